@@ -1,0 +1,53 @@
+"""Errors a user can act on. Each names the place, the fault, and the nearest remedy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from difflib import get_close_matches
+from types import ModuleType
+
+
+class LabError(Exception):
+    """Raised for a mistake in the caller's input, never for a bug of ours."""
+
+
+class ConfigError(LabError):
+    """The configuration asks for something that does not exist or does not fit."""
+
+
+class MissingExtraError(LabError):
+    """A package that belongs to an optional extra is not installed."""
+
+
+class CheckpointError(LabError):
+    """A checkpoint or run folder cannot be used."""
+
+
+class EnvError(LabError):
+    """An environment breaks the Gymnasium contract or cannot be made."""
+
+
+class DivergedError(LabError):
+    """Training produced a value that is not a finite number."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], where: str) -> str:
+    """Return the text for a name that is not among the known ones."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{where}: there is no {kind} {name!r}.{hint}\n  known: {', '.join(names)}"
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import and return `module`, or say in one line which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        top = module.split(".")[0]
+        if error.name is not None and error.name.split(".")[0] != top:
+            raise
+        raise MissingExtraError(
+            f"{top} is not installed. Install it with: pip install 'dreamlab[{extra}]'"
+        ) from None

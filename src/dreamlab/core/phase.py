@@ -1,0 +1,45 @@
+"""A phase: one stretch of a training curriculum, written in YAML."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Literal
+
+ENGINE_HOOKS = ("collect", "evaluate", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Which hooks to call, on which buffer, and for how long.
+
+    The hooks run in order, again and again (a cycle), until the duration is over. One duration is
+    given: `duration_steps` counts env frames, `duration_updates` calls of update hooks,
+    `duration_cycles` rounds through the hooks.
+    """
+
+    name: str
+    workflow_hooks: tuple[str, ...]
+    type: Literal["online", "offline", "eval_only"] = "online"
+    buffer: str = "replay"
+    duration_steps: int | None = None
+    duration_updates: int | None = None
+    duration_cycles: int | None = None
+    collect_ticks: int = 1
+    """Vector ticks per `collect`; a rollout buffer is filled by `collect_ticks` = its length."""
+    train_ratio: float | None = None
+    """Replayed steps per decision. None: each update hook runs once per cycle."""
+    random_actions: bool = False
+    """Collect with uniformly random actions instead of the policy's."""
+    progress: float = field(default=0.0, init=False)
+    """How much of the whole training is over, 0 to 1; set by the scheduler, read by hooks."""
+
+    def at(self, progress: float) -> Phase:
+        """Return this phase as seen when `progress` of the training is over."""
+        seen = copy.copy(self)
+        object.__setattr__(seen, "progress", progress)
+        return seen
+
+    @property
+    def update_hooks(self) -> tuple[str, ...]:
+        return tuple(h for h in self.workflow_hooks if h not in ENGINE_HOOKS)

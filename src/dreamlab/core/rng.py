@@ -1,0 +1,77 @@
+"""Random number generators: one seed in, every stream out, all of them saved and restored."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int) -> None:
+    """Seed python, numpy and torch on every device."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def derive(seed: int, *path: int) -> int:
+    """Return a seed for one stream (an env, an episode, a buffer); streams never overlap by offset."""
+    return int(np.random.SeedSequence([seed, *path]).generate_state(1)[0])
+
+
+def get_state() -> dict[str, Any]:
+    """Return the state of every global generator as plain data."""
+    version, words, gauss = random.getstate()
+    name, keys, pos, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), pos, has_gauss, cached],  # type: ignore[union-attr]
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_state(state: dict[str, Any]) -> None:
+    """Put every global generator back to where `get_state` saw it."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, pos, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), pos, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+
+
+@contextmanager
+def fork(seed: int) -> Iterator[None]:
+    """Run a block on its own seed and leave every global generator as it was."""
+    state = get_state()
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        set_state(state)
+
+
+def generator_state(generator: np.random.Generator) -> dict[str, Any]:
+    """Return a numpy generator's state as plain data (its integers exceed 64 bits: kept as text)."""
+    return _map_ints(generator.bit_generator.state, str)
+
+
+def set_generator_state(generator: np.random.Generator, state: dict[str, Any]) -> None:
+    """Put a numpy generator back to where `generator_state` saw it."""
+    generator.bit_generator.state = _map_ints(state, None)
+
+
+def _map_ints(node: Any, to: Any) -> Any:
+    if isinstance(node, dict):
+        return {k: _map_ints(v, to) for k, v in node.items()}
+    if to is str:
+        return f"int:{node}" if isinstance(node, int) else node
+    return int(node[4:]) if isinstance(node, str) and node.startswith("int:") else node

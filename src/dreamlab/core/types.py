@@ -1,0 +1,129 @@
+"""The records that move between packages. Every array is time-aligned as drawn in `Step`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dreamlab.core.tree import tree_map
+
+Array = np.ndarray
+Metrics = dict[str, Tensor]
+Tree = Any  # nested dicts, lists and tuples of tensors; opaque to everyone but its owner
+
+
+class Mode(Enum):
+    """Whether the agent acts to learn or to be measured."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and type of one array, without batch or time.
+
+    `classes` is set for discrete values: a number for one choice (shape `()`), a tuple for several
+    (shape `(n,)`). `low` and `high` are set where every entry is bounded.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    classes: int | tuple[int, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_image(self) -> bool:
+        """Tell whether this is an image: bytes of height, width, channels."""
+        return self.dtype == "uint8" and len(self.shape) == 3
+
+    @property
+    def is_discrete(self) -> bool:
+        return self.classes is not None
+
+    @property
+    def size(self) -> int:
+        """Return the number of entries."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What an environment or dataset looks like, known before any data exists."""
+
+    obs: dict[str, ArraySpec]
+    action: ArraySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One tick of N environments: what the agent sees before it acts.
+
+    tick        0        1        2 (last)   3 (first of the next episode)
+    obs         o0 ──a0─▶o1 ──a1─▶o2         o0'
+    reward      0        r1       r2         0       reward came *with* this observation
+    is_first    1        0        0          1
+    is_last     0        0        1          0       episode ends here, for any reason
+    is_terminal 0        0        0 or 1     0       ... because the task ended (do not bootstrap)
+    """
+
+    obs: dict[str, Array]
+    reward: Array
+    is_first: Array
+    is_last: Array
+    is_terminal: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a workflow answers to a Step.
+
+    `state` comes back unseen at the next step; `extras` are stored beside the step and come back
+    in the Batch (recurrent PPO: its state; Dreamer: latents; TD-M(PC)^2: the planner's mean and std).
+    """
+
+    action: Tensor
+    state: Tree = ()
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B sequences of T consecutive steps, each with the action taken *from* that step.
+
+    `index` names each step for `Replay.update`; it is None where nothing can be written back. The
+    arrays belong to the buffer: they are valid until it is sampled again.
+    """
+
+    obs: dict[str, Tensor]
+    action: Tensor
+    reward: Tensor
+    is_first: Tensor
+    is_last: Tensor
+    is_terminal: Tensor
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    index: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        b, t = self.reward.shape
+        return b, t
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return this batch on `device`, copied without blocking where the memory is pinned."""
+        return self.map(lambda x: x.to(device, non_blocking=True))
+
+    def map(self, fn: Any) -> Batch:
+        """Return this batch with `fn` applied to every tensor."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: None if v is None else tree_map(fn, v) for k, v in values.items()})

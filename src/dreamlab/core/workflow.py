@@ -1,0 +1,89 @@
+"""The one contract between an algorithm and the engine that runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.core.optim import OptimConfig, Optimizer
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Array, Batch, Decision, Metrics, Mode, Spec, Step, Tree
+
+C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def hook(method: F) -> F:
+    """Mark a method as callable from a phase, under its own name.
+
+    A hook takes a Batch and the phase; it returns metrics, or metrics and extras to write back
+    into the buffer at `batch.index`.
+    """
+    method.is_hook = True  # type: ignore[attr-defined]
+    return method
+
+
+class Workflow(nn.Module, ABC, Generic[C]):
+    """An algorithm: how to act, and what one update of each kind does. It owns no loop.
+
+    Whatever it holds as parameter, buffer or optimizer is saved and restored by itself. A number
+    that must survive a restart (a count, a running mean) is a registered buffer.
+    """
+
+    Config: ClassVar[type]
+    on_policy: ClassVar[bool] = False
+
+    def __init__(self, config: C, spec: Spec) -> None:
+        super().__init__()
+        self.config = config
+        self.spec = spec
+        self.optimizers: dict[str, Optimizer] = {}
+        self.build(spec)
+
+    @abstractmethod
+    def build(self, spec: Spec) -> None:
+        """Create modules and optimizers for this observation and action spec."""
+
+    @abstractmethod
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Choose an action for each environment; `state` is the one act() returned last time."""
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Return the state that act() receives before the first step."""
+        return ()
+
+    def optimizer(
+        self, name: str, params: Iterable[nn.Parameter], config: OptimConfig
+    ) -> Optimizer:
+        """Create an optimizer whose state is saved and restored under `name`."""
+        self.optimizers[name] = Optimizer(config, params)
+        return self.optimizers[name]
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the parameters live now (asked each time: nobody may cache it)."""
+        return next(self.parameters()).device
+
+    def tensors(self, obs: dict[str, Array]) -> dict[str, Tensor]:
+        """Return a step's observations as tensors on the workflow's device."""
+        device = self.device
+        return {k: torch.from_numpy(v).to(device, non_blocking=True) for k, v in obs.items()}
+
+    @classmethod
+    def hooks(cls) -> dict[str, Callable[..., Any]]:
+        """Return the methods a phase may call, by name."""
+        return {n: m for n in dir(cls) if getattr(m := getattr(cls, n), "is_hook", False)}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {name: opt.state_dict() for name, opt in self.optimizers.items()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        for name, opt in self.optimizers.items():
+            opt.load_state_dict(state[name])
+
+
+__all__ = ["Batch", "Decision", "Metrics", "Mode", "OptimConfig", "Phase", "Spec", "Step", "Tree", "Workflow", "hook"]

@@ -1,0 +1,101 @@
+"""Running normalisation of observations and rewards, over all environments of a run together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dreamlab.core.types import Array, Spec, Step
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """Divide by the running standard deviation and clip; observations are centred too."""
+
+    clip: float = 10.0
+    gamma: float = 0.99
+    """Discount of the return whose deviation scales the reward; not used for observations."""
+
+
+class RunningMoments:
+    """Mean and variance of everything seen so far (Chan et al. 1979, in float64)."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.count = 1e-4
+        self.mean = np.zeros(shape)
+        self.var = np.ones(shape)
+
+    def update(self, x: Array) -> None:
+        n = x.shape[0]
+        if n == 0:
+            return
+        mean, var = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64)
+        total, delta = self.count + n, mean - self.mean
+        m2 = self.var * self.count + var * n + delta**2 * self.count * n / total
+        self.mean, self.var, self.count = self.mean + delta * n / total, m2 / total, total
+
+    def get_state(self) -> dict[str, Any]:
+        return {"count": self.count, "mean": self.mean.copy(), "var": self.var.copy()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.count = float(state["count"])
+        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
+
+
+class Normalizer:
+    """Normalises the steps of N environments; with neither config it passes them on untouched.
+
+    `frozen` stops the statistics, for evaluation with those of training.
+    """
+
+    def __init__(
+        self, obs: NormalizeConfig | None, reward: NormalizeConfig | None, spec: Spec, num_envs: int
+    ) -> None:
+        self.obs, self.reward, self.frozen = obs, reward, False
+        vectors = [k for k, s in spec.obs.items() if s.dtype == "float32"] if obs else []
+        self.moments = {k: RunningMoments(spec.obs[k].shape) for k in vectors}
+        self.returns = np.zeros(num_envs)
+        self.return_moments = RunningMoments(())
+
+    def __call__(self, step: Step) -> Step:
+        if self.obs is not None:
+            step = replace(step, obs={k: self._scale(k, v) for k, v in step.obs.items()})
+        if self.reward is not None:
+            step = replace(step, reward=self._scale_reward(step))
+        return step
+
+    def _scale(self, name: str, value: Array) -> Array:
+        if name not in self.moments or self.obs is None:
+            return value
+        moments = self.moments[name]
+        if not self.frozen:
+            moments.update(value)
+        scaled = (value - moments.mean) / np.sqrt(moments.var + 1e-8)
+        return np.clip(scaled, -self.obs.clip, self.obs.clip).astype(np.float32)
+
+    def _scale_reward(self, step: Step) -> Array:
+        assert self.reward is not None
+        if not self.frozen:
+            self.returns = np.where(step.is_first, 0.0, self.returns) * self.reward.gamma + step.reward
+            self.return_moments.update(self.returns[~step.is_first])
+        scaled = step.reward / np.sqrt(self.return_moments.var + 1e-8)
+        return np.clip(scaled, -self.reward.clip, self.reward.clip).astype(np.float32)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the statistics as plain data."""
+        return {
+            "obs": {k: m.get_state() for k, m in self.moments.items()},
+            "returns": self.returns.copy(),
+            "reward": self.return_moments.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from saved statistics."""
+        for name, moments in self.moments.items():
+            moments.set_state(state["obs"][name])
+        returns = np.array(state["returns"])
+        if returns.shape == self.returns.shape:
+            self.returns = returns
+        self.return_moments.set_state(state["reward"])
