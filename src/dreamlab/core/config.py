@@ -173,9 +173,10 @@ def _convert_sequence(value: Any, origin: Any, args: tuple[Any, ...], path: str)
 
 
 def _convert_part(value: Any, path: str, default: Any) -> Part:
-    base = default.default_factory() if default is not None else Part("")
     if isinstance(value, Part):
         return value
+    factory = getattr(default, "default_factory", MISSING)
+    base = Part("") if factory is MISSING else factory()
     if isinstance(value, str):
         value = {"_target_": value}
     if not isinstance(value, Mapping):

@@ -38,6 +38,10 @@ class Optimizer:
             fused=all(p.device.type in ("cpu", "cuda") for p in self.params),
         )
 
+    @property
+    def lr(self) -> float:
+        return float(self.inner.param_groups[0]["lr"])
+
     def set_lr(self, lr: float) -> None:
         """Use this learning rate from the next step on."""
         for group in self.inner.param_groups:

@@ -61,24 +61,29 @@ class Normalizer:
 
     def __call__(self, step: Step) -> Step:
         if self.obs is not None:
-            step = replace(step, obs={k: self._scale(k, v) for k, v in step.obs.items()})
+            step = replace(step, obs={k: self._observe(k, v) for k, v in step.obs.items()})
         if self.reward is not None:
             step = replace(step, reward=self._scale_reward(step))
         return step
 
-    def _scale(self, name: str, value: Array) -> Array:
+    def _observe(self, name: str, value: Array) -> Array:
+        if name in self.moments and not self.frozen:
+            self.moments[name].update(value)
+        return self.scale(name, value)
+
+    def scale(self, name: str, value: Array) -> Array:
+        """Return one observation normalised by the statistics so far, without counting it."""
         if name not in self.moments or self.obs is None:
             return value
         moments = self.moments[name]
-        if not self.frozen:
-            moments.update(value)
         scaled = (value - moments.mean) / np.sqrt(moments.var + 1e-8)
         return np.clip(scaled, -self.obs.clip, self.obs.clip).astype(np.float32)
 
     def _scale_reward(self, step: Step) -> Array:
         assert self.reward is not None
         if not self.frozen:
-            self.returns = np.where(step.is_first, 0.0, self.returns) * self.reward.gamma + step.reward
+            before = np.where(step.is_first, 0.0, self.returns)
+            self.returns = before * self.reward.gamma + step.reward
             self.return_moments.update(self.returns[~step.is_first])
         scaled = step.reward / np.sqrt(self.return_moments.var + 1e-8)
         return np.clip(scaled, -self.reward.clip, self.reward.clip).astype(np.float32)

@@ -31,7 +31,7 @@ class EnvConfig:
     num_envs: int = 1
     vector: Literal["sync", "async"] = "sync"
     repeat: int = 1
-    """Frames per decision. Suites that repeat by themselves (Atari) say so with `env.frames_per_step`."""
+    """Frames per decision, times what the suite repeats by itself (Atari: `frames_per_step`)."""
     time_limit: int | None = None
     """Decisions after which an episode is cut off (not a termination)."""
     size: tuple[int, int] | None = None
@@ -50,29 +50,38 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
         env = gym.wrappers.TimeLimit(env, config.time_limit)
-    if isinstance(env.action_space, spaces.Dict | spaces.Tuple | spaces.MultiBinary):
-        env = wrappers.FlatActions(env)
-    if isinstance(env.action_space, spaces.Box) and config.scale_actions:
-        if not np.isfinite(env.action_space.low).all() or not np.isfinite(env.action_space.high).all():
-            raise EnvError(
-                f"env {config.id!r}: the action space is unbounded, so it cannot be scaled to "
-                "[-1, 1]; give it bounds, or set env.scale_actions=false"
-            )
-        env = wrappers.ScaleAction(env)
+    env = _plain_actions(env, config)
     if not isinstance(env.observation_space, spaces.Box):
         env = _named(env)
     if config.size is not None or config.gray:
         env = wrappers.MapImages(env, config.size, config.gray)
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
-    return wrappers.Episodes(env, seed, index)
+    return wrappers.Episodes(env, seed, index, context=config.frame_stack)
+
+
+def _plain_actions(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
+    if isinstance(env.action_space, spaces.Dict | spaces.Tuple | spaces.MultiBinary):
+        env = wrappers.FlatActions(env)
+    space = env.action_space
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
+        env = wrappers.FromZero(env)
+    if isinstance(space, spaces.Box) and config.scale_actions:
+        if not space.is_bounded():
+            raise EnvError(
+                f"env {config.id!r}: the action space is unbounded, so it cannot be scaled to "
+                "[-1, 1]; give it bounds, or set env.scale_actions=false"
+            )
+        env = wrappers.ScaleAction(env)
+    return env
 
 
 def _named(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     if isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
         return wrappers.NameObs(env)
-    return gym.wrappers.TransformObservation(
-        env, lambda obs: {"state": obs}, spaces.Dict({"state": env.observation_space})
+    space = spaces.Dict({"state": env.observation_space})
+    return wrappers.NameObs(
+        gym.wrappers.TransformObservation(env, lambda obs: {"state": obs}, space)
     )
 
 
@@ -94,9 +103,12 @@ def array_spec(space: spaces.Space[Any]) -> ArraySpec:
 
 def spec_of(env: gym.Env[Any, Any]) -> Spec:
     """Return the spec of one wrapped environment."""
-    space = env.observation_space
+    return _spec(env.observation_space, env.action_space)
+
+
+def _spec(space: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
     named = dict(space.spaces) if isinstance(space, spaces.Dict) else {_name(space): space}
-    return Spec({k: array_spec(s) for k, s in named.items()}, array_spec(env.action_space))
+    return Spec({k: array_spec(s) for k, s in named.items()}, array_spec(action))
 
 
 def _name(space: spaces.Space[Any]) -> str:
@@ -104,59 +116,55 @@ def _name(space: spaces.Space[Any]) -> str:
 
 
 class Envs:
-    """N environments that step together and start a new episode by themselves (on the next step)."""
+    """N environments that step together; each starts a new episode by itself, on the next step."""
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.config, self.seed = config, seed
         self.num_envs = config.num_envs
-        makers = [partial(make_env, config, seed, i) for i in range(config.num_envs)]
-        self.vec = _vector(config, makers)
-        probe: gym.Env[Any, Any] = (
-            self.vec.envs[0] if isinstance(self.vec, SyncVectorEnv) else makers[0]()
+        self.vec = _vector(
+            config, [partial(make_env, config, seed, i) for i in range(config.num_envs)]
         )
-        self.spec = spec_of(probe)
-        self.start = int(getattr(probe.action_space, "start", 0) or 0) if np.ndim(
-            getattr(probe.action_space, "start", 0)
-        ) == 0 else 0
-        self.frames_per_tick = config.repeat * int(getattr(probe.unwrapped, "frames_per_step", 1))
-        if not isinstance(self.vec, SyncVectorEnv):
-            probe.close()
-        self.key = None if isinstance(probe.observation_space, spaces.Dict) else _name(probe.observation_space)
-        self.normalizer = Normalizer(config.normalize_obs, config.normalize_reward, self.spec, self.num_envs)
+        space = self.vec.single_observation_space
+        self.spec = _spec(space, self.vec.single_action_space)
+        self.key = None if isinstance(space, spaces.Dict) else _name(space)
+        self.frames_per_tick = config.repeat * int(self.vec.get_attr("frames_per_step")[0])
+        self.normalizer = Normalizer(
+            config.normalize_obs, config.normalize_reward, self.spec, self.num_envs
+        )
         self.is_last = np.zeros(self.num_envs, bool)
+        self.raw_reward = np.zeros(self.num_envs, np.float32)
         self.finals: list[dict[str, float]] = []
 
     def reset(self) -> Step:
         """Begin the next episode of every environment."""
         obs, _ = self.vec.reset()
-        zeros, flags = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, bool)
-        self.is_last = flags
-        step = Step(self._named(obs), zeros, np.ones(self.num_envs, bool), flags, flags)
-        return self.normalizer(step)
+        no = np.zeros(self.num_envs, bool)
+        self.is_last = no.copy()
+        zeros = np.zeros(self.num_envs, np.float32)
+        return self.normalizer(Step(self._named(obs), zeros, ~no, no.copy(), no.copy()))
 
     def step(self, action: Array) -> Step:
-        """Advance every environment; one whose episode has ended begins anew and ignores its action.
+        """Advance every environment; one whose episode has ended begins anew, ignoring its action.
 
         The arrays are overwritten by the next call.
         """
         first = self.is_last
-        obs, reward, terminated, truncated, info = self.vec.step(action + self.start if self.start else action)
+        obs, reward, terminated, truncated, info = self.vec.step(action)
         self.is_last = terminated | truncated
         if info:
             self._collect_finals(info)
-        step = Step(self._named(obs), reward.astype(np.float32), first, self.is_last, terminated)
+            # A suite may cut the bootstrap within an episode (Atari: a lost life).
+            terminated = terminated | np.asarray(info.get("is_terminal", False), bool)
+        self.raw_reward = reward.astype(np.float32)
+        step = Step(self._named(obs), self.raw_reward, first, self.is_last, terminated)
         return self.normalizer(step)
 
     def _named(self, obs: Any) -> dict[str, Array]:
-        if self.key is not None:
-            obs = {self.key: obs}
-        return {
-            k: v.astype(np.float32) if v.dtype == np.float64 or v.dtype.kind == "b" else v
-            for k, v in obs.items()
-        }
+        named = obs if self.key is None else {self.key: obs}
+        return {k: v.astype(self.spec.obs[k].dtype, copy=False) for k, v in named.items()}
 
     def _collect_finals(self, info: dict[str, Any]) -> None:
-        names = [k for k in info if not k.startswith("_")]
+        names = [k for k in info if not k.startswith("_") and k != "is_terminal"]
         for i in np.flatnonzero(self.is_last):
             final = {k: float(info[k][i]) for k in names if info[f"_{k}"][i]}
             if final:
@@ -176,26 +184,31 @@ class Envs:
 
         Those begin a new episode, so their part of the returned step is a first one.
         """
+        if self.is_last.any():
+            self.vec.reset()  # else Gymnasium would still begin a new episode at the next step
         results = self.vec.call("set_state", [_arrays(s) for s in state["envs"]])
         self.normalizer.set_state(state["normalizer"])
         lost = [i for i, (same, _) in enumerate(results) if not same]
-        self.is_last = step.is_last.copy()
+        self.is_last = np.array(step.is_last, bool)
         if lost:
             step = self._restart(step, lost, [obs for _, obs in results])
         return step, lost
 
-    def _restart(self, step: Step, lost: list[int], obs: list[Any]) -> Step:
-        for name in step.obs:
+    def _restart(self, step: Step, lost: list[int], seen: list[Any]) -> Step:
+        obs = {k: np.array(v) for k, v in step.obs.items()}
+        for name, value in obs.items():
             for i in lost:
-                step.obs[name][i] = obs[i][name] if self.key is None else obs[i]
-        for array, value in ((step.reward, 0), (step.is_first, True), (step.is_last, False), (step.is_terminal, False)):
+                raw = seen[i][name] if self.key is None else seen[i]
+                value[i] = self.normalizer.scale(name, np.asarray(raw))
+        flags = [np.array(a) for a in (step.reward, step.is_first, step.is_last, step.is_terminal)]
+        for array, value in zip(flags, (0, True, False, False), strict=True):
             array[lost] = value
-        self.is_last = step.is_last.copy()
-        return step
+        self.is_last = flags[2].copy()
+        return Step(obs, *flags)
 
     def render(self) -> Array | None:
         """Return a picture of the first environment, or None where it cannot draw."""
-        frame = self.vec.call("render")[0]
+        frame = self.vec.call("picture", 0)[0]
         return None if frame is None else np.asarray(frame)
 
     def close(self) -> None:
@@ -211,7 +224,11 @@ def _vector(config: EnvConfig, makers: list[Callable[[], Any]]) -> Any:
     if config.vector == "sync":
         return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
     return AsyncVectorEnv(
-        makers, shared_memory=True, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP, context="spawn"
+        makers,
+        shared_memory=True,
+        copy=False,
+        context="spawn",
+        autoreset_mode=AutoresetMode.NEXT_STEP,
     )
 
 

@@ -1,4 +1,4 @@
-"""Wrappers of one environment. All keep the Gymnasium interface; all work on dictionary observations."""
+"""Wrappers of one environment: all keep the Gymnasium interface and take dictionary observations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from dreamlab.core.errors import EnvError
 from dreamlab.core.rng import derive
 
 Obs = Any
 Result = tuple[Obs, float, bool, bool, dict[str, Any]]
+Path = tuple[str | int, ...]
+
+
+def set_drawing(env: gym.Env[Any, Any], drawing: bool) -> bool:
+    """Tell an environment whether its next pictures will be looked at; return what it was before.
+
+    An environment that can leave out drawing has an attribute `drawing`. While it is False it may
+    show an old picture, except in the observation that ends an episode.
+    """
+    base = env.unwrapped
+    if not hasattr(base, "drawing"):
+        return True
+    before, base.drawing = base.drawing, drawing  # type: ignore[attr-defined]
+    return before
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
@@ -24,17 +39,20 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         self.repeat = repeat
 
     def step(self, action: Any) -> Result:
-        total = 0.0
-        for _ in range(self.repeat):
+        total, drawing = 0.0, set_drawing(self.env, False)
+        for i in range(self.repeat):
+            if i == self.repeat - 1:
+                set_drawing(self.env, drawing)
             obs, reward, terminated, truncated, info = self.env.step(action)
             total += float(reward)
             if terminated or truncated:
                 break
+        set_drawing(self.env, drawing)
         return obs, total, terminated, truncated, info  # type: ignore[possibly-undefined]
 
 
 class ScaleAction(gym.ActionWrapper[Any, Any, Any]):
-    """Takes actions in [-1, 1] and gives the environment the range it wants; clips what is outside."""
+    """Takes actions in [-1, 1] and gives the environment the range it wants; clips the rest."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -46,7 +64,26 @@ class ScaleAction(gym.ActionWrapper[Any, Any, Any]):
 
     def action(self, action: Any) -> Any:
         unit = np.clip(action, -1.0, 1.0)
-        return (self.low + (unit + 1.0) * 0.5 * (self.high - self.low)).astype(self.dtype)
+        scaled = self.low + (unit + 1.0) * 0.5 * (self.high - self.low)
+        # Rounding may leave the range by one ulp, which some environments refuse.
+        return np.clip(scaled, self.low, self.high).astype(self.dtype)
+
+
+class FromZero(gym.ActionWrapper[Any, Any, Any]):
+    """Counts discrete actions from zero where the environment counts from elsewhere."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.parts = env.action_space
+        assert isinstance(self.parts, spaces.Discrete | spaces.MultiDiscrete)
+        self.start = self.parts.start
+        if isinstance(self.parts, spaces.Discrete):
+            self.action_space = spaces.Discrete(int(self.parts.n))
+        else:
+            self.action_space = spaces.MultiDiscrete(self.parts.nvec)
+
+    def action(self, action: Any) -> Any:
+        return action + self.start
 
 
 class MapImages(gym.ObservationWrapper[Any, Any, Any]):
@@ -64,10 +101,10 @@ class MapImages(gym.ObservationWrapper[Any, Any, Any]):
             return space
         h, w, c = space.shape  # type: ignore[misc]
         h, w = self.size or (h, w)
-        return spaces.Box(0, 255, (h, w, 1 if self.gray else c), np.uint8)
+        return spaces.Box(0, 255, (h, w, 1 if self.gray and c == 3 else c), np.uint8)
 
     def _image(self, image: Any) -> Any:
-        if self.size and image.shape[:2] != self.size:
+        if self.size and image.shape[:2] != tuple(self.size):
             image = resize(image, self.size)
         if self.gray and image.shape[-1] == 3:
             image = to_gray(image)
@@ -78,19 +115,19 @@ class MapImages(gym.ObservationWrapper[Any, Any, Any]):
             space = self.env.observation_space
             assert isinstance(space, spaces.Dict)
             return {k: self._image(v) if is_image(space[k]) else v for k, v in observation.items()}
-        return self._image(observation)
+        return self._image(observation) if is_image(self.env.observation_space) else observation
 
 
 def resize(image: Any, size: tuple[int, int]) -> Any:
     """Return an image [h, w, c] at another size, bilinear with antialiasing."""
     from PIL import Image
 
-    if image.shape[-1] == 1:
-        picture = Image.fromarray(image[..., 0])
-    else:
-        picture = Image.fromarray(image)
-    out = np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR))
-    return out[..., None] if out.ndim == 2 else out
+    if image.shape[-1] in (3, 4):
+        picture = Image.fromarray(np.ascontiguousarray(image))
+        return np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR))
+    planes = [Image.fromarray(np.ascontiguousarray(image[..., c])) for c in range(image.shape[-1])]
+    resized = [np.asarray(p.resize(size[::-1], Image.Resampling.BILINEAR)) for p in planes]
+    return np.stack(resized, axis=-1)
 
 
 def to_gray(image: Any) -> Any:
@@ -102,7 +139,8 @@ def to_gray(image: Any) -> Any:
 def is_image(space: spaces.Space[Any]) -> bool:
     """Tell whether a space holds images: bytes of height, width, channels."""
     shape = space.shape
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and shape is not None and len(shape) == 3
+    bytes_ = isinstance(space, spaces.Box) and space.dtype == np.uint8
+    return bytes_ and shape is not None and len(shape) == 3
 
 
 def _map_space(space: spaces.Space[Any], fn: Any) -> spaces.Space[Any]:
@@ -123,10 +161,9 @@ class FrameStack(gym.ObservationWrapper[Any, Any, Any]):
     def _space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         if not isinstance(space, spaces.Box) or not space.shape:
             return space
-        axis = len(space.shape) - 1
-        return spaces.Box(
-            np.repeat(space.low, self.num, axis), np.repeat(space.high, self.num, axis), dtype=space.dtype.type  # type: ignore[union-attr]
-        )
+        low = np.concatenate([space.low] * self.num, axis=-1)
+        high = np.concatenate([space.high] * self.num, axis=-1)
+        return spaces.Box(low, high, dtype=space.dtype.type)  # type: ignore[union-attr]
 
     def reset(self, **kwargs: Any) -> tuple[Obs, dict[str, Any]]:
         self.frames.clear()
@@ -152,30 +189,44 @@ class NameObs(gym.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
-        found = dict(_flatten("", env.observation_space))
-        self.paths = {path.replace("/", "_"): path.split("/") for path in found}
-        self.observation_space = spaces.Dict({n.replace("/", "_"): s for n, s in found.items()})
+        found = _flatten((), env.observation_space)
+        self.paths = {_join(path): path for path, _ in found}
+        if len(self.paths) != len(found):
+            raise EnvError(f"two observations share one of the names {sorted(self.paths)}")
+        if not found:
+            raise EnvError(f"no observation of {env.observation_space} is made of numbers")
+        self.starts = {
+            _join(path): int(s.start) for path, s in found if isinstance(s, spaces.Discrete)
+        }
+        self.observation_space = spaces.Dict({_join(path): _from_zero(s) for path, s in found})
 
     def observation(self, observation: Any) -> Any:
         out = {}
         for name, path in self.paths.items():
             value = observation
             for key in path:
-                value = value[int(key)] if isinstance(value, tuple) else value[key]
-            out[name] = value
+                value = value[key]
+            out[name] = value - self.starts[name] if self.starts.get(name) else value
         return out
 
 
-def _flatten(prefix: str, space: spaces.Space[Any]) -> list[tuple[str, spaces.Space[Any]]]:
+def _from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    return spaces.Discrete(int(space.n)) if isinstance(space, spaces.Discrete) else space
+
+
+def _join(path: Path) -> str:
+    return "_".join(str(key).replace("/", "_") for key in path) or "state"
+
+
+def _flatten(path: Path, space: spaces.Space[Any]) -> list[tuple[Path, spaces.Space[Any]]]:
     if isinstance(space, spaces.Dict):
-        pairs = list(space.spaces.items())
-    elif isinstance(space, spaces.Tuple):
-        pairs = [(str(i), s) for i, s in enumerate(space.spaces)]
-    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        return [(prefix, space)]
-    else:
-        return []
-    return [item for k, s in pairs for item in _flatten(f"{prefix}/{k}" if prefix else k, s)]
+        return [item for k, s in space.spaces.items() for item in _flatten((*path, k), s)]
+    if isinstance(space, spaces.Tuple):
+        return [item for i, s in enumerate(space.spaces) for item in _flatten((*path, i), s)]
+    numbers = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    if isinstance(space, numbers) and 0 not in (space.shape or ()):
+        return [(path, space)]
+    return []
 
 
 class FlatActions(gym.ActionWrapper[Any, Any, Any]):
@@ -184,33 +235,53 @@ class FlatActions(gym.ActionWrapper[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         self.parts = _action_parts(env.action_space)
-        discrete = [isinstance(s, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary) for s in self.parts]
-        if all(discrete):
+        kinds = [isinstance(s, spaces.Box) for s in self.parts]
+        if not any(kinds):
             self.action_space = spaces.MultiDiscrete([n for s in self.parts for n in _choices(s)])
-        elif not any(discrete):
+        elif all(kinds):
             low = np.concatenate([s.low.ravel() for s in self.parts])  # type: ignore[attr-defined]
             high = np.concatenate([s.high.ravel() for s in self.parts])  # type: ignore[attr-defined]
-            self.action_space = spaces.Box(low, high, dtype=np.float32)
+            self.action_space = spaces.Box(
+                low.astype(np.float32), high.astype(np.float32), dtype=np.float32
+            )
         else:
-            raise ValueError("an action space that mixes discrete and continuous parts is not supported")
+            raise EnvError(
+                "an action space that mixes discrete and continuous parts is not supported: "
+                f"{env.action_space}; make all of its parts one kind in the environment"
+            )
 
     def action(self, action: Any) -> Any:
         values, at = [], 0
         for space in self.parts:
             size = len(_choices(space)) or int(np.prod(space.shape))  # type: ignore[arg-type]
-            piece = np.asarray(action[at : at + size])
-            values.append(int(piece[0]) if isinstance(space, spaces.Discrete) else piece.reshape(space.shape))  # type: ignore[arg-type]
+            values.append(_as_part(np.asarray(action[at : at + size]), space))
             at += size
-        space = self.env.action_space
-        if isinstance(space, spaces.Dict):
-            return dict(zip(space.spaces, values, strict=True))
-        return tuple(values) if isinstance(space, spaces.Tuple) else values[0]
+        return _rebuild(self.env.action_space, iter(values))
+
+
+def _as_part(piece: Any, space: spaces.Space[Any]) -> Any:
+    if isinstance(space, spaces.Discrete):
+        return int(piece[0]) + int(space.start)
+    value = piece.reshape(space.shape).astype(space.dtype)
+    return value + space.start if isinstance(space, spaces.MultiDiscrete) else value
+
+
+def _rebuild(space: spaces.Space[Any], values: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {k: _rebuild(s, values) for k, s in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_rebuild(s, values) for s in space.spaces)
+    return next(values)
 
 
 def _action_parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
     if isinstance(space, spaces.Dict):
-        return list(space.spaces.values())
-    return list(space.spaces) if isinstance(space, spaces.Tuple) else [space]
+        return [p for s in space.spaces.values() for p in _action_parts(s)]
+    if isinstance(space, spaces.Tuple):
+        return [p for s in space.spaces for p in _action_parts(s)]
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return [space]
+    raise EnvError(f"an action space of type {type(space).__name__} is not supported")
 
 
 def _choices(space: spaces.Space[Any]) -> list[int]:
@@ -227,34 +298,43 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
     Episode k of env i of a run with seed s always starts from `derive(s, i, k)`. The state of a
     deterministic environment in mid-episode is therefore (k, actions so far): `set_state` resets to
     that seed, repeats the actions, and compares the last observation with the one it saw before.
+    `context` is how many past steps one observation shows (the frame stack).
     """
 
-    def __init__(self, env: gym.Env[Any, Any], seed: int, index: int) -> None:
+    def __init__(self, env: gym.Env[Any, Any], seed: int, index: int, context: int = 1) -> None:
         super().__init__(env)
-        self.seed, self.index = seed, index
+        self.seed, self.index, self.context = seed, index, context
         self.episode = -1
         self.actions: list[Any] = []
         self.ended = False
         self.reset_next = False
         self.last_obs: Any = None
 
+    @property
+    def frames_per_step(self) -> int:
+        """Return how many frames of the simulator one step of the suite's environment takes."""
+        return int(getattr(self.unwrapped, "frames_per_step", 1))
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.episode += 1
         self.actions = []
-        self.ended = False
-        episode_seed = derive(self.seed, self.index, self.episode)
+        self.ended = self.reset_next = False
+        # Simulators written in C take a signed 32-bit seed.
+        episode_seed = derive(self.seed, self.index, self.episode) % 2**31
         self.last_obs, _ = self.env.reset(seed=episode_seed, options=options)
         return self.last_obs, {}
 
     def step(self, action: Any) -> Result:
         if self.reset_next:
-            self.reset_next = False
             return self.reset()[0], 0.0, False, False, {}
         self.actions.append(action.copy() if isinstance(action, np.ndarray) else action)
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.last_obs = obs
         self.ended = bool(terminated or truncated)
-        return obs, reward, terminated, truncated, self._final(info) if self.ended else {}  # type: ignore[return-value]
+        kept = self._final(info) if self.ended else {}
+        if info.get("is_terminal"):
+            kept["is_terminal"] = True
+        return obs, float(reward), bool(terminated), bool(truncated), kept
 
     def _final(self, info: dict[str, Any]) -> dict[str, Any]:
         """Keep what is reported at the end of an episode: success, and the suite's own `log/*`."""
@@ -263,6 +343,13 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
             if name in info:
                 kept["success"] = float(np.asarray(info[name]).reshape(-1)[0])
         return kept
+
+    def picture(self, index: int) -> Any:
+        """Return what `render` draws if this is environment `index` and it can, else None."""
+        try:
+            return self.env.render() if index == self.index else None
+        except NotImplementedError:
+            return None
 
     def get_state(self) -> dict[str, Any]:
         """Return what it takes to bring this environment back to this very moment."""
@@ -274,27 +361,37 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
         }
 
     def set_state(self, states: list[dict[str, Any]]) -> tuple[bool, Any]:
-        """Come back to the moment of `states[index]`; tell whether it is the same, and what is seen.
+        """Come back to the moment of `states[index]`; tell whether it is the same and what is seen.
 
         Where it is not (an environment that is not a function of seed and actions), a new episode
         has begun instead.
         """
         state = states[self.index]
-        self.episode = int(state["episode"]) - 1
-        self.reset()
-        for action in state["actions"] if state["actions"] is not None else ():
-            self.step(action)
-            if self.ended:
-                break
+        self._replay(int(state["episode"]), state["actions"])
         same = checksum(self.last_obs) == state["obs"] and self.ended == state["ended"]
         if not same:
             self.reset()
         self.reset_next = self.ended
         return same, self.last_obs
 
+    def _replay(self, episode: int, actions: Any) -> None:
+        actions = () if actions is None else actions
+        self.episode = episode - 1
+        drawing = set_drawing(self, len(actions) < self.context)
+        self.reset()
+        for i, action in enumerate(actions):
+            if i >= len(actions) - self.context:
+                set_drawing(self, drawing)
+            self.step(action)
+            if self.ended:
+                break
+        set_drawing(self, drawing)
+
 
 def checksum(obs: Any) -> int:
     """Return a number that differs where observations differ."""
+    if obs is None:
+        return 0
     if isinstance(obs, dict):
         return zlib.crc32(repr([(k, checksum(v)) for k, v in sorted(obs.items())]).encode())
     return zlib.crc32(np.ascontiguousarray(obs).tobytes())

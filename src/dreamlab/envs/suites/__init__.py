@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
 
 import gymnasium as gym
 
-from dreamlab.core.config import locate
+from dreamlab.core.config import convert, locate
 from dreamlab.core.errors import ConfigError, unknown
 
 # The function `make(task, **options)` of each suite; imported when asked for.
 SUITES: dict[str, str] = {
-    "gym": "dreamlab.envs.suites.gym.make",
+    "atari": "dreamlab.envs.suites.atari.make",
+    "bsuite": "dreamlab.envs.suites.bsuite.make",
+    "crafter": "dreamlab.envs.suites.crafter.make",
+    "dmc": "dreamlab.envs.suites.dmc.make",
+    "dmlab": "dreamlab.envs.suites.dmlab.make",
     "dummy": "dreamlab.envs.dummy.make",
+    "gym": "dreamlab.envs.suites.gym.make",
+    "memorymaze": "dreamlab.envs.suites.memorymaze.make",
+    "metaworld": "dreamlab.envs.suites.metaworld.make",
+    "minecraft": "dreamlab.envs.suites.minecraft.make",
+    "minigrid": "dreamlab.envs.suites.minigrid.make",
+    "mujoco": "dreamlab.envs.suites.mujoco.make",
+    "pinpad": "dreamlab.envs.suites.pinpad.make",
+    "procgen": "dreamlab.envs.suites.procgen.make",
 }
 
 
-def make(suite: str, task: str, options: Mapping[str, Any], where: str = "env") -> gym.Env[Any, Any]:
+def make(
+    suite: str, task: str, options: Mapping[str, Any], where: str = "env"
+) -> gym.Env[Any, Any]:
     """Return one environment of a suite, with the original's preprocessing."""
     if suite not in SUITES:
         raise ConfigError(unknown("suite", suite, SUITES, f"{where}.suite"))
     function = locate(SUITES[suite], where)
-    names = list(inspect.signature(function).parameters)[1:]
-    takes_any = any(
-        p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()
-    )
-    for key in options:
-        if key not in names and not takes_any:
-            raise ConfigError(unknown(f"option of suite {suite}", key, names, f"{where}.options"))
-    return function(task, **options)
+    return function(task, **_typed(function, suite, options, f"{where}.options"))
+
+
+def _typed(
+    function: Callable[..., Any], suite: str, options: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """Return the options as the types `function` declares; raise on what it does not take."""
+    hints = get_type_hints(function)
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    typed: dict[str, Any] = {}
+    for key, value in options.items():
+        if key in names:
+            typed[key] = convert(value, hints[key], f"{where}.{key}")
+        elif takes_any:
+            typed[key] = value
+        else:
+            raise ConfigError(unknown(f"option of suite {suite}", key, names, f"{where}.{key}"))
+    return typed

@@ -10,36 +10,77 @@ from typing import Any
 import gymnasium as gym
 
 from dreamlab.core.errors import EnvError, MissingExtraError, unknown
+from dreamlab.envs.compat import OwnRandom, need
+from dreamlab.envs.rendering import setup_gl, share_context
 
-EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale": "atari", "pygame": "classic"}
+# Beginnings of ids: the module that registers them, the extra that brings it.
+PACKAGES: dict[str, tuple[str, str]] = {
+    "ALE/": ("ale_py", "atari"),
+    "gym_pusht/": ("gym_pusht", "pusht"),
+    "Vizdoom": ("vizdoom.gymnasium_wrapper", "vizdoom"),
+    "popgym-": ("popgym", "popgym"),
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "BabyAI-": ("minigrid", "minigrid"),
+    **dict.fromkeys(
+        ("Fetch", "Hand", "PointMaze_", "AntMaze_", "Adroit", "FrankaKitchen"),
+        ("gymnasium_robotics", "robotics"),
+    ),
+    **dict.fromkeys(
+        ("pointmaze-", "antmaze-", "humanoidmaze-", "antsoccer-", "cube-", "scene-", "puzzle-"),
+        ("ogbench", "ogbench"),
+    ),
+    **dict.fromkeys(("visual-", "powderworld-", "online-ant-", "online-antsoccer-"), ("ogbench", "ogbench")),
+}
+NEEDS_GL = ("gymnasium_robotics", "ogbench")
+GLOBAL_RANDOM = ("ogbench",)
+EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale": "atari"}
+NOT_FOUND = (gym.error.NameNotFound, gym.error.NamespaceNotFound, gym.error.VersionNotFound)
 
 
 def make(task: str, render_mode: str | None = "rgb_array", **options: Any) -> gym.Env[Any, Any]:
-    """Return the environment `task`: a Gymnasium id, or `module:Class` for one that is not registered."""
+    """Return the environment `task`: a Gymnasium id, or `module:Class` of one that has no id."""
     if ":" in task and not _is_registered(task.split(":", 1)[1]):
         return _from_class(task, render_mode, options)
-    if task.startswith("ALE/"):
-        _register_atari()
+    module = _register(task)
     try:
-        return gym.make(task, render_mode=render_mode, disable_env_checker=True, **options)
+        env = _make_id(task, render_mode, options)
     except gym.error.DependencyNotInstalled as error:
         extra = next((e for word, e in EXTRAS.items() if word in str(error).lower()), "all")
         raise MissingExtraError(
-            f"{task} needs a package that is not installed. Install it with: pip install 'dreamlab[{extra}]'"
+            f"{task} needs a package that is not installed. "
+            f"Install it with: pip install 'dreamlab[{extra}]'"
         ) from error
-    except (gym.error.NameNotFound, gym.error.NamespaceNotFound, gym.error.VersionNotFound) as error:
+    except NOT_FOUND as error:
         known = [n for n in gym.registry if "/" not in n]
         raise EnvError(f"{error}\n{unknown('environment', task, known, 'env.id')}") from None
+    except TypeError as error:
+        raise EnvError(f"env.options: {task} did not accept them: {error}") from error
+    env = share_context(env)
+    return OwnRandom(env) if module in GLOBAL_RANDOM else env
+
+
+def _make_id(task: str, render_mode: str | None, options: dict[str, Any]) -> gym.Env[Any, Any]:
+    try:
+        return gym.make(task, render_mode=render_mode, disable_env_checker=True, **options)
+    except TypeError as error:
+        if "render_mode" not in str(error):
+            raise
+    return gym.make(task, disable_env_checker=True, **options)  # one that never draws
 
 
 def _is_registered(name: str) -> bool:
     return name in gym.registry or "-v" in name
 
 
-def _register_atari() -> None:
-    from dreamlab.core.errors import require
-
-    gym.register_envs(require("ale_py", "atari"))
+def _register(task: str) -> str | None:
+    """Import the package that registers an id, where it is one we know; return its name."""
+    for prefix, (module, extra) in PACKAGES.items():
+        if task.startswith(prefix):
+            if module in NEEDS_GL:
+                setup_gl(required=False)
+            gym.register_envs(need(module, extra))
+            return module
+    return None
 
 
 def _from_class(task: str, render_mode: str | None, options: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -59,4 +100,7 @@ def _from_class(task: str, render_mode: str | None, options: dict[str, Any]) -> 
     except TypeError as error:
         if "render_mode" not in str(error):
             raise EnvError(f"env.id: {task} did not accept its options: {error}") from error
+    try:
         return made(**options)
+    except TypeError as error:
+        raise EnvError(f"env.id: {task} did not accept its options: {error}") from error

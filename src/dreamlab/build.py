@@ -1,0 +1,213 @@
+"""The composition root: configuration in, a ready loop out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
+from dreamlab.core import rng as random
+from dreamlab.core.config import Part
+from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.files import write_text
+from dreamlab.core.types import Decision, Mode, Spec, Step
+from dreamlab.core.workflow import Workflow
+from dreamlab.data.buffer import Buffer, Place
+from dreamlab.engine import accelerate
+from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.collector import Collector
+from dreamlab.engine.evaluator import Evaluator
+from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
+from dreamlab.engine.orchestrator import EngineConfig, Orchestrator, Parts
+from dreamlab.engine.phase_scheduler import check_phases
+from dreamlab.engine.terminal import Terminal
+from dreamlab.engine.watch import disk_free, memory_available
+from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
+from dreamlab.runs.run import Run, command_line, new_folder
+
+
+def check(config: LabConfig) -> type[Workflow[Any]]:
+    """Raise if the configuration names what does not exist; allocate nothing."""
+    cls = config.workflow.cls("workflow._target_")
+    if not (isinstance(cls, type) and issubclass(cls, Workflow)):
+        raise ConfigError(f"workflow._target_: {config.workflow.target} is not a Workflow")
+    check_phases(config.training.phases, cls, config.buffers)
+    _ = config.compute
+    return cls
+
+
+def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
+    """Return the workflow on its device, with the seed of the run."""
+    random.seed_all(config.seed)
+    workflow: Workflow[Any] = config.workflow.build(spec)
+    workflow.to(accelerate.pick_device(config.device))
+    for optimizer in workflow.optimizers.values():
+        optimizer.accumulate = config.training.accumulate
+    return workflow
+
+
+def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orchestrator:
+    """Return the loop for a run folder that exists already."""
+    check(config)
+    terminal = terminal or Terminal(config.log.terminal, config.name)
+    envs = Envs(config.env, random.derive(config.seed, 0))
+    workflow = build_workflow(config, envs.spec)
+    accelerate.set_up(config.compute, workflow)
+    buffers = build_buffers(config, workflow, envs, run, terminal)
+    collector = Collector(envs, workflow, random.derive(config.seed, 1))
+    parts = Parts(
+        workflow, collector, buffers, build_evaluator(config), build_logger(config, run, terminal), terminal, run
+    )  # fmt: skip
+    engine = EngineConfig(config.log, config.eval, config.checkpoint, config.watch, config.compute)
+    return Orchestrator(engine, config.training.phases, config.training.total_frames, parts)
+
+
+def build_evaluator(config: LabConfig) -> Evaluator:
+    """Return an evaluator that makes its own environments."""
+
+    def make(num: int, seed: int) -> Envs:
+        return Envs(replace(config.env, num_envs=num, vector="sync"), seed)
+
+    return Evaluator(config.eval, make)
+
+
+def build_logger(config: LabConfig, run: Run, terminal: Terminal) -> Logger:
+    """Return the logger with every sink that is switched on."""
+    sinks: list[Sink] = [Jsonl(run.folder / "metrics.jsonl"), terminal]
+    if config.log.tensorboard:
+        sinks.append(TensorBoard(run.folder / "tensorboard"))
+    if config.log.wandb:
+        sinks.append(WandB(run.folder, config.log, run.folder.name))
+    return Logger(sinks)
+
+
+def build_buffers(
+    config: LabConfig, workflow: Workflow[Any], envs: Envs, run: Run, terminal: Terminal
+) -> dict[str, Buffer]:
+    """Return the buffers by name; one that does not fit into memory goes to disk, or is refused."""
+    buffers: dict[str, Buffer] = {}
+    room = memory_available()
+    for number, (name, part) in enumerate(sorted(config.buffers.items())):
+        folder = run.folder / "buffers" / name
+        place = Place(envs.spec, envs.num_envs, random.derive(config.seed, 2, number), workflow.device, folder)
+        need = buffer_bytes(part, workflow, envs.spec, envs.num_envs)
+        part = _fit(part, name, need, room, config.run.on_memory_shortage, run.folder, terminal)
+        room -= need if part.options.get("storage", "ram") in ("ram", "pinned") else 0
+        buffers[name] = part.build(place)
+    return buffers
+
+
+def _fit(
+    part: Part, name: str, need: int, room: int, otherwise: str, folder: Path, terminal: Terminal
+) -> Part:
+    storage = part.options.get("storage", "ram")
+    gib = 2**30
+    if storage not in ("ram", "pinned") or need < 0.8 * room:
+        return part
+    text = f"buffer {name!r} needs {need / gib:.1f} GiB when full, {room / gib:.1f} GiB are free"
+    if otherwise != "disk" or "storage" not in part.cls().Config.__dataclass_fields__:
+        raise LabError(f"{text}. Lower buffers.{name}.capacity, or set buffers.{name}.max_bytes.")
+    if 2.2 * need > disk_free(folder):
+        raise LabError(f"{text}, and the disk has no room for it either. Lower buffers.{name}.capacity.")
+    terminal.say(f"{text}: it is kept on disk instead")
+    return replace(part, options={**part.options, "storage": "disk"})
+
+
+def buffer_bytes(part: Part, workflow: Workflow[Any], spec: Spec, num_envs: int) -> int:
+    """Return how much a buffer holds when full, from one step's observations, action and extras."""
+    extras = sum(v[0].nbytes for v in _example(workflow, spec).extras.values())
+    step = sum(s.nbytes for s in spec.obs.values()) + spec.action.nbytes + extras + 4 + 3
+    cls = part.cls()
+    options = cls.Config(**{k: v for k, v in part.options.items() if k != "sampler"})
+    steps = getattr(options, "capacity", None) or (options.length + 1) * num_envs
+    total = steps * (step + 8)
+    return min(total, getattr(options, "max_bytes", None) or total)
+
+
+@torch.no_grad()
+def _example(workflow: Workflow[Any], spec: Spec) -> Decision:
+    """Return a decision on an empty step; no random number of the run is used up."""
+    obs = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.obs.items()}
+    flags = np.zeros(1, bool)
+    step = Step(obs, np.zeros(1, np.float32), np.ones(1, bool), flags, flags)
+    with random.fork(0):
+        saved = {k: v.clone() for k, v in workflow.named_buffers()}
+        decision = workflow.act(step, workflow.initial_state(1), Mode.TRAIN)
+        for k, v in workflow.named_buffers():
+            v.copy_(saved[k])
+    return decision
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
+    """Return the run folder of this configuration, made new or found; tell whether it was found.
+
+    A folder that holds a run already goes on with its own configuration, of which only the length
+    may change (`training.total_frames`): a run with two configurations could not be reproduced.
+    """
+    folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
+    run = Run(folder)
+    if not run.config_path.exists():
+        run.create(config.name, config.seed, command_line())
+        write_text(run.config_path, to_yaml(config))
+        return run, config, False
+    old = load_config(read_yaml(run.config_path))
+    check_same(old, config, folder)
+    if config.training.total_frames != old.training.total_frames:
+        old = replace(old, training=replace(old.training, total_frames=config.training.total_frames))
+        write_text(run.config_path, to_yaml(old))
+        run.event("extended", total_frames=config.training.total_frames)
+    return run, replace(old, run=config.run, log=config.log), True
+
+
+FREE = ("run", "log", "training", "watch", "checkpoint", "schema")
+
+
+def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
+    """Raise if a folder's run was made with other options than those given now."""
+    from dreamlab.core.config import dump
+
+    a, b = dump(old), dump(new)
+    for key in a:
+        if key not in FREE and a[key] != b[key]:
+            raise ConfigError(
+                f"{folder} holds a run with another {key}: it has {a[key]}, you ask for {b[key]}. "
+                "Use another run.dir, or `dreamlab resume` to go on with it as it is."
+            )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is needed to use a policy outside of training."""
+
+    config: LabConfig
+    workflow: Workflow[Any]
+    statistics: dict[str, Any]
+    env_frames: int
+
+
+def load_policy(folder: Path, which: str = "latest") -> Trained:
+    """Return a run's policy from one of its checkpoints."""
+    config = load_config(read_yaml(Run(folder).config_path))
+    probe = make_env(config.env, 0, 0)
+    workflow = build_workflow(config, spec_of(probe))
+    probe.close()
+    state = Checkpoints(folder / "checkpoints", config.checkpoint, print).load(which)
+    if state is None:
+        raise LabError(f"{folder} has no checkpoint yet")
+    workflow.load_state_dict(state["workflow"])
+    statistics = state["collector"]["envs"]["normalizer"]
+    return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
+
+
+def env_config(node: dict[str, Any]) -> EnvConfig:
+    """Return the environment part of a composed configuration."""
+    from dreamlab.core.config import load
+
+    return load(EnvConfig, node.get("env", {}), "env")

@@ -1,0 +1,63 @@
+"""Turns a dictionary of observations, images and vectors together, into one feature vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.core.config import Part, part
+from dreamlab.core.types import ArraySpec
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Which network reads the images, and which the vectors (all of them end to end)."""
+
+    image: Part = part("cnn")
+    vector: Part = part("identity")
+
+
+class Encoder(nn.Module):
+    """Images through one network each, vectors and one-hot classes end to end through another."""
+
+    def __init__(self, config: EncoderConfig, obs: dict[str, ArraySpec]) -> None:
+        super().__init__()
+        self.obs = dict(sorted(obs.items()))
+        self.images = nn.ModuleDict({k: config.image.build(s.shape) for k, s in self.obs.items() if s.is_image})
+        vector_dim = sum(_width(s) for s in self.obs.values() if not s.is_image)
+        self.vector = config.vector.build(vector_dim) if vector_dim else None
+        self.out_dim = sum(m.out_dim for m in self.images.values()) + (self.vector.out_dim if self.vector else 0)  # type: ignore[misc]
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """Return the features [*b, out_dim] of observations [*b, ...]."""
+        if len(self.obs) == 1 and self.vector is not None:  # by far the most common case, and tiny
+            name, spec = next(iter(self.obs.items()))
+            return self.vector(_flat(obs[name], spec))[0]
+        parts = [net(obs[k]) for k, net in self.images.items()]
+        if self.vector is not None:
+            flat = [_flat(obs[k], s) for k, s in self.obs.items() if not s.is_image]
+            parts.append(self.vector(torch.cat(flat, -1))[0])
+        return torch.cat(parts, -1)
+
+
+def _width(spec: ArraySpec) -> int:
+    classes = spec.classes
+    if classes is None:
+        return spec.size
+    return classes if isinstance(classes, int) else sum(classes)
+
+
+def _flat(value: Tensor, spec: ArraySpec) -> Tensor:
+    """Return a vector observation [*b, ...] as [*b, n], classes as one-hot."""
+    if isinstance(spec.classes, int):
+        return F.one_hot(value.long(), spec.classes).float()
+    if spec.classes is not None:
+        pairs = zip(value.long().unbind(-1), spec.classes, strict=True)
+        return torch.cat([F.one_hot(v, n).float() for v, n in pairs], -1)
+    if len(spec.shape) == 1 and value.dtype == torch.float32:
+        return value
+    lead = value.shape[: value.ndim - len(spec.shape)]
+    return value.reshape(*lead, -1).float()

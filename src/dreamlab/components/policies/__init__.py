@@ -1,0 +1,1 @@
+"""Policies: features in, a distribution over actions out."""

@@ -1,0 +1,55 @@
+"""The last layer of a policy, for every kind of action space."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.core.types import ArraySpec
+from dreamlab.nn.dists import Categorical, Dist, Gaussian, MultiCategorical, TanhGaussian
+from dreamlab.nn.mlp import linear
+
+
+class CategoricalHead(nn.Module):
+    """Logits of one choice, or of several independent ones."""
+
+    def __init__(self, in_dim: int, action: ArraySpec, gain: float | None = 0.01) -> None:
+        super().__init__()
+        assert action.classes is not None
+        self.classes = action.classes
+        total = self.classes if isinstance(self.classes, int) else sum(self.classes)
+        self.logits = linear(in_dim, total, gain)
+
+    def forward(self, x: Tensor) -> Dist:
+        logits = self.logits(x)
+        return Categorical(logits) if isinstance(self.classes, int) else MultiCategorical(logits, self.classes)
+
+
+class GaussianHead(nn.Module):
+    """A mean for each state and one learned deviation for all of them, as PPO uses it."""
+
+    def __init__(self, in_dim: int, action: ArraySpec, log_std: float = 0.0) -> None:
+        super().__init__()
+        self.mean = linear(in_dim, action.size, 0.01)
+        self.log_std = nn.Parameter(torch.full((action.size,), log_std))
+
+    def forward(self, x: Tensor) -> Dist:
+        return Gaussian(self.mean(x), self.log_std)
+
+
+class TanhGaussianHead(nn.Module):
+    """Mean and deviation for each state, squashed into (-1, 1), as SAC uses it."""
+
+    def __init__(self, in_dim: int, action: ArraySpec, bounds: tuple[float, float] = (-20.0, 2.0)) -> None:
+        super().__init__()
+        self.out = nn.Linear(in_dim, 2 * action.size)
+        self.low, self.high = bounds
+
+    def forward(self, x: Tensor) -> TanhGaussian:
+        mean, log_std = self.out(x).chunk(2, -1)
+        return TanhGaussian(mean, log_std.clamp(self.low, self.high))
+
+
+def policy_head(in_dim: int, action: ArraySpec) -> nn.Module:
+    """Return the head that suits an action space: categorical if it is discrete, else Gaussian."""
+    return CategoricalHead(in_dim, action) if action.is_discrete else GaussianHead(in_dim, action)

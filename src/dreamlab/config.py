@@ -1,0 +1,233 @@
+"""Composes YAML with Hydra and loads the result, strictly, into the dataclasses of the code."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dreamlab.core.config import Part, dump, load, part
+from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.phase import Phase
+from dreamlab.engine.accelerate import ComputeConfig
+from dreamlab.engine.checkpoint import CheckpointConfig
+from dreamlab.engine.evaluator import EvalConfig
+from dreamlab.engine.logger import LogConfig
+from dreamlab.engine.watch import WatchConfig
+from dreamlab.envs.vector import EnvConfig
+
+SCHEMA = 1
+GROUPS = ("experiment", "env", "preset")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The curriculum."""
+
+    phases: tuple[Phase, ...] = ()
+    total_frames: int | None = None
+    """Length of the whole training in env frames, whatever the phases say."""
+    accumulate: int = 1
+    """Update calls whose gradients are added up before the weights move."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where a run lives."""
+
+    dir: str | None = None
+    """The run folder; an existing one is resumed. None makes a new one under `experiments/`."""
+    on_memory_shortage: str = "disk"
+    """What to do if a replay does not fit into memory: put it on the `disk`, or `refuse`."""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """A whole experiment. Every default is written once, in the dataclass beside the code."""
+
+    workflow: Part
+    schema: int = SCHEMA
+    name: str = "run"
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "fp32"
+    deterministic: bool = False
+    threads: int = 0
+    env: EnvConfig = field(default_factory=EnvConfig)
+    buffers: dict[str, Part] = field(default_factory=dict)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def compute(self) -> ComputeConfig:
+        """Return the four options on computing as one."""
+        options = {k: getattr(self, k) for k in ("device", "precision", "deterministic", "threads")}
+        return load(ComputeConfig, options, "")
+
+
+def config_dir() -> Path:
+    """Return the folder of the YAML files: inside an installed package, or at the root of a checkout."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def choices(group: str) -> list[str]:
+    """Return the names of the YAML files of a group."""
+    return sorted(p.stem for p in (config_dir() / group).glob("*.yaml"))
+
+
+def compose(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration that Hydra makes of these overrides, as plain data.
+
+    An argument that is a YAML file stands for `+experiment=` that file. A key that no YAML file
+    mentions is added (its default is in the code); if it is misspelt, `load_config` says so.
+    """
+    with tempfile.TemporaryDirectory() as extra:
+        overrides = [_prepare(a, Path(extra)) for a in arguments]
+        try:
+            with initialize_config_dir(str(config_dir().resolve()), version_base="1.3"):
+                search = [f"hydra.searchpath=[file://{extra}]"] if any(Path(extra).iterdir()) else []
+                node = hydra_compose("train", overrides=[o for o in overrides if o] + search)
+        except MissingConfigException as error:
+            raise ConfigError(_missing(error)) from None
+        except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
+            cause = f"\n  {error.__cause__}" if error.__cause__ else ""
+            raise ConfigError(f"{error}{cause}") from None
+    try:
+        plain = OmegaConf.to_container(node, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error)) from None
+    assert isinstance(plain, dict)
+    return {str(k): v for k, v in plain.items()}
+
+
+def _prepare(argument: str, extra: Path) -> str:
+    """Return the override that Hydra needs for what the user wrote."""
+    if "=" not in argument and argument.endswith((".yaml", ".yml")):
+        argument = f"+experiment={argument}"
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        raise ConfigError(f"cannot read the argument {argument!r}: {error}") from None
+    key, value = override.key_or_group, override.value()
+    if key in ("experiment", "preset"):
+        names = value if isinstance(value, list) else [value]
+        picked = [_by_path(key, str(v), extra) for v in names]
+        return f"+{key}={picked[0]}" if len(picked) == 1 else f"+{key}=[{','.join(picked)}]"
+    if key == "env" and isinstance(value, str) and value not in choices("env"):
+        return f"++env.id='{value}'"
+    plain = override.type is not None and override.type.name == "CHANGE"
+    return f"++{argument}" if plain and key not in GROUPS else argument
+
+
+def _by_path(group: str, value: str, extra: Path) -> str:
+    """Return the name under which Hydra finds a group's file; one given by path is put within reach."""
+    if not value.endswith((".yaml", ".yml")):
+        if value not in choices(group):
+            raise ConfigError(unknown(group, value, choices(group), f"+{group}"))
+        return value
+    path = Path(value)
+    if not path.is_file():
+        raise ConfigError(f"+{group}: there is no file {value!r}")
+    (extra / group).mkdir(exist_ok=True)
+    shutil.copy(path, extra / group / f"{path.stem}.yaml")
+    return path.stem
+
+
+def _missing(error: MissingConfigException) -> str:
+    missing = str(error.missing_cfg_file or "")
+    group, _, name = missing.strip("/").rpartition("/")
+    if group in GROUPS:
+        return unknown(group, name, choices(group), f"{group}={name}")
+    return str(error)
+
+
+def load_config(node: dict[str, Any]) -> LabConfig:
+    """Return the typed configuration; raise naming the place, the nearest name and the choices."""
+    node = migrate(node)
+    if "workflow" not in node:
+        raise ConfigError(unknown("workflow", "", choices("experiment"), "no algorithm was chosen: use +experiment=NAME"))
+    for group, home in (("workflow", ""), ("buffers", "dreamlab.data")):
+        if group in node:
+            node[group] = _parts(node[group], home, group)
+    return load(LabConfig, node, "")
+
+
+def _parts(node: Any, home: str, where: str) -> Any:
+    """Turn `_target_` nodes into parts whose options were checked."""
+    from dreamlab.core.config import check_options
+
+    if not isinstance(node, dict):
+        raise ConfigError(f"{where}: expected a mapping, got {node!r}")
+    if home:
+        return {k: _parts({"_target_": "replay", **v}, "", f"{where}.{k}") for k, v in node.items()}
+    if "_target_" not in node:
+        raise ConfigError(f"{where}: _target_ is missing: it names the class, e.g. dreamlab.workflows.ppo.PPO")
+    options = {k: v for k, v in node.items() if k != "_target_"}
+    result = Part(str(node["_target_"]), options, "dreamlab.data" if where.startswith("buffers") else "")
+    check_options(result.cls(f"{where}._target_"), options, where)
+    return result
+
+
+def migrate(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration of an older schema in today's form, or raise saying why it cannot be read."""
+    version = node.get("schema", SCHEMA)
+    if not isinstance(version, int) or version > SCHEMA or version < 0:
+        raise ConfigError(
+            f"schema: this configuration has version {version}, this dreamlab reads up to {SCHEMA}; "
+            "it was written by a newer version, which is needed to read it"
+        )
+    node = dict(node)
+    for step in range(version, SCHEMA):
+        node = MIGRATIONS[step](node)
+    node["schema"] = SCHEMA
+    return node
+
+
+def _from_schema_0(node: dict[str, Any]) -> dict[str, Any]:
+    """Before 0.1: `experiment.name` and `experiment.seed`, `training.total_timesteps`, `replay_ratio`."""
+    out = {k: v for k, v in node.items() if k != "experiment"}
+    out |= {k: v for k, v in node.get("experiment", {}).items() if k in ("name", "seed", "device")}
+    training = dict(out.get("training", {}))
+    if "total_timesteps" in training:
+        training["total_frames"] = training.pop("total_timesteps")
+    renamed = {"replay_ratio": "train_ratio"}
+    training["phases"] = [{renamed.get(k, k): v for k, v in p.items()} for p in training.get("phases", [])]
+    return {**out, "training": training}
+
+
+MIGRATIONS = {0: _from_schema_0}
+
+
+def to_yaml(config: LabConfig) -> str:
+    """Return the whole configuration as YAML, every default written out."""
+    return OmegaConf.to_yaml(OmegaConf.create(dump(config)))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a run's saved configuration."""
+    try:
+        node = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: this is not a run folder") from None
+    if not isinstance(node, dict):
+        raise ConfigError(f"{path} is not a configuration")
+    return {str(k): v for k, v in node.items()}
+
+
+__all__ = ["LabConfig", "compose", "dump", "load_config", "part", "read_yaml", "to_yaml"]

@@ -1,0 +1,10 @@
+"""Experience: what is stored, and how batches are drawn from it."""
+
+PARTS = {
+    "replay": "dreamlab.data.replay.Replay",
+    "rollout": "dreamlab.data.rollout.Rollout",
+    "uniform": "dreamlab.data.samplers.Uniform",
+    "prioritised": "dreamlab.data.samplers.Prioritised",
+    "recency": "dreamlab.data.samplers.Recency",
+    "mixture": "dreamlab.data.samplers.Mixture",
+}

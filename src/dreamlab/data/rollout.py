@@ -1,0 +1,103 @@
+"""The steps since the last update, in order: what on-policy algorithms learn from, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dreamlab.core.types import Batch, Decision, Step
+from dreamlab.data.buffer import Place, as_tensor, batch_of, record
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How long a rollout is."""
+
+    length: int = 128
+    """Ticks; with N environments a batch holds N * length transitions."""
+
+
+class Rollout:
+    """Holds `length` ticks and the step that follows them, whose action is not decided yet.
+
+    tick     0    1    2    3 = length     a batch [num_envs, length + 1]
+    action   a0   a1   a2   0
+    """
+
+    Config = RolloutConfig
+
+    def __init__(self, config: RolloutConfig, place: Place) -> None:
+        self.config, self.place = config, place
+        self.data: dict[str, Tensor] = {}
+        self.views: dict[str, Any] = {}
+        self.count, self.closed = 0, False
+
+    def __len__(self) -> int:
+        return self.count * self.place.num_envs
+
+    @property
+    def steps_per_sample(self) -> int:
+        return self.config.length * self.place.num_envs
+
+    def nbytes(self) -> int:
+        return sum(v.nbytes for v in self.data.values())
+
+    def add(self, step: Step, decision: Decision) -> None:
+        """Store one step of every environment, with the action and extras decided from it."""
+        row = record(step, decision)
+        if not self.data:
+            self._allocate({k: as_tensor(v) for k, v in row.items()})
+        self.closed = False
+        assert self.count < self.config.length, "the rollout is full: it must be sampled first"
+        for name, value in row.items():
+            if isinstance(value, Tensor):
+                self.data[name][self.count] = value
+            else:
+                self.views[name][self.count] = value
+        self.count += 1
+
+    def _allocate(self, row: dict[str, Tensor]) -> None:
+        ticks = self.config.length + 1
+        self.data = {k: torch.zeros((ticks, *v.shape), dtype=v.dtype) for k, v in row.items()}
+        self.views = {k: v.numpy() for k, v in self.data.items() if v.dtype != torch.bfloat16}
+
+    def finish(self, step: Step) -> None:
+        """Store the step after the last one; nothing was decided from it yet."""
+        for name, value in step.obs.items():
+            self.views[f"obs/{name}"][self.count] = value
+        for name in ("reward", "is_first", "is_last", "is_terminal"):
+            self.views[name][self.count] = getattr(step, name)
+        self.closed = True
+
+    def ready(self) -> bool:
+        """Tell whether the rollout is complete."""
+        return self.closed and self.count == self.config.length
+
+    def sample(self) -> Batch:
+        """Return the whole rollout, environments first, and begin a new one."""
+        self.count, self.closed = 0, False
+        rows = {k: v.transpose(0, 1).to(self.place.device) for k, v in self.data.items()}
+        return batch_of(rows)
+
+    def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
+        """Do nothing: a rollout is used once."""
+
+    def save(self) -> dict[str, Any]:
+        """Return everything; a rollout is small."""
+        return {
+            "count": self.count,
+            "closed": self.closed,
+            "data": {k: v.clone() for k, v in self.data.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Come back to a state returned by `save`."""
+        self.count, self.closed = int(state["count"]), bool(state["closed"])
+        self.data = {k: v.clone() for k, v in state["data"].items()}
+        self.views = {k: v.numpy() for k, v in self.data.items() if v.dtype != torch.bfloat16}
+
+    def prune(self, states: list[dict[str, Any]]) -> None:
+        """Do nothing: a rollout keeps no files."""

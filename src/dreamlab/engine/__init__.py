@@ -1,0 +1,1 @@
+"""The loop while it runs. It never names an algorithm."""

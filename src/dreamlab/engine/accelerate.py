@@ -1,0 +1,65 @@
+"""Where and how numbers are computed: device, precision, threads, determinism."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.workflow import Workflow
+
+SMALL_NET = 500_000
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """One place for everything that changes speed or the last digit."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    deterministic: bool = False
+    """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
+    threads: int = 0
+    """CPU threads of torch; 0 uses one for small networks (faster there) and all cores for others."""
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device asked for, or raise saying what there is."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
+    if not available[name]:
+        found = [d for d, there in available.items() if there]
+        raise ConfigError(f"device: {name} is not available here; there is {', '.join(found)}")
+    return torch.device(name)
+
+
+def set_up(config: ComputeConfig, workflow: Workflow[Any]) -> None:
+    """Set threads and determinism for a run; called once, by the process that trains."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    threads = config.threads or _threads(workflow)
+    torch.set_num_threads(threads)
+
+
+def _threads(workflow: Workflow[Any]) -> int:
+    has_images = any(s.is_image for s in workflow.spec.obs.values())
+    small = sum(p.numel() for p in workflow.parameters()) < SMALL_NET
+    return 1 if small and not has_images else os.cpu_count() or 1
+
+
+@contextmanager
+def autocast(config: ComputeConfig, device: torch.device) -> Iterator[None]:
+    """Compute matrix products in bfloat16 inside the block, if so configured."""
+    if config.precision == "fp32":
+        yield
+        return
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        yield

@@ -1,0 +1,125 @@
+"""Steps environments with a workflow's policy and stores what happens. The only place that does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dreamlab.core import rng as random
+from dreamlab.core.tree import tree_map
+from dreamlab.core.types import Array, Decision, Mode, Spec, Step
+from dreamlab.core.workflow import Workflow
+from dreamlab.data.buffer import Buffer
+
+
+class VectorEnv(Protocol):
+    """What the collector asks of environments."""
+
+    num_envs: int
+    spec: Spec
+    frames_per_tick: int
+    raw_reward: Array
+    normalizer: Any
+
+    def reset(self) -> Step: ...
+    def step(self, action: Array) -> Step: ...
+    def pop_finals(self) -> list[dict[str, float]]: ...
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any], step: Step) -> tuple[Step, list[int]]: ...
+
+
+@dataclass
+class Collected:
+    """What one call of `collect` did."""
+
+    frames: int = 0
+    decisions: int = 0
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    finals: list[dict[str, float]] = field(default_factory=list)
+
+
+class Collector:
+    """Owns the environments of training, the policy's private state and the running episodes."""
+
+    def __init__(self, envs: VectorEnv, workflow: Workflow[Any], seed: int) -> None:
+        self.envs, self.workflow = envs, workflow
+        self.rng = np.random.default_rng(seed)
+        self.step: Step | None = None
+        self.state = workflow.initial_state(envs.num_envs)
+        self.returns = np.zeros(envs.num_envs)
+        self.lengths = np.zeros(envs.num_envs, np.int64)
+
+    def collect(self, ticks: int, buffer: Buffer, random_actions: bool = False) -> Collected:
+        """Run every environment for `ticks` steps; a tick that only begins an episode has no frame."""
+        out = Collected()
+        envs, act = self.envs, self.workflow.act
+        step = self.step if self.step is not None else envs.reset()
+        frames = 0
+        for _ in range(ticks):
+            decision = act(step, self.state, Mode.TRAIN)
+            if random_actions:
+                decision = self._randomise(decision)
+            buffer.add(step, decision)
+            self.state = decision.state
+            step = envs.step(decision.action.cpu().numpy())
+            frames += envs.num_envs - int(np.count_nonzero(step.is_first))
+            self._track(step, out)
+        self.step = step
+        buffer.finish(step)
+        out.frames = frames * envs.frames_per_tick
+        out.decisions = ticks * envs.num_envs
+        out.finals = envs.pop_finals()
+        return out
+
+    def _track(self, step: Step, out: Collected) -> None:
+        """Add rewards to the running episodes and report those that ended."""
+        self.returns += self.envs.raw_reward
+        self.lengths += ~step.is_first
+        if step.is_last.any():
+            for i in np.flatnonzero(step.is_last):
+                out.returns.append(float(self.returns[i]))
+                out.lengths.append(int(self.lengths[i]))
+            self.returns[step.is_last] = 0.0
+            self.lengths[step.is_last] = 0
+
+    def _randomise(self, decision: Decision) -> Decision:
+        """Replace the actions by uniformly random ones, from the collector's own generator."""
+        spec, shape = self.envs.spec.action, tuple(decision.action.shape)
+        if spec.classes is None:
+            low, high = spec.low if spec.low is not None else -1.0, spec.high if spec.high is not None else 1.0
+            action = self.rng.uniform(low, high, shape).astype(np.float32)
+        else:
+            action = self.rng.integers(0, np.asarray(spec.classes), shape)
+        return replace(decision, action=torch.from_numpy(action).to(decision.action.device))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return environments, running episodes and the policy's private state as plain data."""
+        step = None if self.step is None else {f.name: getattr(self.step, f.name) for f in fields(self.step)}
+        return {
+            "envs": self.envs.get_state(),
+            "step": tree_map(np.copy, step) if step is not None else None,
+            "state": self.state,
+            "returns": self.returns.copy(),
+            "lengths": self.lengths.copy(),
+            "rng": random.generator_state(self.rng),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> list[int]:
+        """Continue from saved state; return the environments that had to begin a new episode."""
+        random.set_generator_state(self.rng, state["rng"])
+        self.state = tree_map(self._place, state["state"])
+        self.returns, self.lengths = np.array(state["returns"]), np.array(state["lengths"])
+        if state["step"] is None:
+            return []
+        saved = Step(**tree_map(np.array, state["step"]))
+        self.step, lost = self.envs.set_state(state["envs"], saved)
+        self.returns[lost], self.lengths[lost] = 0.0, 0
+        return lost
+
+    def _place(self, leaf: Any) -> Any:
+        return leaf.to(self.workflow.device) if isinstance(leaf, Tensor) else leaf

@@ -1,0 +1,194 @@
+"""Metrics: gathered while the loop runs, flushed to every sink at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from dreamlab.core.errors import require
+
+Record = dict[str, float]
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """Where metrics go and how often; `metrics.jsonl` is always written."""
+
+    every_frames: int = 1_000
+    terminal: Literal["auto", "live", "plain", "off"] = "auto"
+    """auto: a live view on a terminal, plain lines elsewhere."""
+    tensorboard: bool = False
+    wandb: bool = False
+    wandb_project: str = "dreamlab"
+    wandb_mode: Literal["online", "offline"] = "offline"
+
+
+class Sink(Protocol):
+    """A place that metrics go to."""
+
+    def write(self, record: Record) -> None:
+        """Take one record; it has `env_frames`, `decisions` and `updates`."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what leads back to the records written so far."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Forget every record written after that state."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Jsonl:
+    """`metrics.jsonl`: one line per record; cut back to the checkpoint when a run resumes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path.open("ab")
+
+    def write(self, record: Record) -> None:
+        clean = {k: v if math.isfinite(v) else str(v) for k, v in record.items()}
+        self.file.write((json.dumps(clean) + "\n").encode())
+        self.file.flush()
+
+    def get_state(self) -> dict[str, Any]:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return {"bytes": self.file.tell()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.file.truncate(int(state["bytes"]))
+        self.file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    """Event files; on resume, later points are marked as purged, so that the curve has one line."""
+
+    def __init__(self, folder: Path) -> None:
+        require("tensorboard", "tensorboard")
+        self.folder, self.frames = folder, 0
+        self.writer: Any = None
+
+    def _open(self, purge: int | None) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.folder), purge_step=purge)
+
+    def write(self, record: Record) -> None:
+        self.writer = self.writer or self._open(None)
+        self.frames = int(record["env_frames"])
+        for name, value in record.items():
+            self.writer.add_scalar(name, value, self.frames)
+        self.writer.flush()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"frames": self.frames}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.frames = int(state["frames"])
+        self.writer = self._open(self.frames + 1)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class WandB:
+    """Weights & Biases; offline by default, the same run id after a resume."""
+
+    def __init__(self, folder: Path, config: LogConfig, name: str) -> None:
+        self.wandb: Any = require("wandb", "wandb")
+        self.folder, self.config, self.name = folder, config, name
+        self.run: Any = None
+        self.id, self.frames = "", -1
+
+    def _open(self) -> Any:
+        self.id = self.id or self.wandb.util.generate_id()
+        return self.wandb.init(
+            project=self.config.wandb_project,
+            name=self.name,
+            id=self.id,
+            dir=str(self.folder),
+            mode=self.config.wandb_mode,
+            resume="allow",
+            settings=self.wandb.Settings(silent=True, console="off"),
+        )
+
+    def write(self, record: Record) -> None:
+        self.run = self.run or self._open()
+        self.frames = int(record["env_frames"])
+        self.run.log(record, step=self.frames)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"id": self.id, "frames": self.frames}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.id, self.frames = str(state["id"]), int(state["frames"])
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.finish()
+
+
+class Logger:
+    """Averages what was reported since the last flush and hands it to every sink.
+
+    Tensors are added up where they are and read only when flushed, so reporting never waits for a GPU.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks = list(sinks)
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, metrics: dict[str, Tensor] | dict[str, float], prefix: str = "") -> None:
+        """Report values; they are averaged until the next flush."""
+        for key, value in metrics.items():
+            name = f"{prefix}{key}"
+            tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            if name in self.sums:
+                self.sums[name] = self.sums[name] + tensor
+                self.counts[name] += 1
+            else:
+                self.sums[name], self.counts[name] = tensor, 1
+
+    def flush(self, fixed: Record) -> Record:
+        """Write the averages beside `fixed` values to every sink and return the record."""
+        averages = {k: float(v) / self.counts[k] for k, v in sorted(self.sums.items())}
+        record = {**fixed, **averages}
+        self.sums, self.counts = {}, {}
+        for sink in self.sinks:
+            sink.write(record)
+        return record
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what was reported since the last flush, and where each sink stands."""
+        return {
+            "sums": dict(self.sums),
+            "counts": dict(self.counts),
+            "sinks": {type(s).__name__: s.get_state() for s in self.sinks},
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue as if nothing had been reported after that state."""
+        self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
+        for sink in self.sinks:
+            if type(sink).__name__ in state["sinks"]:
+                sink.set_state(state["sinks"][type(sink).__name__])
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()

@@ -1,0 +1,98 @@
+"""What a person sees while a run goes on: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss")
+Kind = Literal["auto", "live", "plain", "off"]
+
+
+class Terminal:
+    """Shows phase, progress with the time left, speed and return."""
+
+    def __init__(self, kind: Kind, name: str, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=False)
+        if kind == "auto":
+            kind = "live" if self.console.is_terminal and sys.stdout.isatty() else "plain"
+        self.kind, self.name = kind, name
+        self.total = 0
+        self.last: dict[str, float] = {}
+        self.lines: list[str] = []
+        self.progress = Progress(
+            TextColumn("[bold]{task.fields[phase]}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self.task = self.progress.add_task("run", total=1, phase="starting", unit="frames")
+        self.live: Live | None = None
+
+    def start(self) -> None:
+        """Begin to draw."""
+        if self.kind == "live":
+            self.live = Live(self._view(), console=self.console, refresh_per_second=4)
+            self.live.start()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        if self.kind != "off":
+            (self.live.console if self.live else self.console).print(text, highlight=False, markup=False)
+
+    def tick(self, phase: str, done: float, total: float, unit: str) -> None:
+        """Move the bar."""
+        if self.live is not None:
+            self.progress.update(self.task, completed=done, total=max(total, 1), phase=phase, unit=unit)
+
+    def write(self, record: dict[str, float]) -> None:
+        """Show a record of metrics."""
+        self.last.update(record)
+        if self.live is not None:
+            self.live.update(self._view())
+        elif self.kind == "plain":
+            self.say(self._line(record))
+
+    def _line(self, record: dict[str, float]) -> str:
+        speed = f"{record.get('time/frames_per_s', 0):,.0f} frames/s"
+        shown = [f"{k} {record[k]:.4g}" for k in SHOWN if k in record]
+        return " | ".join([f"{self.name}: {int(record['env_frames']):,} frames", speed, *shown])
+
+    def _view(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        numbers = Table(box=None, pad_edge=False)
+        cells: dict[str, str] = {
+            "env frames/s": _number(self.last.get("time/frames_per_s")),
+            "updates/s": _number(self.last.get("time/updates_per_s")),
+            "return": _number(self.last.get("episode/return")),
+            "eval return": _number(self.last.get("eval/return")),
+            "episodes": _number(self.last.get("episodes")),
+        }
+        for name in cells:
+            numbers.add_column(name, justify="right", min_width=12)
+        numbers.add_row(*cells.values())
+        table.add_row(f"[bold cyan]{self.name}[/]")
+        table.add_row(self.progress)
+        table.add_row(numbers)
+        return table
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        if self.live is not None:
+            self.live.update(self._view())
+            self.live.stop()
+            self.live = None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,162 @@
+"""Keeps an eye on a run: values that are not finite, returns that stall, memory that runs out."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.core.errors import DivergedError
+from dreamlab.core.tree import tree_leaves
+from dreamlab.core.types import Batch
+from dreamlab.core.workflow import Workflow
+
+Alert = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class WatchConfig:
+    """What is looked for; alerts go to the terminal, to events.jsonl and to `command`."""
+
+    on_nan: Literal["stop", "warn", "off"] = "stop"
+    stall_frames: int = 0
+    """Warn when the return has not risen for this many env frames; 0 never warns."""
+    memory_share: float = 0.9
+    """Warn when the machine's memory is used beyond this share."""
+    command: str | None = None
+    """A shell command run at each alert, with ALERT_KIND and ALERT_TEXT in its environment."""
+    check_every_update: bool = False
+    """Look at weights and gradients after every update (slow), and name the module that failed."""
+    profile_updates: int = 0
+    """Record a torch.profiler trace of this many updates into `report/trace.json`."""
+
+
+class Watch:
+    """Raises or reports what has gone wrong, once per cause."""
+
+    def __init__(self, config: WatchConfig, alert: Alert) -> None:
+        self.config, self.alert = config, alert
+        self.best, self.best_frames = -math.inf, 0
+        self.said: set[str] = set()
+
+    def prepare(self, workflow: Workflow[Any]) -> None:
+        """Install the checks that look inside the modules."""
+        if self.config.check_every_update:
+            for name, module in workflow.named_modules():
+                module.register_forward_hook(_output_check(name))
+
+    def updated(self, workflow: Workflow[Any], batch: Batch) -> None:
+        """Look at everything after an update, if so configured."""
+        if self.config.check_every_update and self.config.on_nan != "off":
+            bad = first_bad(workflow, batch)
+            if bad is not None:
+                self._diverged(bad)
+
+    def flushed(self, record: dict[str, float], workflow: Workflow[Any], batch: Batch | None) -> None:
+        """Look at a record of metrics."""
+        wrong = [k for k, v in record.items() if not math.isfinite(v)]
+        if wrong and self.config.on_nan != "off":
+            where = first_bad(workflow, batch)
+            self._diverged(f"metric {wrong[0]!r} is {record[wrong[0]]}; {where or 'all weights are finite'}")
+        self._check_stall(record)
+        self._check_memory()
+
+    def _diverged(self, text: str) -> None:
+        self.alert("nan", text)
+        if self.config.on_nan == "stop":
+            raise DivergedError(f"training diverged: {text}")
+
+    def _check_stall(self, record: dict[str, float]) -> None:
+        value, frames = record.get("episode/return"), int(record["env_frames"])
+        if value is None or not self.config.stall_frames:
+            return
+        if value > self.best:
+            self.best, self.best_frames = value, frames
+            self.said.discard("stall")
+        elif frames - self.best_frames >= self.config.stall_frames and "stall" not in self.said:
+            self.said.add("stall")
+            self.alert("stall", f"the return has not risen above {self.best:.4g} since frame {self.best_frames:,}")
+
+    def _check_memory(self) -> None:
+        used = memory_used_share()
+        if used > self.config.memory_share and "memory" not in self.said:
+            self.said.add("memory")
+            self.alert("memory", f"{used:.0%} of the machine's memory is in use")
+
+    def get_state(self) -> dict[str, Any]:
+        return {"best": self.best, "best_frames": self.best_frames, "said": sorted(self.said)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.best, self.best_frames = state["best"], state["best_frames"]
+        self.said = set(state["said"])
+
+
+def run_command(command: str, kind: str, text: str) -> None:
+    """Run the user's alert command in the background."""
+    env = {**os.environ, "ALERT_KIND": kind, "ALERT_TEXT": text}
+    subprocess.Popen(command, shell=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def first_bad(workflow: Workflow[Any], batch: Batch | None) -> str | None:
+    """Return a sentence naming the first tensor that is not finite: batch, then weights, then gradients."""
+    groups: list[tuple[str, list[tuple[str, Any]]]] = [
+        ("batch", list(tree_leaves({"obs": batch.obs, "reward": batch.reward, "action": batch.action})) if batch else []),
+        ("weight", list(workflow.named_parameters())),
+        ("buffer", list(workflow.named_buffers())),
+        ("gradient", [(n, p.grad) for n, p in workflow.named_parameters() if p.grad is not None]),
+    ]
+    for kind, tensors in groups:
+        for name, tensor in tensors:
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                return f"the first bad tensor is {kind} {name!r} {tuple(tensor.shape)}"
+    return None
+
+
+def _output_check(name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def check(module: nn.Module, inputs: Any, output: Any) -> None:
+        for _, leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+                raise DivergedError(f"training diverged: the output of module {name or 'workflow'!r} is not finite")
+
+    return check
+
+
+def memory_limit() -> int:
+    """Return the memory this process may use: the machine's, or its container's if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int((Path("/sys/fs/cgroup") / name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def memory_available() -> int:
+    """Return the bytes that can still be allocated."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # not Linux
+        free = memory_limit()
+    return min(free, memory_limit())
+
+
+def memory_used_share() -> float:
+    """Return how much of the machine's memory is in use, 0 to 1."""
+    return 1.0 - memory_available() / memory_limit()
+
+
+def disk_free(path: Path) -> int:
+    """Return the bytes free where `path` is or will be."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free

@@ -1,0 +1,87 @@
+"""A causal transformer over the last steps of an episode, with the interface of a recurrent network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """A small decoder; `context` is how many steps back it can see."""
+
+    dim: int = 64
+    heads: int = 4
+    layers: int = 2
+    context: int = 16
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
+        x = x + self.out(attended.transpose(1, 2).reshape(b, t, d))
+        return x + self.mlp(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """Attends to the last `context` steps of the same episode. Its state is their inputs.
+
+    A step sees itself and earlier steps, none from before the latest `is_first`, none further back
+    than `context`; so acting step by step and training on whole windows compute the same.
+    """
+
+    Config = TransformerConfig
+    recurrent = True
+
+    def __init__(self, config: TransformerConfig, in_dim: int) -> None:
+        super().__init__()
+        self.context, self.in_dim, self.out_dim = config.context, in_dim, config.dim
+        self.embed = nn.Linear(in_dim, config.dim)
+        self.age = nn.Embedding(config.context, config.dim)
+        self.blocks = nn.ModuleList(Block(config.dim, config.heads) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.dim)
+
+    def initial_state(self, batch: int, device: torch.device) -> Any:
+        past = torch.zeros(batch, self.context - 1, self.in_dim, device=device)
+        return past, torch.zeros(batch, self.context - 1, dtype=torch.bool, device=device)
+
+    def forward(self, x: Tensor, state: Any, is_first: Tensor) -> tuple[Tensor, Any]:
+        """Run over time; the state holds the inputs before the first step, and which of them count."""
+        past, seen = state
+        seen = seen & ~is_first[:, :1]
+        x = torch.cat([past, x], 1)
+        exists = torch.cat([seen, torch.ones_like(is_first)], 1)
+        starts = torch.cat([torch.zeros_like(seen), is_first], 1).cumsum(1)
+        # every query looks through its own window, so that ages mean the same in acting and training
+        windows = x.unfold(1, self.context, 1).transpose(2, 3)
+        visible = (exists & (starts == starts)).unfold(1, self.context, 1)
+        visible = visible & (starts.unfold(1, self.context, 1) == starts[:, self.context - 1 :, None])
+        y = self._attend(windows.flatten(0, 1), visible.flatten(0, 1))
+        keep = slice(x.shape[1] - self.context + 1, None)
+        alive = exists[:, keep] & (starts[:, keep] == starts[:, -1:])
+        return y.view(*is_first.shape, -1), (x[:, keep], alive)
+
+    def _attend(self, window: Tensor, visible: Tensor) -> Tensor:
+        """Return the output at the last position of each window."""
+        n = window.shape[1]
+        causal = torch.ones(n, n, dtype=torch.bool, device=window.device).tril()
+        mask = causal & visible[:, None, :] | torch.eye(n, dtype=torch.bool, device=window.device)
+        h = self.embed(window) + self.age.weight
+        for block in self.blocks:
+            h = block(h, mask)
+        return self.norm(h[:, -1])

@@ -1,0 +1,1 @@
+"""Experiments as data: the run folder and what is made of it."""

@@ -1,0 +1,163 @@
+"""A run is a folder; the folder is the truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dreamlab.core.errors import LabError
+from dreamlab.core.files import write_json
+
+PACKAGES = ("dreamlab", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "ale-py", "mujoco", "dm-control")
+
+
+def new_folder(name: str, root: Path = Path("experiments")) -> Path:
+    """Return a folder name that no other run has: name, time and a random id."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return root / f"{name}_{stamp}_{secrets.token_hex(3)}"
+
+
+class Run:
+    """One run's folder: config.yaml, manifest.json, metrics.jsonl, events.jsonl, checkpoints, videos."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest: dict[str, Any] = {}
+        if self.manifest_path.exists():
+            self.manifest = read_json(self.manifest_path)
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def config_path(self) -> Path:
+        return self.folder / "config.yaml"
+
+    def create(self, name: str, seed: int, command: list[str]) -> None:
+        """Make the folder and write who ran what, where, from which code."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.manifest = {
+            "id": secrets.token_hex(8),
+            "name": name,
+            "seed": seed,
+            "command": command,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "status": "created",
+            "versions": versions(),
+            "hardware": hardware(),
+            "git": git_state(),
+        }
+        write_json(self.manifest_path, self.manifest)
+
+    def update(self, **data: Any) -> None:
+        """Change fields of the manifest."""
+        self.manifest.update(data, heartbeat=time.time())
+        write_json(self.manifest_path, self.manifest)
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Append one line to events.jsonl."""
+        line = json.dumps({"time": time.time(), "event": kind, **data})
+        with (self.folder / "events.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return every record of metrics.jsonl; a last line cut short by a crash is left out."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        records: list[dict[str, Any]] = []
+        for line in path.read_text().splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+        return records
+
+
+class FolderLock:
+    """Keeps two processes from writing into one run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / ".lock"
+        self.file: Any = None
+
+    def __enter__(self) -> FolderLock:
+        import fcntl
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = self.path.open("a+")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LabError(f"{self.path.parent}: another process is writing into this run folder") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON file's content, or say which file is broken."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise LabError(f"{path} is not valid JSON: {error}") from None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what the numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Return the processor and accelerator."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"machine": platform.machine(), "cpus": os.cpu_count(), "cpu": _cpu_name(), "gpus": gpus}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def git_state() -> dict[str, Any]:
+    """Return the commit of the code that runs and what differs from it; empty outside a repository."""
+    here = Path(__file__).parent
+    commit = _git(here, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    diff = _git(here, "diff", "HEAD") or ""
+    return {"commit": commit.strip(), "dirty": bool(diff), "diff": diff[:200_000]}
+
+
+def _git(folder: Path, *args: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def command_line() -> list[str]:
+    """Return the command that started this process, without the interpreter's path."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -1,0 +1,234 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), discrete and continuous.
+
+With a recurrent `network` (rnn, transformer) minibatches are whole sequences and the memory's state
+at the start of the rollout is replayed from what was stored when acting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dreamlab.components.encoder import Encoder, EncoderConfig
+from dreamlab.components.policies.heads import policy_head
+from dreamlab.core.config import Part, part
+from dreamlab.core.optim import OptimConfig
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, hook
+from dreamlab.nn.dists import Dist
+from dreamlab.nn.mlp import linear
+from dreamlab.ops.returns import gae
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Defaults of the paper's Atari and MuJoCo runs where they agree, else those of common use."""
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    network: Part = part("mlp")
+    """Between the encoder and the heads; the actor and the critic have one each."""
+    lr: float = 3e-4
+    anneal_lr: bool = True
+    """Let the learning rate fall linearly to zero over the training."""
+    gamma: float = 0.99
+    lam: float = 0.95
+    epochs: int = 10
+    minibatch: int = 256
+    """Transitions per gradient step (rounded to whole sequences if the network is recurrent)."""
+    clip: float = 0.2
+    anneal_clip: bool = False
+    clip_value: float | None = None
+    """Largest change of the value per update; None does not clip."""
+    value_coef: float = 0.5
+    entropy_coef: float = 0.0
+    normalize_advantage: bool = True
+    target_kl: float | None = None
+    """Stop the epochs once the policy has moved this far; None never stops."""
+    max_grad_norm: float = 0.5
+    adam_eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Transitions to learn from: [n, ...], or [sequences, t, ...] if the network is recurrent."""
+
+    obs: dict[str, Tensor]
+    action: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    value: Tensor
+    target: Tensor
+    mask: Tensor
+    is_first: Tensor
+    state: Tree
+
+    def rows(self, index: Tensor) -> Samples:
+        """Return the samples with these numbers."""
+        take = lambda x: x.index_select(0, index)  # noqa: E731
+        values = {k: take(getattr(self, k)) for k in _PLAIN}
+        obs = {k: take(v) for k, v in self.obs.items()}
+        return Samples(obs=obs, state=_map_state(take, self.state), **values)
+
+
+_PLAIN = ("action", "log_prob", "advantage", "value", "target", "mask", "is_first")
+
+
+def _map_state(fn: Any, state: Tree) -> Tree:
+    return {k: tuple(fn(s) for s in v) for k, v in state.items()} if state else state
+
+
+class PPO(Workflow[PPOConfig]):
+    """Clipped policy gradient on whole rollouts."""
+
+    Config = PPOConfig
+    on_policy = True
+
+    def build(self, spec: Spec) -> None:
+        c = self.config
+        self.encoder = Encoder(c.encoder, spec.obs)
+        self.actor_net = c.network.build(self.encoder.out_dim)
+        self.critic_net = c.network.build(self.encoder.out_dim)
+        self.actor = policy_head(self.actor_net.out_dim, spec.action)
+        self.critic = linear(self.critic_net.out_dim, 1, 1.0)
+        self.recurrent = bool(self.actor_net.recurrent)
+        self.opt = self.optimizer(
+            "ppo", self.parameters(), OptimConfig(lr=c.lr, eps=c.adam_eps, clip=c.max_grad_norm)
+        )
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Return the memory of a recurrent network before the first step."""
+        if not self.recurrent:
+            return ()
+        nets = {"actor": self.actor_net, "critic": self.critic_net}
+        return {k: net.initial_state(num_envs, self.device) for k, net in nets.items()}
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Sample from the policy; in evaluation take its mode."""
+        x = self.encoder(self.tensors(step.obs))
+        if not self.recurrent:
+            dist = self.actor(self.actor_net(x)[0])
+            return Decision(dist.sample() if mode is Mode.TRAIN else dist.mode())
+        first = torch.from_numpy(step.is_first).to(x.device)[:, None]
+        y, actor = self.actor_net(x[:, None], state["actor"], first)
+        _, critic = self.critic_net(x[:, None], state["critic"], first)
+        dist = self.actor(y[:, 0])
+        extras = {f"{net}/{i}": s for net, parts in state.items() for i, s in enumerate(parts)}
+        action = dist.sample() if mode is Mode.TRAIN else dist.mode()
+        return Decision(action, {"actor": actor, "critic": critic}, extras)
+
+    @hook
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take `epochs` passes over one rollout [num_envs, t + 1]; its last step only bootstraps."""
+        c = self.config
+        left = 1.0 - phase.progress
+        self.opt.set_lr(c.lr * left if c.anneal_lr else c.lr)
+        clip = c.clip * left if c.anneal_clip else c.clip
+        samples = self.prepare(batch)
+        num = len(samples.action)
+        size = max(1, c.minibatch // samples.action.shape[1]) if self.recurrent else c.minibatch
+        history: list[Metrics] = []
+        for _ in range(c.epochs):
+            # the last rows join the minibatch before them: a remainder of a few would be all noise
+            cuts = [torch.arange(num)] if num < 2 * size else _cut(torch.randperm(num), size)
+            for index in cuts:
+                rows = samples if len(cuts) == 1 else samples.rows(index.to(self.device))
+                history.append(self.minibatch(rows, clip))
+            if c.target_kl is not None and history[-1]["kl"] > 1.5 * c.target_kl:
+                break
+        metrics = {k: torch.stack([m[k] for m in history]).mean() for k in history[0]}
+        return {**metrics, **self.diagnose(samples), "steps": torch.tensor(float(len(history)))}
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Samples:
+        """Compute old log-probabilities, values and advantages of a rollout, all at once.
+
+        Nothing changed the weights while the rollout was collected, so this is what acting saw.
+        """
+        c = self.config
+        state = self._stored_state(batch)
+        dist, value = self.evaluate(batch.obs, batch.is_first, state)
+        log_prob = dist.log_prob(batch.action)[:, :-1]
+        advantage = gae(batch.reward, value, batch.is_last, batch.is_terminal, c.gamma, c.lam)
+        target = advantage + value[:, :-1]
+        cut = {k: v[:, :-1] for k, v in batch.obs.items()}
+        samples = Samples(
+            cut, batch.action[:, :-1], log_prob, advantage, value[:, :-1], target,
+            ~batch.is_last[:, :-1], batch.is_first[:, :-1], state,
+        )  # fmt: skip
+        return samples if self.recurrent else _flatten(samples)
+
+    def _stored_state(self, batch: Batch) -> Tree:
+        """Return the memory as it was before the rollout's first step."""
+        if not self.recurrent:
+            return ()
+        out: dict[str, list[Tensor]] = {"actor": [], "critic": []}
+        for name in sorted(batch.extras):
+            out[name.split("/")[0]].append(batch.extras[name][:, 0])
+        return {k: tuple(v) for k, v in out.items()}
+
+    def evaluate(self, obs: dict[str, Tensor], is_first: Tensor, state: Tree) -> tuple[Dist, Tensor]:
+        """Return the policy and the value at each step."""
+        x = self.encoder(obs)
+        actor, critic = (state["actor"], state["critic"]) if self.recurrent else ((), ())
+        policy = self.actor(self.actor_net(x, actor, is_first)[0])
+        return policy, self.critic(self.critic_net(x, critic, is_first)[0])[..., 0]
+
+    def minibatch(self, s: Samples, clip: float) -> Metrics:
+        """Take one gradient step (eq. 7 and 9 of the paper)."""
+        c = self.config
+        dist, value = self.evaluate(s.obs, s.is_first, s.state)
+        advantage = _standardise(s.advantage, s.mask if self.recurrent else None) if c.normalize_advantage else s.advantage
+        change = dist.log_prob(s.action) - s.log_prob
+        ratio = change.exp()
+        surrogate = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        mean = (lambda x: x[s.mask].mean()) if self.recurrent else torch.mean
+        policy_loss = -mean(surrogate)
+        value_loss = mean(self._value_error(value, s))
+        loss = policy_loss + c.value_coef * value_loss
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss}
+        if c.entropy_coef:
+            metrics["entropy"] = mean(dist.entropy())
+            loss = loss - c.entropy_coef * metrics["entropy"]
+        metrics["grad_norm"] = self.opt.step(loss)
+        with torch.no_grad():  # Schulman's low-variance estimate of the divergence from the old policy
+            metrics["kl"] = mean(ratio - 1 - change)
+        return {k: v.detach() for k, v in metrics.items()}
+
+    def _value_error(self, value: Tensor, s: Samples) -> Tensor:
+        error = (value - s.target).square()
+        if self.config.clip_value is None:
+            return error
+        limit = self.config.clip_value
+        near = s.value + (value - s.value).clamp(-limit, limit)
+        return torch.max(error, (near - s.target).square())
+
+    @torch.no_grad()
+    def diagnose(self, s: Samples) -> Metrics:
+        """Return what tells a healthy run from a sick one."""
+        target, value = s.target[s.mask], s.value[s.mask]
+        explained = 1 - (target - value).var() / target.var().clamp(min=1e-8)
+        return {"explained_variance": explained, "value": value.mean(), "lr": torch.tensor(self.opt.lr)}
+
+
+def _cut(order: Tensor, size: int) -> list[Tensor]:
+    """Return consecutive pieces of at least `size`."""
+    num = len(order) // size
+    return list(order.tensor_split([size * i for i in range(1, num)]))
+
+
+def _flatten(s: Samples) -> Samples:
+    """Return the transitions of all environments in one row, without the void ones."""
+    keep = s.mask.flatten().nonzero()[:, 0]
+    take = lambda x: x.flatten(0, 1).index_select(0, keep)  # noqa: E731
+    values = {k: take(getattr(s, k)) for k in _PLAIN}
+    return Samples(obs={k: take(v) for k, v in s.obs.items()}, state=(), **values)
+
+
+def _standardise(x: Tensor, mask: Tensor | None) -> Tensor:
+    inside = x if mask is None else x[mask]
+    return (x - inside.mean()) / (inside.std() + 1e-8)
