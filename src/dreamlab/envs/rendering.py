@@ -32,9 +32,7 @@ def probe(backend: str, timeout_s: float = 60) -> bool:
     env.pop("PYOPENGL_PLATFORM", None)
     command = [sys.executable, "-c", PROBE]
     try:
-        done = subprocess.run(
-            command, env=env, timeout=timeout_s, capture_output=True, check=False
-        )
+        done = subprocess.run(command, env=env, timeout=timeout_s, capture_output=True, check=False)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0

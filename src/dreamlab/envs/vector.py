@@ -96,7 +96,8 @@ def array_spec(space: spaces.Space[Any]) -> ArraySpec:
     if not isinstance(space, spaces.Box):
         raise EnvError(f"a space of type {type(space).__name__} is not supported")
     dtype = "uint8" if space.dtype == np.uint8 else "float32"
-    bounded = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+    # Many environments say "unbounded" with the largest float.
+    bounded = bool((np.abs(space.low) < 1e30).all() and (np.abs(space.high) < 1e30).all())
     low, high = (float(space.low.min()), float(space.high.max())) if bounded else (None, None)
     return ArraySpec(space.shape, dtype, low=low, high=high)
 

@@ -1,4 +1,4 @@
-"""Wrappers of one environment: all keep the Gymnasium interface and take dictionary observations."""
+"""Wrappers of one environment: all keep its interface and take dictionary observations."""
 
 from __future__ import annotations
 
@@ -122,11 +122,12 @@ def resize(image: Any, size: tuple[int, int]) -> Any:
     """Return an image [h, w, c] at another size, bilinear with antialiasing."""
     from PIL import Image
 
+    height, width = size
     if image.shape[-1] in (3, 4):
         picture = Image.fromarray(np.ascontiguousarray(image))
-        return np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR))
+        return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
     planes = [Image.fromarray(np.ascontiguousarray(image[..., c])) for c in range(image.shape[-1])]
-    resized = [np.asarray(p.resize(size[::-1], Image.Resampling.BILINEAR)) for p in planes]
+    resized = [np.asarray(p.resize((width, height), Image.Resampling.BILINEAR)) for p in planes]
     return np.stack(resized, axis=-1)
 
 

@@ -80,7 +80,7 @@ class Crafter(gym.Env[Any, Any]):
 def make(
     task: str = "reward", size: tuple[int, int] = (64, 64), length: int = 10_000
 ) -> gym.Env[Any, Any]:
-    """Return the game, with (`reward`) or without (`noreward`) reward for achievements and health."""
+    """Return the game; `noreward` gives none for achievements and health, `reward` does."""
     if task not in TASKS:
         raise ConfigError(unknown("task of crafter", task, TASKS, "env.id"))
     crafter = require("crafter", "crafter")

@@ -25,7 +25,7 @@ VISION_20 = (*PROPRIO_18, "quadruped_run", "quadruped_walk")
 
 
 class ControlSuite(gym.Env[Any, Any]):
-    """One task. It never terminates unless the task says so (discount 0); 1000 steps truncate it."""
+    """One task. It terminates only where the task says so (discount 0); 1000 steps truncate it."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012
     render_mode = "rgb_array"
@@ -58,7 +58,7 @@ class ControlSuite(gym.Env[Any, Any]):
         return found
 
     def _obs(self, step: Any) -> dict[str, Any]:
-        out = {
+        out: dict[str, Any] = {
             short: np.atleast_1d(np.asarray(step.observation[name], np.float32))
             for name, short in self.names.items()
         }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,11 @@ PACKAGES: dict[str, tuple[str, str]] = {
         ("pointmaze-", "antmaze-", "humanoidmaze-", "antsoccer-", "cube-", "scene-", "puzzle-"),
         ("ogbench", "ogbench"),
     ),
-    **dict.fromkeys(("visual-", "powderworld-", "online-ant-", "online-antsoccer-"), ("ogbench", "ogbench")),
+    **dict.fromkeys(
+        ("visual-", "powderworld-", "online-ant-", "online-antsoccer-"), ("ogbench", "ogbench")
+    ),
 }
 NEEDS_GL = ("gymnasium_robotics", "ogbench")
-GLOBAL_RANDOM = ("ogbench",)
 EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale": "atari"}
 NOT_FOUND = (gym.error.NameNotFound, gym.error.NamespaceNotFound, gym.error.VersionNotFound)
 
@@ -55,8 +58,37 @@ def make(task: str, render_mode: str | None = "rgb_array", **options: Any) -> gy
         raise EnvError(f"{error}\n{unknown('environment', task, known, 'env.id')}") from None
     except TypeError as error:
         raise EnvError(f"env.options: {task} did not accept them: {error}") from error
-    env = share_context(env)
-    return OwnRandom(env) if module in GLOBAL_RANDOM else env
+    return _mended(share_context(env), module)
+
+
+def _mended(env: gym.Env[Any, Any], module: str | None) -> gym.Env[Any, Any]:
+    """Return an environment without the known faults of its package."""
+    if module == "ogbench":
+        return OwnRandom(env)
+    if module == "vizdoom.gymnasium_wrapper":
+        return _Doom(env)
+    return env
+
+
+class _Doom(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps Doom's settings out of the working folder, and time limits apart from terminations."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        base: Any = env.unwrapped
+        base.frames_per_step = base.frame_skip
+        self.folder = tempfile.TemporaryDirectory(prefix="vizdoom-")
+        base.game.set_doom_config_path(f"{self.folder.name}/vizdoom.ini")
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated and not truncated, truncated, info
+
+    def close(self) -> None:
+        super().close()
+        self.folder.cleanup()
+        with contextlib.suppress(OSError):
+            Path("_vizdoom").rmdir()  # the game makes it where it is started, and leaves it empty
 
 
 def _make_id(task: str, render_mode: str | None, options: dict[str, Any]) -> gym.Env[Any, Any]:

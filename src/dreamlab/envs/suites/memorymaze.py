@@ -37,9 +37,7 @@ class MemoryMaze(gym.Env[Any, Any]):
 
     def _obs(self, step: Any) -> dict[str, Any]:
         self.image = np.asarray(step.observation["image"], np.uint8)
-        out: dict[str, Any] = {
-            k: np.asarray(step.observation[k], np.float32) for k in self.extra
-        }
+        out: dict[str, Any] = {k: np.asarray(step.observation[k], np.float32) for k in self.extra}
         return {**out, "image": self.image}
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
@@ -52,7 +50,8 @@ class MemoryMaze(gym.Env[Any, Any]):
         """Begin both sources of chance anew: the simulation's, and the one that draws mazes."""
         self.env._random_state.seed(seed)
         maze = self.env.task._maze_arena.maze
-        type(maze).__init__(
+        begin: Any = type(maze).__init__
+        begin(
             maze,
             height=maze._height,
             width=maze._width,

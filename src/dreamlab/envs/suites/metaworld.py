@@ -43,6 +43,13 @@ class MetaWorld(gym.Wrapper[Any, Any, Any, Any]):
         final = {"success": self.success} if truncated else {}
         return np.asarray(obs, np.float32), float(reward), False, bool(truncated), final
 
+    def render(self) -> Any:
+        # Some of its cameras hang upside down.
+        base: Any = self.unwrapped
+        up = base.data.cam_xmat[base.mujoco_renderer.camera_id].reshape(3, 3)[2, 1]
+        frame: Any = self.env.render()
+        return frame[::-1, ::-1] if up < -0.3 else frame
+
 
 def make(
     task: str,
