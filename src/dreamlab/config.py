@@ -16,7 +16,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dreamlab.core.config import Part, dump, load, part
+from dreamlab.core.config import Part, check_options, dump, load, locate
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.phase import Phase
 from dreamlab.engine.accelerate import ComputeConfig
@@ -64,6 +64,8 @@ class LabConfig:
     precision: str = "fp32"
     deterministic: bool = False
     threads: int = 0
+    tiny: bool = False
+    """Shrink networks, buffers and phases so that everything happens within seconds (for debugging)."""
     env: EnvConfig = field(default_factory=EnvConfig)
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -162,26 +164,61 @@ def load_config(node: dict[str, Any]) -> LabConfig:
     node = migrate(node)
     if "workflow" not in node:
         raise ConfigError(unknown("workflow", "", choices("experiment"), "no algorithm was chosen: use +experiment=NAME"))
-    for group, home in (("workflow", ""), ("buffers", "dreamlab.data")):
-        if group in node:
-            node[group] = _parts(node[group], home, group)
+    if node.get("tiny"):
+        node = shrink(node)
+    buffers = node.get("buffers", {})
+    node["workflow"] = _part(node["workflow"], "", "workflow")
+    node["buffers"] = {k: _part({"_target_": "replay", **v}, "dreamlab.data", f"buffers.{k}") for k, v in buffers.items()}
     return load(LabConfig, node, "")
 
 
-def _parts(node: Any, home: str, where: str) -> Any:
-    """Turn `_target_` nodes into parts whose options were checked."""
-    from dreamlab.core.config import check_options
-
-    if not isinstance(node, dict):
-        raise ConfigError(f"{where}: expected a mapping, got {node!r}")
-    if home:
-        return {k: _parts({"_target_": "replay", **v}, "", f"{where}.{k}") for k, v in node.items()}
-    if "_target_" not in node:
+def _part(node: Any, home: str, where: str) -> Part:
+    """Return the part that a `_target_` node names, its options checked."""
+    if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"{where}: _target_ is missing: it names the class, e.g. dreamlab.workflows.ppo.PPO")
     options = {k: v for k, v in node.items() if k != "_target_"}
-    result = Part(str(node["_target_"]), options, "dreamlab.data" if where.startswith("buffers") else "")
+    result = Part(str(node["_target_"]), options, home)
     check_options(result.cls(f"{where}._target_"), options, where)
     return result
+
+
+SMALL_BUFFER = {"capacity": 2_000, "batch": 8, "length": 16, "min_steps": 64}
+
+
+def shrink(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration that reaches every phase within seconds on a laptop.
+
+    Networks become what the workflow calls tiny; buffers and batches shrink; every phase but the
+    last is cut to a few steps. Windows keep their length where the algorithm needs it (2, n + 1).
+    """
+    workflow = dict(node["workflow"])
+    cls = locate(str(workflow.get("_target_", "")), "workflow._target_")
+    workflow = _merge(getattr(cls, "tiny", {}), workflow)
+    training = dict(node.get("training", {}))
+    phases = [dict(p) for p in training.get("phases", [])]
+    for phase in phases:
+        if "collect_ticks" in phase:
+            phase["collect_ticks"] = min(phase["collect_ticks"], 16)
+        if phase is not phases[-1]:
+            for key, most in (("duration_steps", 128), ("duration_updates", 8), ("duration_cycles", 4)):
+                if key in phase:
+                    phase[key] = min(phase[key], most)
+    buffers = {
+        name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if k in b}}
+        for name, b in node.get("buffers", {}).items()
+    }
+    return {**node, "workflow": workflow, "buffers": buffers, "training": {**training, "phases": phases}}
+
+
+def _merge(base: Any, over: Any) -> Any:
+    """Return `over` on top of `base`; a part the user chose is left as the user wrote it."""
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return over
+    out = {**base, **over}
+    for key in base.keys() & over.keys():
+        chosen = isinstance(over[key], dict) and "_target_" in over[key]
+        out[key] = over[key] if chosen else _merge(base[key], over[key])
+    return out
 
 
 def migrate(node: dict[str, Any]) -> dict[str, Any]:
@@ -230,4 +267,4 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(k): v for k, v in node.items()}
 
 
-__all__ = ["LabConfig", "compose", "dump", "load_config", "part", "read_yaml", "to_yaml"]
+__all__ = ["LabConfig", "compose", "dump", "load_config", "read_yaml", "to_yaml"]

@@ -35,7 +35,8 @@ class Workflow(nn.Module, ABC, Generic[C]):
     """
 
     Config: ClassVar[type]
-    on_policy: ClassVar[bool] = False
+    tiny: ClassVar[dict[str, Any]] = {}
+    """Options that make it as small as it can be and still work: for debugging and for tests."""
 
     def __init__(self, config: C, spec: Spec) -> None:
         super().__init__()
@@ -86,4 +87,4 @@ class Workflow(nn.Module, ABC, Generic[C]):
             opt.load_state_dict(state[name])
 
 
-__all__ = ["Batch", "Decision", "Metrics", "Mode", "OptimConfig", "Phase", "Spec", "Step", "Tree", "Workflow", "hook"]
+__all__ = ["Batch", "Decision", "Metrics", "Mode", "Phase", "Spec", "Step", "Workflow", "hook"]

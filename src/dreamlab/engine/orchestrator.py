@@ -204,6 +204,7 @@ class Orchestrator:
             self.run_log.event("interrupted", env_frames=self.counters.env_frames)
             self.run_log.update(status="interrupted")
             return "interrupted"
+        self.parts.logger.drop("eval/")  # an evaluation due at this very frame is not counted twice
         result = self.evaluate(video=self.config.eval.video)
         self.flush()
         self.save()

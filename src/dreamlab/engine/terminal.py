@@ -44,7 +44,7 @@ class Terminal:
     def say(self, text: str) -> None:
         """Print a line that stays."""
         if self.kind != "off":
-            (self.live.console if self.live else self.console).print(text, highlight=False, markup=False)
+            (self.live.console if self.live else self.console).print(text, highlight=False, markup=False, soft_wrap=True)
 
     def tick(self, phase: str, done: float, total: float, unit: str) -> None:
         """Move the bar."""

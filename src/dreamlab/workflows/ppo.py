@@ -7,7 +7,7 @@ at the start of the rollout is replayed from what was stored when acting.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ class PPO(Workflow[PPOConfig]):
     """Clipped policy gradient on whole rollouts."""
 
     Config = PPOConfig
-    on_policy = True
+    tiny: ClassVar[dict[str, Any]] = {"network": {"hidden": (8, 8)}, "epochs": 2, "minibatch": 32}
 
     def build(self, spec: Spec) -> None:
         c = self.config

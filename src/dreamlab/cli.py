@@ -1,0 +1,260 @@
+"""The command `dreamlab` and its verbs."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dreamlab import __version__
+from dreamlab.core.errors import LabError
+
+USAGE = """dreamlab <verb> [options]
+
+  train     +experiment=NAME [key=value ...]     train, or go on with the run in run.dir
+  resume    FOLDER [training.total_frames=N]     go on with an interrupted run
+  eval      FOLDER [--episodes N]                measure a trained policy, write a video
+  plan      +experiment=NAME [key=value ...]     parameters, memory, disk and hours, before training
+  check     env=ID [key=value ...]               validate an environment
+  doctor                                         what works on this machine
+  demo                                           train something in two minutes and show it
+
+train, plan: --cfg job prints the whole configuration and stops.
+`dreamlab train` without arguments lists the experiments."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; a user's mistake is one message and exit code 2, never a traceback."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    if args[0] == "--version":
+        print(f"dreamlab {__version__}")
+        return 0
+    try:
+        return _verb(args[0])(args[1:])
+    except LabError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped at once; the last checkpoint is whole", file=sys.stderr)
+        return 130
+
+
+def _verb(name: str) -> Callable[[list[str]], int]:
+    from dreamlab.core.errors import unknown
+
+    if name not in VERBS:
+        raise LabError(unknown("verb", name, VERBS, "dreamlab"))
+    return VERBS[name]
+
+
+def train(args: list[str]) -> int:
+    """Train; `seed=1,2,3` trains each seed in turn."""
+    from dreamlab.config import choices, compose, load_config, to_yaml
+
+    if not args:
+        print("experiments:", ", ".join(choices("experiment")))
+        return 0
+    args, cfg = _take_cfg(args)
+    for overrides in _seeds(args):
+        config = load_config(compose(overrides))
+        if cfg:
+            print(to_yaml(config), end="")
+            continue
+        if _train(config) == "interrupted":
+            return 130
+    return 0
+
+
+def _take_cfg(args: list[str]) -> tuple[list[str], bool]:
+    """Split Hydra's `--cfg job` off the arguments."""
+    if "--cfg" not in args:
+        return args, False
+    at = args.index("--cfg")
+    if args[at + 1 : at + 2] != ["job"]:
+        raise LabError("--cfg: only `--cfg job` is known; it prints the configuration and stops")
+    return args[:at] + args[at + 2 :], True
+
+
+def _seeds(args: list[str]) -> list[list[str]]:
+    """Return one list of overrides per seed; each has its own folder."""
+    at = next((i for i, a in enumerate(args) if a.startswith("seed=") and "," in a), None)
+    if at is None:
+        return [args]
+    folder = next((a.split("=", 1)[1] for a in args if a.startswith("run.dir=")), None)
+    rest = [a for i, a in enumerate(args) if i != at and not a.startswith("run.dir=")]
+    out: list[list[str]] = []
+    for seed in args[at].split("=", 1)[1].split(","):
+        extra = [f"run.dir={folder}/seed_{seed}"] if folder else []
+        out.append([*rest, f"seed={seed}", *extra])
+    return out
+
+
+def _train(config: Any) -> str:
+    """Train one configuration in its folder; return how it ended."""
+    from dreamlab import build
+    from dreamlab.engine.terminal import Terminal
+    from dreamlab.runs.plot import learning_curve
+    from dreamlab.runs.run import FolderLock
+
+    build.check(config)
+    run, config, found = build.open_run(config)
+    with FolderLock(run.folder):
+        terminal = Terminal(config.log.terminal, config.name)
+        try:
+            loop = build.build(config, run, terminal)
+        except BaseException:
+            if not found:  # nothing happened in it yet
+                shutil.rmtree(run.folder)
+            raise
+        resumed = found and loop.load()
+        terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
+        status = loop.run()
+    learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
+    final = run.manifest.get("final_eval") or {}
+    score = f", eval return {final['eval/return']:.4g}" if final and status == "finished" else ""
+    terminal.say(f"{status}: {run.folder}{score}")
+    return status
+
+
+def resume(args: list[str]) -> int:
+    """Go on with a run from its own configuration."""
+    from dreamlab.config import load_config, read_yaml
+    from dreamlab.core.errors import ConfigError
+
+    if not args:
+        raise LabError("dreamlab resume FOLDER")
+    folder, overrides = Path(args[0]), args[1:]
+    config = load_config(read_yaml(folder / "config.yaml"))
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key != "training.total_frames" or not value.replace("_", "").isdigit():
+            raise ConfigError(
+                f"resume: {override!r}: only training.total_frames=N may change; for other options start a new run"
+            )
+        config = replace(config, training=replace(config.training, total_frames=int(value)))
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    return 130 if _train(config) == "interrupted" else 0
+
+
+def evaluate(args: list[str]) -> int:
+    """Measure a trained policy."""
+    from dreamlab import build
+    from dreamlab.core.files import write_json
+
+    parser = argparse.ArgumentParser(prog="dreamlab eval")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--checkpoint", default="latest", help="latest, best, or a name in checkpoints/")
+    parser.add_argument("--seed", type=int, default=20_000)
+    parser.add_argument("--video", action="store_true")
+    options = parser.parse_args(args)
+    trained = build.load_policy(options.folder, options.checkpoint)
+    changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
+    evaluator = build.build_evaluator(replace(trained.config, eval=changed))
+    video = options.folder / "videos" / f"eval_seed{options.seed}.mp4" if options.video else None
+    result = evaluator.run(trained.workflow, trained.statistics, video)
+    metrics = {"env_frames": trained.env_frames, **result.metrics()}
+    write_json(options.folder / "report" / "eval.json", {**metrics, "returns": result.returns})
+    for name, value in metrics.items():
+        print(f"{name:18s} {value:.6g}")
+    if result.video:
+        print(f"video              {result.video}")
+    return 0
+
+
+def plan(args: list[str]) -> int:
+    """Print what a run will cost, from a few seconds of it in a scratch folder."""
+    from dreamlab import build
+    from dreamlab.config import compose, load_config, to_yaml
+    from dreamlab.engine.plan import make_plan
+    from dreamlab.engine.terminal import Terminal
+    from dreamlab.engine.watch import disk_free, memory_available
+    from dreamlab.runs.run import Run
+
+    args, cfg = _take_cfg(args)
+    config = load_config(compose(args))
+    if cfg:
+        print(to_yaml(config), end="")
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Run(Path(scratch) / "run")
+        run.folder.mkdir()
+        loop = build.build(config, run, Terminal("off", config.name))
+        envs = loop.parts.collector.envs
+        sizes = {
+            k: build.buffer_bytes(p, loop.workflow, envs.spec, envs.num_envs)
+            for k, p in config.buffers.items()
+        }
+        result = make_plan(loop, sizes)
+        stored = {k: getattr(getattr(b, "config", None), "storage", "ram") for k, b in loop.parts.buffers.items()}
+    gib = 2**30
+    rows = [("parameters", f"{result.parameters:,}")]
+    rows += [(f"buffer {k}", f"{v / gib:.3f} GiB when full, in {stored[k]}") for k, v in sizes.items()]
+    rows += [
+        ("memory free", f"{memory_available() / gib:.1f} GiB"),
+        ("disk", f"{result.disk_bytes / gib:.3f} GiB of {disk_free(Path.cwd()) / gib:.1f} GiB free"),
+        ("one tick", f"{1e3 * result.tick_s:.2f} ms ({envs.num_envs / result.tick_s:,.0f} decisions/s)"),
+        ("one update", f"{1e3 * result.update_s:.2f} ms"),
+        ("env frames", f"{result.env_frames:,}"),
+        ("updates", f"{result.updates:,.0f}"),
+        ("expected time", _duration(3600 * result.hours)),
+    ]
+    for name, value in rows:
+        print(f"{name:16s} {value}")
+    return 0
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def check_env(args: list[str]) -> int:
+    """Validate an environment; exit code 1 if it breaks the contract."""
+    from dreamlab.build import env_config
+    from dreamlab.config import compose
+    from dreamlab.envs.check import check
+
+    return _report(check(env_config(compose(args))))
+
+
+def doctor(args: list[str]) -> int:
+    """Report what works on this machine."""
+    from dreamlab.envs.doctor import doctor as examine
+
+    _report(examine())
+    return 0
+
+
+def _report(findings: Sequence[Any]) -> int:
+    for finding in findings:
+        print(f"{finding.level:8s} {finding.text}")
+    return 1 if any(f.level == "error" for f in findings) else 0
+
+
+def demo(args: list[str]) -> int:
+    """Train the built-in example and show what came of it."""
+    from dreamlab.demo import run_demo
+
+    return run_demo(args)
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "resume": resume,
+    "eval": evaluate,
+    "plan": plan,
+    "check": check_env,
+    "doctor": doctor,
+    "demo": demo,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Tells what a run will cost before it is started: parameters, memory, disk, hours."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from dreamlab.core.phase import Phase
+from dreamlab.engine.orchestrator import Orchestrator
+
+MAX_TICKS = 2_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run needs; bytes are those at full replay."""
+
+    parameters: int
+    buffer_bytes: dict[str, int]
+    checkpoint_bytes: int
+    disk_bytes: int
+    tick_s: float
+    """One decision of every environment, stored."""
+    update_s: float
+    """One batch drawn and every update hook run on it."""
+    env_frames: int
+    updates: float
+    hours: float
+
+
+def measure(loop: Orchestrator, seconds: float = 5.0) -> tuple[float, float]:
+    """Return the seconds of one tick and of one update, by doing some of each."""
+    phase = next((p for p in loop.scheduler.phases if p.update_hooks), loop.scheduler.phases[0])
+    buffer = loop.parts.buffers[phase.buffer]
+    ticks, start = 0, time.monotonic()
+    while ticks < MAX_TICKS and (time.monotonic() - start < seconds / 2 or not _can_sample(loop, phase, ticks)):
+        step = phase.collect_ticks if phase.train_ratio is None else 8
+        loop.parts.collector.collect(step, buffer)
+        ticks += step
+        if phase.train_ratio is None and buffer.ready():
+            break
+    tick_s = (time.monotonic() - start) / max(ticks, 1)
+    if not phase.update_hooks:
+        return tick_s, 0.0
+    times: list[float] = []
+    batch = buffer.sample()
+    start = time.monotonic()
+    while len(times) < 3 or (time.monotonic() - start < seconds / 2 and len(times) < 200):
+        began = time.monotonic()
+        if phase.train_ratio is not None:
+            batch = buffer.sample()
+        for name in phase.update_hooks:
+            getattr(loop.workflow, name)(batch, phase=phase)
+        times.append(time.monotonic() - began)
+    return tick_s, sorted(times)[len(times) // 2]
+
+
+def _can_sample(loop: Orchestrator, phase: Phase, ticks: int) -> bool:
+    length = getattr(getattr(loop.parts.buffers[phase.buffer], "config", None), "length", 1)
+    return ticks > 2 * length + 2
+
+
+def updates_of(phase: Phase, frames: int, loop: Orchestrator) -> float:
+    """Return how many updates a phase makes while it collects `frames`."""
+    if phase.duration_updates is not None:
+        return float(phase.duration_updates)
+    if not phase.update_hooks:
+        return 0.0
+    if phase.duration_cycles is not None:
+        return float(phase.duration_cycles)
+    envs = loop.parts.collector.envs
+    decisions = frames / envs.frames_per_tick
+    if phase.train_ratio is None:
+        return decisions / (phase.collect_ticks * envs.num_envs)
+    return decisions * phase.train_ratio / loop.parts.buffers[phase.buffer].steps_per_sample
+
+
+def make_plan(loop: Orchestrator, buffer_bytes: dict[str, int], seconds: float = 5.0) -> Plan:
+    """Measure a loop that was built in a scratch folder, and add up what its phases will take."""
+    tick_s, update_s = measure(loop, seconds)
+    envs, scheduler = loop.parts.collector.envs, loop.scheduler
+    planned = scheduler.planned_frames()
+    fixed = [p.duration_steps or 0 for p in scheduler.phases]
+    if scheduler.total_frames is not None and scheduler.extended >= 0:
+        fixed[scheduler.extended] = max(0, planned - sum(fixed[: scheduler.extended]))
+    updates = sum(updates_of(p, f, loop) for p, f in zip(scheduler.phases, fixed, strict=True))
+    ticks = sum(fixed) / (envs.frames_per_tick * envs.num_envs)
+    weights = sum(p.numel() for p in loop.workflow.parameters())
+    checkpoint = weights * 4 * 3  # weights and two moments
+    kept = max(2, loop.config.checkpoint.keep) + int(loop.config.checkpoint.keep_best)
+    return Plan(
+        parameters=weights,
+        buffer_bytes=buffer_bytes,
+        checkpoint_bytes=checkpoint,
+        disk_bytes=sum(buffer_bytes.values()) + kept * checkpoint,
+        tick_s=tick_s,
+        update_s=update_s,
+        env_frames=sum(fixed),
+        updates=updates,
+        hours=(ticks * tick_s + updates * update_s) / 3600,
+    )
