@@ -1,0 +1,24 @@
+"""What every test shares: shape checking of the tensor packages, and a rule about GPU tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("MPLBACKEND", "Agg")
+torch.set_num_threads(1)
+
+# under test every `Float[Tensor, "b t"]` is enforced; at run time it costs nothing
+_hook = install_import_hook(["dreamlab.ops", "dreamlab.nn"], "beartype.beartype")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test marked gpu runs only where there is one; the marker is the only way to ask for it."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

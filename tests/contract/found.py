@@ -1,0 +1,47 @@
+"""Finds every workflow in the package, and an experiment that runs it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+
+import yaml
+
+import dreamlab.workflows
+from dreamlab.config import config_dir
+from dreamlab.core.workflow import Workflow
+
+
+def workflows() -> list[type[Workflow]]:
+    found = []
+    for info in pkgutil.iter_modules(dreamlab.workflows.__path__, "dreamlab.workflows."):
+        module = importlib.import_module(info.name)
+        found += [
+            v
+            for v in vars(module).values()
+            if inspect.isclass(v)
+            and issubclass(v, Workflow)
+            and v.__module__ == info.name
+            and not inspect.isabstract(v)
+        ]
+    return found
+
+
+@cache
+def experiments() -> dict[str, list[str]]:
+    """Return the experiments of each workflow, by the workflow's dotted name."""
+    out: dict[str, list[str]] = {}
+    for path in sorted((config_dir() / "experiment").glob("*.yaml")):
+        target = yaml.safe_load(path.read_text()).get("workflow", {}).get("_target_")
+        out.setdefault(target, []).append(path.stem)
+    return out
+
+
+def experiments_of(cls: type[Workflow]) -> list[str]:
+    return experiments().get(f"{cls.__module__}.{cls.__qualname__}", [])
+
+
+CASES = [(cls, name) for cls in workflows() for name in experiments_of(cls)]
+IDS = [name for _, name in CASES]

@@ -1,0 +1,98 @@
+"""What holds for every workflow in the folder, without any of them being listed."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.tree import tree_leaves
+from tests.contract.found import CASES, IDS, experiments_of, workflows
+from tests.helpers import metrics, open_loop, run_for
+
+ENVS = (
+    ["env.suite=dummy", "env.id=identity", "++env.options={}"],
+    ["env.suite=dummy", "env.id=identity", "++env.options={continuous: true}"],
+)
+
+
+def small(name: str, env: list[str]) -> list[str]:
+    return [
+        f"+experiment={name}", "tiny=true", *env, "env.num_envs=2", "env.repeat=1", "++env.normalize_obs=null",
+        "++env.normalize_reward=null", "++env.size=null", "++env.gray=false", "++env.frame_stack=1",
+        "++env.time_limit=null", "env.vector=sync", "training.total_frames=700",
+        "log.every_frames=100", "eval.every_frames=300", "eval.episodes=2", "eval.num_envs=1",
+        "eval.video=false", "device=cpu", "checkpoint.every_frames=250", "checkpoint.every_s=0",
+    ]  # fmt: skip
+
+
+def make(folder: Path, name: str):
+    """Return the loop of an experiment, shrunk, on the dummy environment its actions suit."""
+    try:
+        return open_loop(folder, *small(name, ENVS[0]))
+    except ConfigError as error:
+        if "continuous" not in str(error) and "discrete" not in str(error):
+            raise
+        for path in folder.glob("*"):
+            path.unlink()
+        return open_loop(folder, *small(name, ENVS[1]))
+
+
+@pytest.mark.parametrize("cls", workflows(), ids=lambda c: c.__name__)
+def test_every_workflow_has_an_experiment_and_calls_something_tiny(cls):
+    assert experiments_of(cls), f"{cls.__name__} needs a file in configs/experiment"
+    assert cls.tiny, f"{cls.__name__} needs `tiny` options: the debug preset and these tests use them"
+    assert cls.hooks()
+
+
+@pytest.mark.parametrize(("cls", "name"), CASES, ids=IDS)
+def test_interrupted_and_resumed_equals_uninterrupted(cls, name, tmp_path):
+    straight = make(tmp_path / "a", name)
+    assert run_for(straight, None) == "finished"
+    for actions in (3, 7, 19):  # inside the first phases, and later; three interruptions in one run
+        assert run_for(make(tmp_path / "b", name), actions) == "interrupted"
+    resumed = make(tmp_path / "b", name)
+    assert run_for(resumed, None) == "finished"
+    assert straight.counters == resumed.counters
+    assert straight.counters.updates > 3
+    for (key, a), (_, b) in zip(
+        plain(straight.workflow.state_dict()), plain(resumed.workflow.state_dict()), strict=True
+    ):
+        assert a == b, key
+    assert_same_buffers(straight, resumed)
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+def assert_same_buffers(a, b):
+    for name, buffer in a.parts.buffers.items():
+        ours, theirs = pickle.dumps(plain(buffer.save())), pickle.dumps(plain(b.parts.buffers[name].save()))
+        assert ours == theirs, name
+        if hasattr(buffer, "store"):
+            for key, value in buffer.store.data.items():
+                assert torch.equal(value, b.parts.buffers[name].store.data[key]), (name, key)
+
+
+def plain(tree):
+    return [(k, v.numpy().tobytes() if isinstance(v, torch.Tensor) else repr(v)) for k, v in tree_leaves(tree)]
+
+
+@pytest.mark.parametrize(("cls", "name"), CASES, ids=IDS)
+def test_gradients_reach_every_parameter_and_metrics_are_finite(cls, name, tmp_path):
+    loop = make(tmp_path, name)
+    before = {k: v.clone() for k, v in loop.workflow.named_parameters()}
+    run_for(loop, None)
+    still = [k for k, v in loop.workflow.named_parameters() if torch.equal(v, before[k])]
+    assert not [k for k in still if dict(loop.workflow.named_parameters())[k].requires_grad], still
+    for record in metrics(tmp_path):
+        assert all(isinstance(v, int | float) for v in record.values()), record
+
+
+@pytest.mark.parametrize("cls", workflows(), ids=lambda c: c.__name__)
+def test_options_are_documented_by_the_dataclass(cls):
+    assert cls.Config.__doc__
+    assert not cls.Config.__doc__.startswith(f"{cls.Config.__name__}("), "write a docstring, not the generated one"
+    assert fields(cls.Config)

@@ -1,0 +1,45 @@
+"""Small runs for tests: built like the command line builds them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dreamlab import build
+from dreamlab.config import LabConfig, compose, load_config
+from dreamlab.engine.orchestrator import Orchestrator
+from dreamlab.engine.terminal import Terminal
+
+
+def config_of(*overrides: str) -> LabConfig:
+    return load_config(compose(list(overrides)))
+
+
+def open_loop(folder: Path, *overrides: str) -> Orchestrator:
+    """Return the loop of a run folder, new or resumed, as `dreamlab train` would make it."""
+    run, config, found = build.open_run(config_of(*overrides, f"run.dir={folder}", "log.terminal=off"))
+    loop = build.build(config, run, Terminal("off", config.name))
+    if found:
+        loop.load()
+    return loop
+
+
+def run_for(loop: Orchestrator, actions: int | None) -> str:
+    """Run a loop; stop it, as Ctrl-C would, after this many actions."""
+    if actions is not None:
+        inner, left = loop._do, [actions]
+
+        def counted(action: str) -> None:
+            inner(action)
+            left[0] -= 1
+            loop.stop_requested = left[0] <= 0
+
+        loop._do = counted  # type: ignore[method-assign]
+    return loop.run()
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a run without what depends on the clock."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
