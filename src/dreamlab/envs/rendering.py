@@ -27,7 +27,7 @@ assert renderer.render().max() > 0
 
 
 def probe(backend: str, timeout_s: float = 60) -> bool:
-    """Tell whether MuJoCo can draw with a backend; tried in a process of its own, for it may crash."""
+    """Tell whether MuJoCo can draw with a backend; in a process of its own, for it may crash."""
     env = {**os.environ, "MUJOCO_GL": backend}
     env.pop("PYOPENGL_PLATFORM", None)
     command = [sys.executable, "-c", PROBE]

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import sys
 import tempfile
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def make(task: str, render_mode: str | None = "rgb_array", **options: Any) -> gy
             f"Install it with: pip install 'dreamlab[{extra}]'"
         ) from error
     except NOT_FOUND as error:
-        known = [n for n in gym.registry if "/" not in n]
+        known = get_close_matches(task, list(gym.registry), n=10, cutoff=0.3)
         raise EnvError(f"{error}\n{unknown('environment', task, known, 'env.id')}") from None
     except TypeError as error:
         raise EnvError(f"env.options: {task} did not accept them: {error}") from error
