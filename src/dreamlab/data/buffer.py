@@ -71,13 +71,13 @@ class Buffer(Protocol):
 
 
 def record(step: Step, decision: Decision) -> dict[str, Array | Tensor]:
-    """Return a step and its decision as one flat dictionary."""
+    """Return a step and its decision as one flat dictionary, without any gradient graph."""
     out: dict[str, Array | Tensor] = {f"obs/{k}": v for k, v in step.obs.items()}
-    out["action"] = decision.action
+    out["action"] = decision.action.detach()
     out["reward"], out["is_first"] = step.reward, step.is_first
     out["is_last"], out["is_terminal"] = step.is_last, step.is_terminal
     for k, v in decision.extras.items():
-        out[f"extras/{k}"] = v
+        out[f"extras/{k}"] = v.detach()
     return out
 
 

@@ -1,4 +1,4 @@
-"""Experience replay: one stream of steps per environment, sampled as windows of consecutive steps."""
+"""Experience replay: one stream of steps per environment, drawn as windows of consecutive steps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from dreamlab.core import rng as random
 from dreamlab.core.config import Part, part
-from dreamlab.core.errors import ConfigError
+from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.types import Array, Batch, Decision, Step
 from dreamlab.data.buffer import Place, as_tensor, batch_of, record
+from dreamlab.data.chunks import ChunkFiles
 from dreamlab.data.samplers import Sampler, Window
-from dreamlab.data.storage import ChunkFiles, Store
+from dreamlab.data.storage import Store, send
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class ReplayConfig:
     sampler: Part = part("uniform", home="dreamlab.data")
     storage: Literal["ram", "pinned", "gpu", "disk"] = "ram"
     min_steps: int = 0
-    """Steps that must be stored before the first batch is drawn."""
+    """Steps that must be stored before the first batch is drawn; a full replay is always enough."""
 
 
 class Replay:
-    """Keeps the latest steps of each environment; a step is named by its id, `tick * num_envs + env`.
+    """Keeps the latest steps of each environment; a step's id is `tick * num_envs + env`.
 
     tick      0    1    2    3    4         `added` = 5 ticks were stored
     env 0     0    2    4    6    8         ids with two environments
@@ -55,10 +56,10 @@ class Replay:
         self.rng = np.random.default_rng(place.seed)
         self.store: Store | None = None
         self.sampler: Sampler | None = None
-        self.added, self.saved = 0, 0
+        self.added, self.saved, self.saves = 0, 0, 0
+        self.drawable = False
         self.episode = np.zeros((0, 0), np.int64)
         self.current = np.zeros(place.num_envs, np.int64)
-        self.out: dict[str, Tensor] = {}
         self.files = ChunkFiles(place.folder) if place.folder is not None else None
         self.offsets = torch.arange(config.length) * place.num_envs
 
@@ -71,7 +72,7 @@ class Replay:
         return self.config.batch * self.config.length
 
     def nbytes(self) -> int:
-        return 0 if self.store is None else self.store.nbytes
+        return 0 if self.store is None else self.store.nbytes + self.episode.nbytes
 
     def add(self, step: Step, decision: Decision) -> None:
         """Store one step of every environment, with the action and extras decided from it."""
@@ -90,116 +91,163 @@ class Replay:
         """Do nothing: the step that follows is stored by the next add."""
 
     def _allocate(self, row: dict[str, Tensor]) -> None:
-        per_tick = sum(v.nbytes for v in row.values())
-        if self.config.max_bytes is not None:
-            self.ticks = min(self.ticks, max(self.config.max_bytes // per_tick, self.config.length + 1))
-        self.store = Store(row, self.ticks, self.config.storage, self.place)
+        """Make room for steps that look like `row`."""
+        config, per_tick = self.config, sum(v.nbytes for v in row.values()) + self.current.nbytes
+        if config.max_bytes is not None:
+            self.ticks = min(self.ticks, config.max_bytes // per_tick)
+            if self.ticks <= config.length:
+                need = per_tick * (config.length + 1)
+                raise ConfigError(
+                    f"replay: max_bytes={config.max_bytes}, but one window takes {need}"
+                )
+        self.store = Store(row, self.ticks, config.storage, self.place)
         self.episode = np.zeros((self.ticks, self.num_envs), np.int64)
-        self.sampler = self.config.sampler.build(self.ticks * self.num_envs)
+        self.sampler = config.sampler.build(self.ticks * self.num_envs)
 
     def _announce(self) -> None:
-        """Tell the sampler which windows this tick has completed."""
-        tick = self.added - self.config.length
+        """Tell the sampler which windows this tick has completed, and which it has destroyed."""
+        tick, lost = self.added - self.config.length, self.added - 1 - self.ticks
         assert self.sampler is not None
-        if tick < 0 or not self.sampler.learns:
+        if tick < 0 or (self.drawable and not self.sampler.learns):
             return
         ids = tick * self.num_envs + np.arange(self.num_envs)
-        self.sampler.insert(ids, self._valid(ids))
+        usable = self._valid(ids)
+        self.drawable = self.drawable or bool(usable.any())
+        if lost >= 0 and self.config.length > 1:
+            ids = np.concatenate([lost * self.num_envs + np.arange(self.num_envs), ids])
+            usable = np.concatenate([np.zeros(self.num_envs, bool), usable])
+        self.sampler.insert(ids, usable)
 
     def _valid(self, ids: Array) -> Array:
         """Tell which starts obey the `windows` rule."""
         if self.config.windows == "across":
             return np.ones(len(ids), bool)
-        reach = 1 if self.config.windows == "transitions" else self.config.length - 1
+        last = self.config.length - 1
+        reach = min(1, last) if self.config.windows == "transitions" else last
         tick, env = ids // self.num_envs, ids % self.num_envs
         same = self.episode[tick % self.ticks, env]
         return same == self.episode[(tick + reach) % self.ticks, env]
 
     def ready(self) -> bool:
         """Tell whether enough is stored to draw a batch."""
-        return self.added >= self.config.length + 1 and len(self) >= self.config.min_steps
+        enough = min(self.config.min_steps, self.ticks * self.num_envs)
+        return self.drawable and self.added > self.config.length and len(self) >= enough
 
     def window(self) -> Window:
         """Return the starts that exist now."""
         oldest = max(0, self.added - self.ticks) * self.num_envs
         newest = (self.added - self.config.length + 1) * self.num_envs
-        return Window(oldest, newest, None if self.config.windows == "across" else self._valid)
+        valid = None if self.config.windows == "across" else self._valid
+        return Window(oldest, newest, valid, self.num_envs)
 
     def sample(self) -> Batch:
         """Draw windows of consecutive steps by the sampler's choice.
 
         `is_first` is set on the first step of every window because whatever came before it is
         unknown; `is_last` is set before a seam even if the episode was abandoned there.
+        `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
         """
-        assert self.store is not None and self.sampler is not None, "nothing is stored yet"
+        assert self.store is not None, "nothing is stored yet"
+        assert self.sampler is not None
         ids, weight = self.sampler.draw(self.window(), self.config.batch, self.rng)
         index = torch.from_numpy(ids)[:, None] + self.offsets
         rows = self.read(index)
         rows["is_first"][:, 0] = True
         rows["is_last"][:, :-1] |= rows["is_first"][:, 1:]
         if weight is not None:
-            rows["extras/weight"] = torch.from_numpy(weight).to(self.place.device)
+            scaled = torch.from_numpy((weight / weight.max()).astype(np.float32))
+            rows["extras/weight"] = send(scaled, self.store.device)
         return batch_of(rows, index)
 
     def read(self, index: Tensor) -> dict[str, Tensor]:
         """Return the steps with these ids [b, t] on the device of the run."""
         assert self.store is not None
-        return self.store.read(index % (self.ticks * self.num_envs))
+        return self.store.read(index % self.store.rows)
 
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
-        """Write extras back at the steps `index`; `priority` [b] goes to the sampler.
+        """Write extras [b, t, ...] back at the steps `index`; `priority` [b] goes to the sampler.
 
-        Steps that were overwritten since they were drawn are left alone.
+        Steps that were overwritten since they were drawn are left alone. Of a step that is in the
+        batch twice, the last value stays.
         """
-        assert self.store is not None and self.sampler is not None
-        rest = dict(extras)
+        assert self.store is not None
+        assert self.sampler is not None
+        ids, rest = index.cpu().numpy(), dict(extras)
         if (priority := rest.pop("priority", None)) is not None:
-            self.sampler.update(index[:, 0].numpy(), priority.detach().float().cpu().numpy())
+            self.sampler.update(ids[:, 0], priority.detach().float().cpu().numpy())
         if not rest:
             return
-        flat = index.reshape(-1)
-        live = flat >= (self.added - self.ticks) * self.num_envs
-        rows = flat[live] % (self.ticks * self.num_envs)
+        keep = self._latest(ids.reshape(-1))
+        rows = torch.from_numpy(ids.reshape(-1)[keep] % self.store.rows)
         for name, value in rest.items():
-            if f"extras/{name}" not in self.store.data:
-                raise ConfigError(f"replay: extras {name!r} were never stored by act()")
-            self.store.patch(f"extras/{name}", rows, value.detach().flatten(0, 1)[live.to(value.device)])
+            if (key := f"extras/{name}") not in self.store.data:
+                known = [k[7:] for k in self.store.data if k.startswith("extras/")]
+                raise ConfigError(unknown("extra stored by act()", name, known, "replay"))
+            assert value.shape[:2] == index.shape, (name, tuple(value.shape), tuple(index.shape))
+            flat = value.detach().flatten(0, 1)
+            if len(keep) < len(flat):
+                flat = flat.index_select(0, send(torch.from_numpy(keep), flat.device))
+            self.store.patch(key, rows, flat)
+
+    def _latest(self, ids: Array) -> Array:
+        """Return the places of ids that are still stored, each only where it occurs last."""
+        _, from_end = np.unique(ids[::-1], return_index=True)
+        places = np.sort(len(ids) - 1 - from_end)
+        return places[ids[places] >= (self.added - self.ticks) * self.num_envs]
 
     def save(self) -> dict[str, Any]:
-        """Append the steps that are not on disk yet, and return the state that leads back here."""
-        state: dict[str, Any] = {
+        """Append what is not on disk yet, and return the state that leads back here."""
+        if self.files is not None and self.store is not None:
+            # a run that died before its first checkpoint leaves files nobody knows about
+            self.files.truncate(self.saves, self.saved)
+            self.saves += 1
+            self.files.append_patch(self.store, self.saves, self.saved, self.added)
+            first = max(self.saved, self.added - self.ticks)
+            self.files.append(self.store, self.episode, first, self.added)
+            self.saved = self.added
+        return {
             "added": self.added,
             "ticks": self.ticks,
+            "saves": self.saves,
             "rng": random.generator_state(self.rng),
             "current": self.current.copy(),
             "sampler": self.sampler.get_state() if self.sampler is not None else {},
         }
-        if self.files is not None and self.store is not None:
-            first = max(self.saved, self.added - self.ticks)
-            self.files.append(self.store, self.episode, first, self.added)
-            self.saved = self.added
-        return state
 
     def load(self, state: dict[str, Any]) -> None:
         """Come back to a state: read what it had stored, forget what was stored after it."""
-        self.added, self.saved = int(state["added"]), int(state["added"])
+        self.added, self.saves = int(state["added"]), int(state["saves"])
+        self.saved = self.added
         random.set_generator_state(self.rng, state["rng"])
         self.current = np.array(state["current"])
-        if self.added == 0 or self.files is None:
-            return
-        self.files.truncate(self.added)
-        for first, chunk, episode in self.files.read(self.added - int(state["ticks"]), self.added):
+        self.store, self.sampler, self.drawable = None, None, False
+        if self.files is not None:
+            self.files.truncate(self.saves, self.saved)
+        if self.added > 0:
+            self._load_steps(int(state["ticks"]))
+            assert self.sampler is not None
+            self.sampler.set_state(state["sampler"])
+            window = self.window()
+            self.drawable = bool(self._valid(np.arange(window.oldest, window.newest)).any())
+
+    def _load_steps(self, ticks: int) -> None:
+        if self.files is None:
+            raise CheckpointError("replay: it had no folder to save its steps in")
+        for first, chunk, episode in self.files.read(max(0, self.added - ticks), self.added):
             if self.store is None:
                 self._allocate({k: v[0] for k, v in chunk.items()})
             assert self.store is not None
-            slots = torch.arange(first, first + len(episode)) % self.ticks
-            self.store.fill(slots, chunk)
-            self.episode[slots.numpy()] = episode
-        assert self.sampler is not None and self.store is not None
-        self.files.apply_patches(self.store, self.added, self.num_envs)
-        self.sampler.set_state(state["sampler"])
+            if self.ticks != ticks:
+                then, now = ticks * self.num_envs, self.ticks * self.num_envs
+                raise CheckpointError(f"replay: saved with room for {then} steps, now it has {now}")
+            self.store.fill(first, chunk)
+            self.episode[np.arange(first, first + len(episode)) % self.ticks] = episode
+        assert self.store is not None
+        self.files.apply_patches(self.store, self.added)
 
     def prune(self, states: list[dict[str, Any]]) -> None:
-        """Delete files older than every one of these states needs."""
+        """Delete files that none of these states needs."""
         if self.files is not None and states:
-            self.files.prune(min(int(s["added"]) - int(s["ticks"]) for s in states))
+            first = min(int(s["added"]) - int(s["ticks"]) for s in states)
+            save = min(int(s["saves"]) for s in states)
+            self.files.prune(save, max(0, first), self.num_envs)

@@ -77,21 +77,23 @@ class Rollout:
         return self.closed and self.count == self.config.length
 
     def sample(self) -> Batch:
-        """Return the whole rollout, environments first, and begin a new one."""
+        """Return the whole rollout, environments first, and begin a new one.
+
+        It is a copy: the next steps are stored while it may still be in use.
+        """
+        assert self.ready(), f"the rollout holds {self.count} ticks of {self.config.length}"
         self.count, self.closed = 0, False
-        rows = {k: v.transpose(0, 1).to(self.place.device) for k, v in self.data.items()}
-        return batch_of(rows)
+        whole = {k: v.transpose(0, 1) for k, v in self.data.items()}
+        copies = {k: v.clone(memory_format=torch.contiguous_format) for k, v in whole.items()}
+        return batch_of({k: v.to(self.place.device) for k, v in copies.items()})
 
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
         """Do nothing: a rollout is used once."""
 
     def save(self) -> dict[str, Any]:
         """Return everything; a rollout is small."""
-        return {
-            "count": self.count,
-            "closed": self.closed,
-            "data": {k: v.clone() for k, v in self.data.items()},
-        }
+        data = {k: v.clone() for k, v in self.data.items()} if self.count else {}
+        return {"count": self.count, "closed": self.closed, "data": data}
 
     def load(self, state: dict[str, Any]) -> None:
         """Come back to a state returned by `save`."""

@@ -1,4 +1,4 @@
-"""Which windows a replay draws. A start is named by its id: `tick * num_envs + env`, never reused."""
+"""Which windows a replay draws. A start has an id, `tick * num_envs + env`, never reused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.errors import LabError
 from dreamlab.core.types import Array
 
-MAX_TRIES = 1000
+MAX_TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,23 @@ class Window:
 
     oldest: int
     newest: int
-    valid: Callable[[Array], Array] | None
+    valid: Callable[[Array], Array] | None = None
     """Tells which starts may be drawn (None: all of them)."""
+    num_envs: int = 1
+
+    def ids(self) -> Array:
+        """Return every start that may be drawn."""
+        ids = np.arange(self.oldest, self.newest)
+        ids = ids if self.valid is None else ids[self.valid(ids)]
+        if not ids.size:
+            raise LabError(
+                "replay: no valid window is stored; the episodes are shorter than the window. "
+                "Use windows=across, or a shorter length."
+            )
+        return ids
+
+
+Draw = tuple[Array, Array | None]
 
 
 class Sampler(Protocol):
@@ -31,12 +46,15 @@ class Sampler(Protocol):
     learns: bool
     """Whether `insert` does anything; asked at every step stored."""
 
-    def draw(self, window: Window, num: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """Return `num` ids of valid starts and their importance weights, if it has any."""
+    def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
+        """Return `num` ids of valid starts and their importance weights, if it has any.
+
+        A weight is 1 where the start is drawn as often as a uniform sampler would draw it.
+        """
         ...
 
     def insert(self, ids: Array, usable: Array) -> None:
-        """Learn that the windows starting at `ids` are complete now; unusable ones are never drawn."""
+        """Learn that the windows starting at `ids` are complete; unusable ones are never drawn."""
         ...
 
     def update(self, ids: Array, priority: Array) -> None:
@@ -63,20 +81,17 @@ class _Stateless:
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-def _retry(draw: Callable[[int], Array], window: Window, num: int) -> Array:
-    """Draw until `num` starts are valid."""
-    ids = draw(num)
+def _retry(draw: Callable[[int], Array], window: Window, num: int) -> tuple[Array, Array]:
+    """Draw until `num` starts are valid; return them and the places that never were."""
+    ids, bad = draw(num), np.zeros(0, np.int64)
     if window.valid is None:
-        return ids
+        return ids, bad
     for _ in range(MAX_TRIES):
         bad = np.flatnonzero(~window.valid(ids))
-        if bad.size == 0:
-            return ids
+        if not bad.size:
+            break
         ids[bad] = draw(bad.size)
-    raise LabError(
-        f"replay: found no valid window in {MAX_TRIES} tries; episodes are shorter than the window "
-        "length. Use windows=across, or a shorter length."
-    )
+    return ids, bad
 
 
 @dataclass(frozen=True)
@@ -91,8 +106,11 @@ class Uniform(_Stateless):
 
     def __init__(self, config: UniformConfig, capacity: int) -> None: ...
 
-    def draw(self, window: Window, num: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        return _retry(lambda n: rng.integers(window.oldest, window.newest, n), window, num), None
+    def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
+        ids, bad = _retry(lambda n: rng.integers(window.oldest, window.newest, n), window, num)
+        if bad.size:  # valid starts are so rare that listing them is the way to find one
+            ids[bad] = rng.choice(window.ids(), bad.size)
+        return ids, None
 
 
 @dataclass(frozen=True)
@@ -103,26 +121,31 @@ class RecencyConfig:
 
 
 class Recency(_Stateless):
-    """Recent starts more often: the probability of age a is proportional to a^-exponent."""
+    """Recent starts more often: the probability of age a is proportional to a^-exponent.
+
+    The age counts ticks, and is 1 for the newest complete window. Environments are equally likely.
+    """
 
     Config = RecencyConfig
 
     def __init__(self, config: RecencyConfig, capacity: int) -> None:
-        self.exponent = config.exponent
+        self.weights = np.arange(1, capacity + 1, dtype=np.float64) ** -config.exponent
+        self.sums = np.cumsum(self.weights)
 
-    def draw(self, window: Window, num: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        count = window.newest - window.oldest
-        return _retry(lambda n: window.newest - 1 - self._ages(n, count, rng), window, num), None
+    def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
+        ticks = (window.newest - window.oldest) // window.num_envs
 
-    def _ages(self, num: int, count: int, rng: np.random.Generator) -> Array:
-        """Invert the distribution function of the (continuous) power law on [1, count + 1]."""
-        u, top = rng.random(num), count + 1.0
-        if abs(self.exponent - 1.0) < 1e-6:
-            age = top**u
-        else:
-            e = 1.0 - self.exponent
-            age = ((top**e - 1.0) * u + 1.0) ** (1.0 / e)
-        return np.minimum(age.astype(np.int64) - 1, count - 1)
+        def choose(n: int) -> Array:
+            age = np.searchsorted(self.sums[:ticks], rng.random(n) * self.sums[ticks - 1], "right")
+            first = window.newest - np.minimum(age + 1, ticks) * window.num_envs
+            return first + rng.integers(0, window.num_envs, n)
+
+        ids, bad = _retry(choose, window, num)
+        if bad.size:
+            every = window.ids()
+            weight = self.weights[(window.newest - 1 - every) // window.num_envs]
+            ids[bad] = rng.choice(every, bad.size, p=weight / weight.sum())
+        return ids, None
 
 
 @dataclass(frozen=True)
@@ -136,10 +159,15 @@ class PrioritisedConfig:
     beta_draws: int = 100_000
     """Batches after which `beta_final` is reached."""
     eps: float = 1e-6
+    """Added to every priority, so that a start without error can be drawn again."""
+
+    def __post_init__(self) -> None:
+        if self.eps <= 0:
+            raise ValueError(f"eps must be positive, got {self.eps}")
 
 
 class Prioritised:
-    """A start as often as its last error was large; new ones first have the largest priority so far."""
+    """A start as often as its last error was large; new ones have the largest priority so far."""
 
     Config = PrioritisedConfig
     learns = True
@@ -148,51 +176,53 @@ class Prioritised:
         self.config = config
         self.capacity = capacity
         self.tree = SumTree(capacity)
-        self.ids = np.full(capacity, -1, np.int64)
-        self.top, self.draws = 1.0, 0
+        self.ids = np.full(capacity, -1, np.int64)  # -1: nothing to draw in this row
+        self.top, self.draws, self.usable = 1.0, 0, 0
 
     def insert(self, ids: Array, usable: Array) -> None:
-        rows = ids % self.capacity
-        self.ids[rows] = ids
-        self.tree.set(rows, np.where(usable, self.top, 0.0))
+        for_row = ids % self.capacity
+        self.usable -= int(np.count_nonzero(self.ids[for_row] >= 0))
+        self.ids[for_row] = np.where(usable, ids, -1)
+        self.usable += int(np.count_nonzero(usable))
+        self.tree.set(for_row, np.where(usable, self.top, 0.0))
 
-    def draw(self, window: Window, num: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
+    def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         c, total = self.config, self.tree.total
         if total <= 0:
-            raise LabError("replay: no valid window to draw; episodes are shorter than the window length")
+            window.ids()  # raises: there is none
         strata = (np.arange(num) + rng.random(num)) / num
-        rows = self.tree.find(np.minimum(strata * total, np.nextafter(total, 0)))
-        ids = self.ids[rows]
-        stale = (ids < window.oldest) | (ids >= window.newest) | (self.tree.get(rows) <= 0)
-        if stale.any():  # rounding in the tree, or a start just overwritten
-            fallback = _retry(lambda n: rng.integers(window.oldest, window.newest, n), window, int(stale.sum()))
-            ids, rows = ids.copy(), rows.copy()
-            ids[stale], rows[stale] = fallback, fallback % self.capacity
+        rows = self.tree.find(strata * total)
         beta = c.beta + (c.beta_final - c.beta) * min(1.0, self.draws / c.beta_draws)
         self.draws += 1
-        probability = np.maximum(self.tree.get(rows) / total, 1e-12)
-        weight = (probability * (window.newest - window.oldest)) ** -beta
-        return ids, (weight / weight.max()).astype(np.float32)
+        return self.ids[rows], (self.tree.get(rows) / total * self.usable) ** -beta
 
     def update(self, ids: Array, priority: Array) -> None:
+        """Learn priorities; starts overwritten meanwhile and values not finite are ignored."""
         rows = ids % self.capacity
-        live = (self.ids[rows] == ids) & (self.tree.get(rows) > 0)
-        value = (np.abs(priority[live].astype(np.float64)) + self.config.eps) ** self.config.exponent
+        live = (self.ids[rows] == ids) & np.isfinite(priority)
+        size = np.abs(priority[live].astype(np.float64))
+        value = (size + self.config.eps) ** self.config.exponent
         self.tree.set(rows[live], value)
         if value.size:
             self.top = max(self.top, float(value.max()))
 
     def get_state(self) -> dict[str, Any]:
-        return {"tree": self.tree.leaves().copy(), "ids": self.ids.copy(), "top": self.top, "draws": self.draws}
+        leaves = self.tree.leaves().copy()
+        return {"tree": leaves, "ids": self.ids.copy(), "top": self.top, "draws": self.draws}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.ids = np.array(state["ids"])
+        self.usable = int(np.count_nonzero(self.ids >= 0))
         self.tree.set(np.arange(self.capacity), np.array(state["tree"]))
         self.top, self.draws = float(state["top"]), int(state["draws"])
 
 
 class SumTree:
-    """Sums of non-negative numbers in a binary tree: find by cumulative sum in log time."""
+    """Sums of non-negative numbers in a binary tree: find by cumulative sum in log time.
+
+    A sum is always that of its two children as they are now, so it depends on the leaves alone and
+    not on the order in which they were set.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.depth = max(1, int(np.ceil(np.log2(capacity))))
@@ -219,15 +249,16 @@ class SumTree:
             self.nodes[at] = self.nodes[2 * at] + self.nodes[2 * at + 1]
 
     def find(self, sums: Array) -> Array:
-        """Return the first row at which the running sum exceeds each of `sums`."""
+        """Return the first row at which the running sum exceeds each of `sums`; never a zero."""
         at, rest = np.ones(len(sums), np.int64), sums.copy()
         for _ in range(self.depth):
             at *= 2
             left = self.nodes[at]
-            right = rest >= left
+            # rounding may leave a rest that no leaf covers: it must not lead into an empty branch
+            right = (rest >= left) & (self.nodes[at + 1] > 0)
             rest -= np.where(right, left, 0.0)
             at += right
-        return np.minimum(at - self.size, self.capacity - 1)
+        return at - self.size
 
 
 @dataclass(frozen=True)
@@ -240,31 +271,38 @@ class MixtureConfig:
     prioritised_sampler: Part = part("prioritised", home="dreamlab.data")
     recency_sampler: Part = part("recency", home="dreamlab.data")
 
+    def __post_init__(self) -> None:
+        shares = (self.uniform, self.prioritised, self.recency)
+        if min(shares) < 0 or sum(shares) == 0:
+            raise ValueError(f"the shares must be positive or zero, and not all zero: {shares}")
+
 
 class Mixture:
     """Every window from one of several samplers, chosen by their shares."""
 
     Config = MixtureConfig
-    learns = True
 
     def __init__(self, config: MixtureConfig, capacity: int) -> None:
-        members: dict[str, tuple[float, Any]] = {
-            "uniform": (config.uniform, Uniform(UniformConfig(), capacity)),
-            "prioritised": (config.prioritised, config.prioritised_sampler.build(capacity)),
-            "recency": (config.recency, config.recency_sampler.build(capacity)),
+        shares = {k: getattr(config, k) for k in ("uniform", "prioritised", "recency")}
+        parts = {
+            "uniform": Part("uniform", home="dreamlab.data"),
+            "prioritised": config.prioritised_sampler,
+            "recency": config.recency_sampler,
         }
-        self.members = {k: s for k, (share, s) in members.items() if share > 0}
-        shares = np.array([share for share, _ in members.values() if share > 0])
-        self.shares = shares / shares.sum()
+        self.members: dict[str, Sampler] = {
+            k: parts[k].build(capacity) for k, share in shares.items() if share > 0
+        }
+        self.shares = np.array([shares[k] for k in self.members]) / sum(shares.values())
+        self.learns = any(s.learns for s in self.members.values())
 
-    def draw(self, window: Window, num: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
+    def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         counts = rng.multinomial(num, self.shares)
         ids, weights = [], []
         for count, sampler in zip(counts, self.members.values(), strict=True):
             if count:
                 drawn, weight = sampler.draw(window, int(count), rng)
                 ids.append(drawn)
-                weights.append(np.ones(count, np.float32) if weight is None else weight)
+                weights.append(np.ones(count) if weight is None else weight)
         has_weights = "prioritised" in self.members
         return np.concatenate(ids), np.concatenate(weights) if has_weights else None
 

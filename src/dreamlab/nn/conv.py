@@ -28,7 +28,8 @@ class ImageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         lead = image.shape[:-3]
-        x = image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2).to(self.head[0].weight.dtype) / 255
+        x = image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2)
+        x = x.to(next(self.parameters()).dtype) / 255
         return self.head(self.body(x).flatten(1)).view(*lead, -1)
 
 
@@ -60,7 +61,9 @@ class CNN(ImageEncoder):
         small = min(shape[:2]) < 36
         sizes = ((3, 2), (3, 2), (3, 1)) if small else ((8, 4), (4, 2), (3, 1))
         layers: list[nn.Module] = []
-        for i, o, (kernel, stride) in zip((shape[2], d, 2 * d), (d, 2 * d, 2 * d), sizes, strict=True):
+        for i, o, (kernel, stride) in zip(
+            (shape[2], d, 2 * d), (d, 2 * d, 2 * d), sizes, strict=True
+        ):
             layers += [conv(i, o, kernel, stride, 1 if small else 0), nn.ReLU()]
         self.body = nn.Sequential(*layers)
         self.finish(shape, config.out_dim)
@@ -79,7 +82,9 @@ class Residual(nn.Module):
 
     def __init__(self, depth: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.ReLU(), conv(depth, depth, 3, 1, 1), nn.ReLU(), conv(depth, depth, 3, 1, 1))
+        self.layers = nn.Sequential(
+            nn.ReLU(), conv(depth, depth, 3, 1, 1), nn.ReLU(), conv(depth, depth, 3, 1, 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.layers(x)

@@ -13,7 +13,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Dist(Protocol):
-    """What every distribution here offers; log-probabilities are summed over an action's entries."""
+    """What every distribution offers; log-probabilities are summed over an action's entries."""
 
     def sample(self) -> Tensor: ...
     def mode(self) -> Tensor: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,8 @@ class EnsembleLinear(nn.Module):
     def __init__(self, num: int, in_dim: int, out_dim: int) -> None:
         super().__init__()
         layers = [nn.Linear(in_dim, out_dim) for _ in range(num)]
-        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]).contiguous())
+        weights = torch.stack([layer.weight.detach().T for layer in layers])
+        self.weight = nn.Parameter(weights.contiguous())
         self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,11 +27,13 @@ class EnsembleLinear(nn.Module):
 class EnsembleMLP(nn.Module):
     """`num` MLPs with `out_dim` outputs: [b, in] to [num, b, out_dim]."""
 
-    def __init__(self, num: int, dims: list[int], out_dim: int, act: Act = "relu", norm: bool = False) -> None:
+    def __init__(
+        self, num: int, dims: list[int], out_dim: int, act: Act = "relu", norm: bool = False
+    ) -> None:
         super().__init__()
         self.num = num
         layers: list[nn.Module] = []
-        for a, b in zip(dims[:-1], dims[1:], strict=True):
+        for a, b in pairwise(dims):
             layers.append(EnsembleLinear(num, a, b))
             if norm:
                 layers.append(nn.LayerNorm(b))

@@ -28,7 +28,9 @@ def linear(in_dim: int, out_dim: int, gain: float | None = None) -> nn.Linear:
     return layer
 
 
-def stack(dims: list[int], act: Act, norm: bool = False, gain: float | None = None) -> nn.Sequential:
+def stack(
+    dims: list[int], act: Act, norm: bool = False, gain: float | None = None
+) -> nn.Sequential:
     """Return linear layers between these sizes, each followed by its activation."""
     layers: list[nn.Module] = []
     for a, b in pairwise(dims):
@@ -63,7 +65,9 @@ class Identity(Memoryless):
         super().__init__()
         self.out_dim = in_dim
 
-    def forward(self, x: Tensor, state: Any = (), is_first: Tensor | None = None) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Tensor, state: Any = (), is_first: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         return x, state
 
 
@@ -88,5 +92,7 @@ class MLP(Memoryless):
         self.layers = stack([in_dim, *config.hidden], config.act, config.norm, config.gain)
         self.out_dim = config.hidden[-1] if config.hidden else in_dim
 
-    def forward(self, x: Tensor, state: Any = (), is_first: Tensor | None = None) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Tensor, state: Any = (), is_first: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         return self.layers(x), state

@@ -1,4 +1,4 @@
-"""A causal transformer over the last steps of an episode, with the interface of a recurrent network."""
+"""A causal transformer over the last steps of an episode, used like a recurrent network."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class Transformer(nn.Module):
         return past, torch.zeros(batch, self.context - 1, dtype=torch.bool, device=device)
 
     def forward(self, x: Tensor, state: Any, is_first: Tensor) -> tuple[Tensor, Any]:
-        """Run over time; the state holds the inputs before the first step, and which of them count."""
+        """Run over time; the state holds the inputs before the first step, and which count."""
         past, seen = state
         seen = seen & ~is_first[:, :1]
         x = torch.cat([past, x], 1)
         exists = torch.cat([seen, torch.ones_like(is_first)], 1)
         starts = torch.cat([torch.zeros_like(seen), is_first], 1).cumsum(1)
-        # every query looks through its own window, so that ages mean the same in acting and training
+        # every query looks through its own window: ages mean the same in acting and training
         windows = x.unfold(1, self.context, 1).transpose(2, 3)
-        visible = (exists & (starts == starts)).unfold(1, self.context, 1)
-        visible = visible & (starts.unfold(1, self.context, 1) == starts[:, self.context - 1 :, None])
+        same = starts.unfold(1, self.context, 1) == starts[:, self.context - 1 :, None]
+        visible = exists.unfold(1, self.context, 1) & same
         y = self._attend(windows.flatten(0, 1), visible.flatten(0, 1))
         keep = slice(x.shape[1] - self.context + 1, None)
         alive = exists[:, keep] & (starts[:, keep] == starts[:, -1:])

@@ -14,7 +14,7 @@ def huber(error: Float[Tensor, "*b"], delta: float = 1.0) -> Float[Tensor, "*b"]
 
 
 def project_categorical(
-    support: Float[Tensor, "n"], target: Float[Tensor, "b n"], probs: Float[Tensor, "b n"]
+    support: Float[Tensor, " n"], target: Float[Tensor, "b n"], probs: Float[Tensor, "b n"]
 ) -> Float[Tensor, "b n"]:
     """Return the distribution on `support` nearest to `probs` on the atoms `target`.
 

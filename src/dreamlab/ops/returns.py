@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -47,8 +47,8 @@ def gae(
     reward       -     r1    r2        -          r4      received on arriving there
     advantage    A0    A1    x         A3                 A[i] = d[i] + gamma lam A[i+1]
     d[i] = r[i+1] + gamma v[i+1] - v[i], without v[i+1] if step i+1 is terminal.
-    The sum stops at is_last. Nothing is learnt from the last step of an episode: its action is void,
-    and its advantage (x) is 0.
+    The sum stops at is_last. Nothing is learnt from the last step of an episode: its action is
+    void, and its advantage (x) is 0.
     """
     follow = (~is_terminal[:, 1:]).to(value.dtype)
     delta = reward[:, 1:] + gamma * value[:, 1:] * follow - value[:, :-1]
@@ -68,8 +68,8 @@ def n_step(
     is_last: Bool[Tensor, "b t"],
     is_terminal: Bool[Tensor, "b t"],
     gamma: float,
-) -> tuple[Float[Tensor, "b"], Float[Tensor, "b"], Tensor]:
-    """Return the discounted reward over a window, the bootstrap's factor, and the step it is taken at.
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"], Int[Tensor, " b"]]:
+    """Return a window's discounted reward, the bootstrap's factor, and the step it is taken at.
 
     step      0    1    2    3 = n         target = sum_i gamma^(i-1) r[i] + factor * V(obs[at])
     reward    -    r1   r2   r3            at = n, or the first step at which the episode ends;

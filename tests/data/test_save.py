@@ -1,0 +1,237 @@
+"""A replay that was saved and loaded goes on as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dreamlab.core.errors import CheckpointError
+from dreamlab.data import chunks
+from dreamlab.data.replay import Replay
+from tests.data.streams import assert_same_future, assert_true_to_index, feed, replay, through_disk
+
+SAMPLERS: list[Any] = [
+    "uniform",
+    "recency",
+    "prioritised",
+    {"_target_": "mixture", "uniform": 0.5, "prioritised": 0.3, "recency": 0.2},
+]
+
+
+def train(buffer: Replay, updates: int) -> None:
+    """Draw, and write priorities and latents back."""
+    for _ in range(updates):
+        batch = buffer.sample()
+        assert batch.index is not None
+        buffer.update(
+            batch.index,
+            {"priority": batch.reward[:, 0] % 3, "latent": torch.cos(batch.extras["latent"])},
+        )
+
+
+def loaded(folder: Path, state: dict[str, Any], **options: Any) -> Replay:
+    """Return a new replay in the same folder, come back to `state`."""
+    buffer = replay(folder=folder, **options)
+    buffer.load(through_disk(state, folder))
+    return buffer
+
+
+def content(buffer: Replay) -> dict[str, torch.Tensor]:
+    assert buffer.store is not None
+    names = {k: v.clone() for k, v in buffer.store.data.items()}
+    return {**names, "episode": torch.from_numpy(buffer.episode.copy())}
+
+
+def assert_same_content(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["uniform", "recency", "prioritised", "mixture"])
+@pytest.mark.parametrize("ticks", [6, 33, 100])
+def test_a_loaded_replay_has_the_same_future(sampler: Any, ticks: int, tmp_path: Path):
+    options: dict[str, Any] = {"sampler": sampler, "windows": "transitions"}
+    buffer = replay(folder=tmp_path, **options)
+    feed(buffer, ticks)
+    train(buffer, 3)
+    other = loaded(tmp_path, buffer.save(), **options)
+    assert_same_content(content(buffer), content(other))
+    assert_same_future(buffer, other)
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_write_backs_between_saves_survive(storage: str, tmp_path: Path):
+    buffer = replay(folder=tmp_path, storage=storage, sampler="prioritised")
+    state = buffer.save()
+    for ticks in (15, 4, 0, 9, 0, 30):  # within the ring, around it, and standing still
+        feed(buffer, ticks)
+        train(buffer, 4)
+        state = buffer.save()
+    before = content(buffer)
+    other = loaded(tmp_path, state, sampler="prioritised")
+    assert_same_content(before, content(other))
+    assert_same_future(buffer, other, ticks=5)
+
+
+def test_bfloat16_survives(tmp_path: Path):
+    buffer = replay(folder=tmp_path)
+    feed(buffer, 25, dtype=torch.bfloat16)
+    buffer.save()
+    train(buffer, 2)
+    other = loaded(tmp_path, buffer.save())
+    assert content(other)["extras/latent"].dtype == torch.bfloat16
+    assert_same_content(content(buffer), content(other))
+
+
+def test_every_older_state_comes_back_though_newer_ones_were_written(tmp_path: Path):
+    buffer = replay(folder=tmp_path, sampler="prioritised")
+    states, contents = [], []
+    for ticks in (10, 7, 0, 5, 0, 11):
+        feed(buffer, ticks)
+        train(buffer, 3)
+        states.append(buffer.save())
+        contents.append(content(buffer))
+    for state, before in reversed(list(zip(states, contents, strict=True))):
+        assert_same_content(before, content(loaded(tmp_path, state, sampler="prioritised")))
+
+
+def test_a_run_that_goes_on_from_an_older_state_forgets_the_newer_one(tmp_path: Path):
+    buffer = replay(folder=tmp_path)
+    feed(buffer, 10)
+    old = buffer.save()
+    feed(buffer, 30)
+    train(buffer, 3)
+    buffer.save()
+    again = loaded(tmp_path, old)
+    feed(again, 3)
+    state = again.save()
+    other = loaded(tmp_path, state)
+    assert other.added == 13
+    assert_same_content(content(again), content(other))
+    assert [p.name for p in sorted(tmp_path.glob("*_*.pt"))] == ["steps_0_10.pt", "steps_10_13.pt"]
+
+
+def test_files_of_a_run_that_died_before_its_first_checkpoint_are_not_believed(tmp_path: Path):
+    dead = replay(folder=tmp_path)
+    feed(dead, 9)
+    dead.save()
+    feed(dead, 9)
+    dead.save()
+    buffer = replay(folder=tmp_path)
+    feed(buffer, 12)
+    assert buffer.store is not None
+    buffer.store.data["reward"] += 1  # another life than the dead one's
+    other = loaded(tmp_path, buffer.save())
+    assert_same_content(content(buffer), content(other))
+
+
+def test_the_state_of_an_empty_replay_empties_it(tmp_path: Path):
+    buffer = replay(folder=tmp_path, sampler="prioritised")
+    empty = buffer.save()
+    feed(buffer, 30)
+    buffer.save()
+    buffer.load(through_disk(empty, tmp_path))
+    assert len(buffer) == 0
+    assert not buffer.ready()
+    fresh = replay(sampler="prioritised")
+    for each in (buffer, fresh):
+        feed(each, 30)
+    assert_same_future(buffer, fresh, ticks=3)
+
+
+def test_more_steps_than_fit_between_two_saves_leave_no_hole(tmp_path: Path):
+    buffer = replay(folder=tmp_path)
+    feed(buffer, 8)
+    buffer.save()
+    feed(buffer, 55)
+    other = loaded(tmp_path, buffer.save())
+    assert_same_content(content(buffer), content(other))
+    assert_true_to_index(other.sample())
+
+
+def test_a_large_save_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    buffer = replay(folder=tmp_path)
+    feed(buffer, 20)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 500)  # 62 bytes a tick
+    other = loaded(tmp_path, buffer.save())
+    assert len(list(tmp_path.glob("steps_*.pt"))) == 3
+    assert_same_content(content(buffer), content(other))
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    buffer = replay(folder=tmp_path)
+    for _ in range(3):
+        feed(buffer, 5)
+        state = buffer.save()
+    (tmp_path / "steps_5_10.pt").unlink()
+    with pytest.raises(CheckpointError, match="tick 5 to 15 are missing"):
+        loaded(tmp_path, state)
+
+
+def test_another_capacity_than_the_saved_one_is_refused(tmp_path: Path):
+    buffer = replay(folder=tmp_path)
+    feed(buffer, 30)
+    with pytest.raises(CheckpointError, match="room for 40 steps, now it has 60"):
+        loaded(tmp_path, buffer.save(), capacity=60)
+
+
+def test_a_replay_without_a_folder_says_that_its_steps_are_lost():
+    buffer = replay()
+    feed(buffer, 5)
+    with pytest.raises(CheckpointError, match="no folder"):
+        replay().load(buffer.save())
+
+
+# -- pruning -----------------------------------------------------------------------------------
+
+
+def test_pruning_keeps_what_the_retained_states_need(tmp_path: Path):
+    buffer = replay(folder=tmp_path, sampler="prioritised")
+    states, contents = [], []
+    for ticks in (6, 6, 6, 6, 0, 6, 6, 6, 0, 6):
+        feed(buffer, ticks)
+        train(buffer, 3)
+        states.append(buffer.save())
+        contents.append(content(buffer))
+        buffer.prune([_mark(s) for s in states[-2:]])
+    for state, before in zip(states[:-3:-1], contents[:-3:-1], strict=True):
+        assert_same_content(before, content(loaded(tmp_path, state, sampler="prioritised")))
+
+
+def test_pruning_bounds_the_files(tmp_path: Path):
+    buffer = replay(folder=tmp_path)
+    states, sizes = [], []
+    for _ in range(60):
+        feed(buffer, 5)
+        train(buffer, 5)
+        states.append(buffer.save())
+        buffer.prune([_mark(s) for s in states[-2:]])
+        sizes.append(sum(len(_ids(p)) for p in tmp_path.glob("patch_*.pt")))
+    assert len(list(tmp_path.glob("steps_*.pt"))) <= 6  # 20 ticks and those of one more save
+    assert max(sizes) <= 4 * 40  # half void at worst, and those of the newer states
+
+
+def test_standing_still_does_not_pile_up_patches(tmp_path: Path):
+    buffer = replay(folder=tmp_path)
+    feed(buffer, 20)
+    state = buffer.save()
+    for _ in range(20):
+        train(buffer, 20)
+        previous, state = state, buffer.save()
+        buffer.prune([_mark(previous), _mark(state)])
+    assert len(list(tmp_path.glob("patch_*.pt"))) <= 4
+    assert_same_content(content(buffer), content(loaded(tmp_path, state)))
+
+
+def _mark(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint's meta file keeps of a state."""
+    return {k: v for k, v in state.items() if isinstance(v, int)}
+
+
+def _ids(path: Path) -> np.ndarray:
+    return torch.load(path, weights_only=True)["extras/latent"]["ids"].numpy()
