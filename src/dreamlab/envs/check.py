@@ -264,13 +264,14 @@ def _check_actions(env: gym.Env[Any, Any], config: EnvConfig) -> Iterator[Findin
 
 def _trace(env: gym.Env[Any, Any], seed: int, steps: int, render: bool = False) -> list[Any]:
     """Return what happens in an episode with fixed actions, as checksums."""
-    env.action_space.seed(seed)
+    space = env.action_space  # some environments make a new one each time they are asked
+    space.seed(seed)
     obs, _ = env.reset(seed=seed)
     out: list[Any] = [checksum(obs)]
     for _ in range(steps):
         if render:
             env.render()
-        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        obs, reward, terminated, truncated, _ = env.step(space.sample())
         out.append((checksum(obs), float(reward), bool(terminated), bool(truncated)))
         if terminated or truncated:
             break

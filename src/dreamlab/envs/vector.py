@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -228,9 +229,20 @@ def _vector(config: EnvConfig, makers: list[Callable[[], Any]]) -> Any:
         makers,
         shared_memory=True,
         copy=False,
-        context="spawn",
+        context=_context(),
         autoreset_mode=AutoresetMode.NEXT_STEP,
     )
+
+
+def _context() -> str:
+    """Return how workers are started: by forking a process that has imported torch, and no more.
+
+    To fork this one would copy its OpenGL and CUDA contexts, which then fail.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    return "forkserver"
 
 
 def describe(config: EnvConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-import gymnasium as gym
+from gymnasium import Env
 
 from dreamlab.core.config import convert, locate
 from dreamlab.core.errors import ConfigError, unknown
@@ -30,9 +30,7 @@ SUITES: dict[str, str] = {
 }
 
 
-def make(
-    suite: str, task: str, options: Mapping[str, Any], where: str = "env"
-) -> gym.Env[Any, Any]:
+def make(suite: str, task: str, options: Mapping[str, Any], where: str = "env") -> Env[Any, Any]:
     """Return one environment of a suite, with the original's preprocessing."""
     if suite not in SUITES:
         raise ConfigError(unknown("suite", suite, SUITES, f"{where}.suite"))

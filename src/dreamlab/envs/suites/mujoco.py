@@ -26,6 +26,9 @@ class Pixels(gym.Wrapper[Any, Any, Any, Any]):
         self.image = np.zeros((*size, 3), np.uint8)
         env.unwrapped.drawing = True  # type: ignore[attr-defined]
         image = spaces.Box(0, 255, self.image.shape, np.uint8)
+        # The default camera looks at where the model is when it is first drawn: let that be here.
+        env.reset(seed=0)
+        env.render()
         both = spaces.Dict({"state": env.observation_space, "image": image})
         self.observation_space = both if keep_state else image
 
