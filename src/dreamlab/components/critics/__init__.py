@@ -1,0 +1,1 @@
+"""Critics: what an action is worth, and the transitions they learn it from."""

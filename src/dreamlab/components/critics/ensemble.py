@@ -1,0 +1,45 @@
+"""Several critics at once: every layer of all of them is one batched product."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dreamlab.core.types import ArraySpec
+from dreamlab.nn.ensemble import EnsembleMLP
+from dreamlab.nn.mlp import Act
+
+
+class ContinuousCritics(nn.Module):
+    """`num` functions Q(z, a) of features and a continuous action."""
+
+    def __init__(
+        self, num: int, in_dim: int, action: ArraySpec, hidden: tuple[int, ...], act: Act = "relu"
+    ) -> None:
+        super().__init__()
+        self.net = EnsembleMLP(num, [in_dim + action.size, *hidden], 1, act)
+
+    def forward(self, z: Float[Tensor, "b z"], action: Tensor) -> Float[Tensor, "n b"]:
+        """Return what each critic thinks of an action."""
+        return self.net(torch.cat([z, action.flatten(1)], -1))[..., 0]
+
+
+class DiscreteCritics(nn.Module):
+    """`num` functions Q(z) of features, with one value per action."""
+
+    def __init__(
+        self, num: int, in_dim: int, action: ArraySpec, hidden: tuple[int, ...], act: Act = "relu"
+    ) -> None:
+        super().__init__()
+        assert isinstance(action.classes, int), action
+        self.net = EnsembleMLP(num, [in_dim, *hidden], action.classes, act)
+
+    def every(self, z: Float[Tensor, "b z"]) -> Float[Tensor, "n b a"]:
+        """Return what each critic thinks of every action."""
+        return self.net(z)
+
+    def forward(self, z: Float[Tensor, "b z"], action: Tensor) -> Float[Tensor, "n b"]:
+        """Return what each critic thinks of an action."""
+        q = self.net(z)
+        return q.gather(-1, action.expand(len(q), -1)[..., None])[..., 0]

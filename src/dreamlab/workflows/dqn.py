@@ -1,0 +1,230 @@
+"""Deep Q-network (Mnih et al. 2015, doi:10.1038/nature14236) and its best-known improvements.
+
+Double (van Hasselt et al. 2016, arXiv:1509.06461), dueling (Wang et al. 2016, arXiv:1511.06581),
+prioritised (Schaul et al. 2016, arXiv:1511.05952) and distributional (C51, Bellemare et al. 2017,
+arXiv:1707.06887) are options; n-step targets come from a replay with windows of n + 1 steps. All
+together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) but for its noisy layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.components.critics.transitions import Transitions, transitions
+from dreamlab.components.encoder import Encoder, EncoderConfig
+from dreamlab.core.config import Part, part
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.optim import OptimConfig
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, hook
+from dreamlab.nn.mlp import linear
+from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.ops.losses import huber, project_categorical
+
+
+@dataclass(frozen=True)
+class C51Config:
+    """A return as a distribution over evenly spaced atoms."""
+
+    atoms: int = 51
+    low: float = -10.0
+    high: float = 10.0
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    """Defaults of the Nature paper where they suit small problems too."""
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    network: Part = part("mlp", hidden=(256, 256), act="relu")
+    """Between the encoder and the values; with `dueling` value and advantage have one each."""
+    double: bool = True
+    """Let the online network choose the action whose value the target network gives."""
+    dueling: bool = False
+    """Predict the state's value and the actions' advantages apart."""
+    c51: C51Config | None = None
+    """Predict the return's distribution instead of its mean."""
+    lr: float = 3e-4
+    adam_eps: float = 1e-8
+    max_grad_norm: float = 10.0
+    gamma: float = 0.99
+    target_every: int = 1_000
+    """Updates between two changes of the target network."""
+    tau: float = 1.0
+    """How far the target network then moves towards the online one; 1 copies it."""
+    epsilon: float = 1.0
+    epsilon_final: float = 0.05
+    epsilon_decisions: int = 10_000
+    """Decisions (of all environments together) over which epsilon falls, linearly."""
+    eval_epsilon: float = 0.0
+
+
+class QNetwork(nn.Module):
+    """Encoder, one or two streams, and `outputs` numbers for each action."""
+
+    def __init__(self, config: DQNConfig, spec: Spec, num_actions: int, outputs: int) -> None:
+        super().__init__()
+        self.shape = (num_actions, outputs)
+        self.encoder = Encoder(config.encoder, spec.obs)
+        self.advantage, self.advantage_out = self._stream(config, num_actions * outputs)
+        if config.dueling:
+            self.value, self.value_out = self._stream(config, outputs)
+        self.dueling = config.dueling
+
+    def _stream(self, config: DQNConfig, out_dim: int) -> tuple[nn.Module, nn.Module]:
+        net = config.network.build(self.encoder.out_dim)
+        if net.recurrent:
+            raise ConfigError(
+                "workflow.network: DQN learns from single transitions, so its network cannot have "
+                f"a memory; {config.network.target!r} has one. Use 'mlp' or 'identity'."
+            )
+        return net, linear(net.out_dim, out_dim)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """Return the outputs [b, actions, outputs] for observations [b, ...]."""
+        z = self.encoder(obs)
+        out = self.advantage_out(self.advantage(z)[0]).unflatten(-1, self.shape)
+        if not self.dueling:
+            return out
+        value = self.value_out(self.value(z)[0])[:, None]
+        return value + out - out.mean(1, keepdim=True)  # eq. 9 of Wang et al.
+
+
+class Mean:
+    """A return as its mean: one output per action, Huber loss."""
+
+    outputs = 1
+
+    def q(self, out: Tensor) -> Tensor:
+        """Return the values [b, actions] that a network's outputs stand for."""
+        return out[..., 0]
+
+    def target(self, out: Tensor, t: Transitions) -> Tensor:
+        """Return what to regress to, given the outputs [b, 1] for the best next action."""
+        return torch.addcmul(t.reward, t.factor, out[:, 0])
+
+    def loss(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss [b] of the outputs [b, 1] for the action taken, and its priority [b]."""
+        error = out[:, 0] - target
+        return huber(error), error.detach().abs()
+
+
+class Categorical(nn.Module):
+    """A return as probabilities of atoms: `atoms` logits per action, cross-entropy loss."""
+
+    support: Tensor
+
+    def __init__(self, config: C51Config) -> None:
+        super().__init__()
+        self.outputs = config.atoms
+        self.register_buffer("support", torch.linspace(config.low, config.high, config.atoms))
+
+    def q(self, out: Tensor) -> Tensor:
+        """Return the values [b, actions] that a network's outputs stand for."""
+        return out.softmax(-1) @ self.support
+
+    def target(self, out: Tensor, t: Transitions) -> Tensor:
+        """Return what to regress to, given the outputs [b, atoms] for the best next action."""
+        atoms = t.reward[:, None] + t.factor[:, None] * self.support
+        return project_categorical(self.support, atoms, out.softmax(-1))
+
+    def loss(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss [b] of the outputs [b, atoms] for the action taken, and its priority [b].
+
+        It is the divergence from the target: the cross-entropy less a constant, so that a perfect
+        prediction has priority 0 (Hessel et al. 2018).
+        """
+        surprise = torch.xlogy(target, target) - target * F.log_softmax(out, -1)
+        loss = surprise.sum(-1)
+        return loss, loss.detach()
+
+
+class DQN(Workflow[DQNConfig]):
+    """Q-learning with a target network on replayed transitions."""
+
+    Config = DQNConfig
+    decisions: Tensor
+    updates: Tensor
+
+    def build(self, spec: Spec) -> None:
+        c = self.config
+        if not isinstance(spec.action.classes, int):
+            raise ConfigError(
+                f"workflow: DQN chooses one of n actions, this environment's are {spec.action}. "
+                "Use SAC or PPO, which handle other action spaces."
+            )
+        self.num_actions = spec.action.classes
+        self.returns = Mean() if c.c51 is None else Categorical(c.c51)
+        self.online = QNetwork(c, spec, self.num_actions, self.returns.outputs)
+        self.target = frozen_copy(self.online)
+        self.follower = Follower(self.target, self.online)
+        optim = OptimConfig(lr=c.lr, eps=c.adam_eps, clip=c.max_grad_norm)
+        self.opt = self.optimizer("dqn", self.online.parameters(), optim)
+        self.register_buffer("decisions", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Take the best action, but with probability epsilon any action."""
+        greedy = self.returns.q(self.online(self.tensors(step.obs))).argmax(-1)
+        epsilon = self.epsilon() if mode is Mode.TRAIN else self.config.eval_epsilon
+        if mode is Mode.TRAIN and self.training:  # an evaluation may sample as in training
+            self.decisions += len(greedy)
+        anything = torch.randint_like(greedy, self.num_actions)
+        explore = torch.rand(greedy.shape, device=greedy.device) < epsilon
+        return Decision(torch.where(explore, anything, greedy))
+
+    def epsilon(self) -> Tensor:
+        """Return the share of random actions now; it stays on the device."""
+        c = self.config
+        over = (self.decisions / max(c.epsilon_decisions, 1)).clamp_(max=1.0)
+        return c.epsilon + (c.epsilon_final - c.epsilon) * over
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @hook
+    def update_controller(self, batch: Batch, *, phase: Phase) -> tuple[Metrics, dict[str, Tensor]]:
+        """Take one gradient step; return errors as priorities if the replay asks for them."""
+        t = transitions(batch, self.config.gamma)
+        out = _taken(self.online(t.obs), t.action)
+        losses, priority = self.returns.loss(out, self.targets(t))
+        weight = batch.extras.get("weight")
+        loss = (losses if weight is None else losses * weight).mean()
+        grad_norm = self.opt.step(loss)
+        self.follow()
+        metrics = {
+            "loss": loss.detach(),
+            "td_error": priority.mean(),
+            "grad_norm": grad_norm,
+            "epsilon": self.epsilon(),
+        }
+        return metrics, {} if weight is None else {"priority": priority}
+
+    @torch.no_grad()
+    def targets(self, t: Transitions) -> Tensor:
+        """Return what the outputs for the actions taken should be."""
+        out = self.target(t.next_obs)
+        chooser = self.online(t.next_obs) if self.config.double else out
+        return self.returns.target(_taken(out, self.returns.q(chooser).argmax(-1)), t)
+
+    def follow(self) -> None:
+        """Move the target network, every `target_every` updates, `tau` of the way.
+
+        The share is a tensor, 0 between the moves: nothing waits for the device to count.
+        """
+        self.updates += 1
+        share = (self.updates % self.config.target_every == 0) * self.config.tau
+        self.follower.move(share)
+
+
+def _taken(out: Tensor, action: Tensor) -> Tensor:
+    """Return the outputs [b, outputs] of one action per row of [b, actions, outputs]."""
+    index = action[:, None, None].expand(-1, 1, out.shape[-1])
+    return out.gather(1, index)[:, 0]

@@ -1,0 +1,208 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905), continuous and discrete.
+
+The discrete form (Christodoulou 2019, arXiv:1910.07207) takes expectations over the actions where
+the continuous one draws a sample; the rest of the algorithm is the same. n-step targets come from a
+replay with windows of n + 1 steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.components.critics.ensemble import ContinuousCritics, DiscreteCritics
+from dreamlab.components.critics.transitions import Transitions, transitions
+from dreamlab.components.encoder import Encoder, EncoderConfig
+from dreamlab.components.policies.heads import TanhGaussianHead
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.optim import OptimConfig
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, hook
+from dreamlab.nn.dists import Categorical
+from dreamlab.nn.mlp import Act, stack
+from dreamlab.nn.target import Follower, frozen_copy
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """Defaults of the paper's appendix D."""
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    """Learns from the critics' loss alone; the actor reads what it sees."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Hidden layers of the actor and of each critic."""
+    act: Act = "relu"
+    num_critics: int = 2
+    lr: float = 3e-4
+    """Of the critics, and of the actor and the temperature unless they have their own."""
+    actor_lr: float | None = None
+    alpha_lr: float | None = None
+    gamma: float = 0.99
+    tau: float = 0.005
+    """How far the target critics move towards the critics at each update."""
+    alpha: float = 1.0
+    """Temperature at first."""
+    target_entropy: float | None = None
+    """The entropy that the temperature aims at; None takes -|A|, or 0.98 log |A| if discrete."""
+
+
+class ContinuousActor(nn.Module):
+    """A normal squashed into (-1, 1); expectations are one sample that gradients flow through."""
+
+    def __init__(self, config: SACConfig, in_dim: int, action: ArraySpec) -> None:
+        super().__init__()
+        self.shape = action.shape
+        self.net = stack([in_dim, *config.hidden], config.act)
+        self.head = TanhGaussianHead(config.hidden[-1], action)
+        self.target_entropy = -float(action.size)
+
+    def act(self, z: Tensor, mode: Mode) -> Tensor:
+        """Return a sample, or the mode in evaluation."""
+        dist = self.head(self.net(z))
+        action = dist.sample() if mode is Mode.TRAIN else dist.mode()
+        return action.unflatten(-1, self.shape)
+
+    def value(
+        self, z: Tensor, critics: ContinuousCritics, seen: Tensor, alpha: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the soft value [b] of states, and the policy's entropy [b] there.
+
+        The actor reads `z`, the critics `seen`: the same states through the target's encoder.
+        """
+        action, log_prob = self.head(self.net(z)).sample_with_log_prob()
+        q = critics(seen, action).amin(0)
+        return q - alpha * log_prob, -log_prob
+
+
+class DiscreteActor(nn.Module):
+    """Probabilities of n actions; expectations are exact."""
+
+    def __init__(self, config: SACConfig, in_dim: int, action: ArraySpec) -> None:
+        super().__init__()
+        assert isinstance(action.classes, int), action
+        self.net = stack([in_dim, *config.hidden], config.act)
+        self.head = nn.Linear(config.hidden[-1], action.classes)
+        self.target_entropy = 0.98 * math.log(action.classes)
+
+    def act(self, z: Tensor, mode: Mode) -> Tensor:
+        """Return a sample, or the mode in evaluation."""
+        dist = Categorical(self.head(self.net(z)))
+        return dist.sample() if mode is Mode.TRAIN else dist.mode()
+
+    def value(
+        self, z: Tensor, critics: DiscreteCritics, seen: Tensor, alpha: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the soft value [b] of states, and the policy's entropy [b] there."""
+        log_prob = F.log_softmax(self.head(self.net(z)), -1)
+        prob = log_prob.exp()
+        entropy = -(prob * log_prob).sum(-1)
+        q = critics.every(seen).amin(0)
+        return (prob * q).sum(-1) + alpha * entropy, entropy
+
+
+class EncodedCritics(nn.Module):
+    """An encoder and the critics that teach it; the target network is a copy of both."""
+
+    def __init__(self, encoder: Encoder, critics: Any) -> None:
+        super().__init__()
+        self.encoder, self.critics = encoder, critics
+
+
+KINDS: dict[bool, Any] = {
+    True: (DiscreteActor, DiscreteCritics),
+    False: (ContinuousActor, ContinuousCritics),
+}
+"""Actor and critics, by whether the actions are discrete."""
+
+
+class SAC(Workflow[SACConfig]):
+    """Maximum-entropy actor-critic on replayed transitions."""
+
+    Config = SACConfig
+
+    def build(self, spec: Spec) -> None:
+        c = self.config
+        check_action(spec.action)
+        actor, critics = KINDS[spec.action.is_discrete]
+        encoder = Encoder(c.encoder, spec.obs)
+        dim = encoder.out_dim
+        twins = critics(c.num_critics, dim, spec.action, c.hidden, c.act)
+        self.online = EncodedCritics(encoder, twins)
+        self.target = frozen_copy(self.online)
+        self.follower = Follower(self.target, self.online)
+        self.actor = actor(c, dim, spec.action)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha)))
+        given = c.target_entropy
+        self.target_entropy = self.actor.target_entropy if given is None else given
+        rates = (("critic", c.lr), ("actor", c.actor_lr or c.lr), ("alpha", c.alpha_lr or c.lr))
+        params = (self.online.parameters(), self.actor.parameters(), [self.log_alpha])
+        self.critic_opt, self.actor_opt, self.alpha_opt = (
+            self.optimizer(name, p, OptimConfig(lr=lr))
+            for (name, lr), p in zip(rates, params, strict=True)
+        )
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Sample from the policy; in evaluation take its mode."""
+        return Decision(self.actor.act(self.online.encoder(self.tensors(step.obs)), mode))
+
+    @hook
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take one gradient step each on the critics, the actor and the temperature (alg. 1)."""
+        t = transitions(batch, self.config.gamma)
+        alpha = self.log_alpha.detach().exp()
+        z = self.online.encoder(t.obs)
+        critic_loss, q = self.critic_loss(z, t, alpha)
+        critic_norm = self.critic_opt.step(critic_loss)
+        actor_loss, entropy = self.actor_loss(z.detach(), alpha)
+        actor_norm = self.actor_opt.step(actor_loss)
+        self.alpha_opt.step(self.alpha_loss(entropy))
+        self.follower.move(self.config.tau)
+        return {
+            "critic_loss": critic_loss.detach(),
+            "actor_loss": actor_loss.detach(),
+            "q": q.detach().mean(),
+            "entropy": entropy,
+            "alpha": alpha,
+            "critic_grad_norm": critic_norm,
+            "actor_grad_norm": actor_norm,
+        }
+
+    def critic_loss(self, z: Tensor, t: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the soft Bellman error, summed over critics (eq. 5), and their values [n, b]."""
+        with torch.no_grad():
+            seen = self.target.encoder(t.next_obs)
+            ahead = self.online.encoder(t.next_obs)
+            value, _ = self.actor.value(ahead, self.target.critics, seen, alpha)
+            target = torch.addcmul(t.reward, t.factor, value)
+        q = self.online.critics(z, t.action)
+        return 0.5 * (q - target).square().sum() / len(target), q
+
+    def actor_loss(self, z: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the negative soft value (eq. 7 and 9) and the mean entropy, detached."""
+        value, entropy = self.actor.value(z, self.online.critics, z, alpha)
+        return -value.mean(), entropy.detach().mean()
+
+    def alpha_loss(self, entropy: Tensor) -> Tensor:
+        """Return what raises the temperature while the entropy is below its target (eq. 18)."""
+        return self.log_alpha * (entropy - self.target_entropy)
+
+
+def check_action(action: ArraySpec) -> None:
+    """Raise if the actions are neither one of n nor numbers in [-1, 1]."""
+    if isinstance(action.classes, tuple):
+        raise ConfigError(
+            f"workflow: SAC takes one discrete action at a time, this environment "
+            f"{len(action.classes)} at once. Use PPO, which handles several."
+        )
+    if action.classes is None and (action.low, action.high) != (-1.0, 1.0):
+        raise ConfigError(
+            f"workflow: SAC acts in [-1, 1], but this environment's actions are in "
+            f"[{action.low}, {action.high}]. Set env.scale_actions=true."
+        )
