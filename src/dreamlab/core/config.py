@@ -168,7 +168,9 @@ def _convert_sequence(value: Any, origin: Any, args: tuple[Any, ...], path: str)
     if origin is tuple and args and args[-1] is not Ellipsis:
         if len(args) != len(value):
             raise ConfigError(f"{path}: expected {len(args)} values, got {list(value)!r}")
-        return tuple(convert(v, a, f"{path}[{i}]") for i, (v, a) in enumerate(zip(value, args, strict=True)))
+        return tuple(
+            convert(v, a, f"{path}[{i}]") for i, (v, a) in enumerate(zip(value, args, strict=True))
+        )
     return origin(convert(v, args[0], f"{path}[{i}]") for i, v in enumerate(value))
 
 

@@ -126,4 +126,6 @@ class Batch:
     def map(self, fn: Any) -> Batch:
         """Return this batch with `fn` applied to every tensor."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: None if v is None else tree_map(fn, v) for k, v in values.items()})
+        return replace(
+            self, **{k: None if v is None else tree_map(fn, v) for k, v in values.items()}
+        )

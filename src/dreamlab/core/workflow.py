@@ -66,12 +66,17 @@ class Workflow(nn.Module, ABC, Generic[C]):
 
     @property
     def device(self) -> torch.device:
-        """Return where the parameters live now (asked each time: nobody may cache it)."""
-        return next(self.parameters()).device
+        """Return where the parameters live now."""
+        # the parameter is found once, its device asked for each time: a workflow may move
+        if "anchor" not in self.__dict__:
+            object.__setattr__(self, "anchor", next(self.parameters()))
+        return self.__dict__["anchor"].device
 
     def tensors(self, obs: dict[str, Array]) -> dict[str, Tensor]:
         """Return a step's observations as tensors on the workflow's device."""
         device = self.device
+        if device.type == "cpu":
+            return {k: torch.from_numpy(v) for k, v in obs.items()}
         return {k: torch.from_numpy(v).to(device, non_blocking=True) for k, v in obs.items()}
 
     @classmethod

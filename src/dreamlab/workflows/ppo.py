@@ -171,7 +171,9 @@ class PPO(Workflow[PPOConfig]):
             out[name.split("/")[0]].append(batch.extras[name][:, 0])
         return {k: tuple(v) for k, v in out.items()}
 
-    def evaluate(self, obs: dict[str, Tensor], is_first: Tensor, state: Tree) -> tuple[Dist, Tensor]:
+    def evaluate(
+        self, obs: dict[str, Tensor], is_first: Tensor, state: Tree
+    ) -> tuple[Dist, Tensor]:
         """Return the policy and the value at each step."""
         x = self.encoder(obs)
         actor, critic = (state["actor"], state["critic"]) if self.recurrent else ((), ())
@@ -182,7 +184,11 @@ class PPO(Workflow[PPOConfig]):
         """Take one gradient step (eq. 7 and 9 of the paper)."""
         c = self.config
         dist, value = self.evaluate(s.obs, s.is_first, s.state)
-        advantage = _standardise(s.advantage, s.mask if self.recurrent else None) if c.normalize_advantage else s.advantage
+        advantage = (
+            _standardise(s.advantage, s.mask if self.recurrent else None)
+            if c.normalize_advantage
+            else s.advantage
+        )
         change = dist.log_prob(s.action) - s.log_prob
         ratio = change.exp()
         surrogate = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
@@ -195,7 +201,9 @@ class PPO(Workflow[PPOConfig]):
             metrics["entropy"] = mean(dist.entropy())
             loss = loss - c.entropy_coef * metrics["entropy"]
         metrics["grad_norm"] = self.opt.step(loss)
-        with torch.no_grad():  # Schulman's low-variance estimate of the divergence from the old policy
+        with (
+            torch.no_grad()
+        ):  # Schulman's low-variance estimate of the divergence from the old policy
             metrics["kl"] = mean(ratio - 1 - change)
         return {k: v.detach() for k, v in metrics.items()}
 
@@ -212,7 +220,11 @@ class PPO(Workflow[PPOConfig]):
         """Return what tells a healthy run from a sick one."""
         target, value = s.target[s.mask], s.value[s.mask]
         explained = 1 - (target - value).var() / target.var().clamp(min=1e-8)
-        return {"explained_variance": explained, "value": value.mean(), "lr": torch.tensor(self.opt.lr)}
+        return {
+            "explained_variance": explained,
+            "value": value.mean(),
+            "lr": torch.tensor(self.opt.lr),
+        }
 
 
 def _cut(order: Tensor, size: int) -> list[Tensor]:
