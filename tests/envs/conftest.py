@@ -1,4 +1,4 @@
-"""Tests marked `env("x")` need the extra x: skipped without it, or failed where all are required."""
+"""Tests marked `env("x")` need the extra x: skipped without it, failed if all are required."""
 
 from __future__ import annotations
 
