@@ -102,8 +102,10 @@ class Store:
         """Put consecutive ticks back, beginning with the slot of tick `first`."""
         for name, value in chunk.items():
             data = self.data[name]
-            slots = torch.arange(first, first + len(value)) % len(data)
-            data.index_copy_(0, slots.to(data.device), value.to(data.device))
+            slot = first % len(data)
+            before_seam = min(len(value), len(data) - slot)
+            data[slot : slot + before_seam] = value[:before_seam].to(data.device)
+            data[: len(value) - before_seam] = value[before_seam:].to(data.device)
 
     def take(self, first: int, last: int) -> dict[str, Tensor]:
         """Return a copy of ticks `first` to `last` (excluded) in RAM."""
