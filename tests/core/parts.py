@@ -1,0 +1,31 @@
+"""A package with parts of its own, as a user would write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PARTS = {"plain": "tests.core.parts.Plain", "configured": "tests.core.parts.Configured"}
+
+
+class Plain:
+    """Takes its options as arguments."""
+
+    def __init__(self, size: int, depth: int = 1) -> None:
+        self.size, self.depth = size, depth
+
+
+@dataclass(frozen=True)
+class ConfiguredConfig:
+    """The options of Configured."""
+
+    width: int = 3
+    act: str = "relu"
+
+
+class Configured:
+    """Takes its options as a config."""
+
+    Config = ConfiguredConfig
+
+    def __init__(self, config: ConfiguredConfig, size: int) -> None:
+        self.config, self.size = config, size

@@ -1,0 +1,188 @@
+"""A configuration is taken literally or refused, with the nearest remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from dreamlab.core.config import Part, dump, load, part
+from dreamlab.core.errors import ConfigError
+from tests.core.parts import Configured, Plain
+
+HOME = "tests.core.parts"
+
+
+@dataclass(frozen=True)
+class Inner:
+    layers: int = 2
+    act: Literal["tanh", "relu"] = "tanh"
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    lr: float = 1e-3
+    steps: int = 10
+    flag: bool = False
+    inner: Inner = field(default_factory=Inner)
+    pair: tuple[float, float] = (0.9, 0.99)
+    many: tuple[int, ...] = ()
+    limit: int | None = None
+    maybe: Inner | None = None
+    table: dict[str, int] = field(default_factory=dict)
+    block: Part = part("plain", home=HOME, depth=2)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError("steps must not be negative")
+
+
+def made(**node: Any) -> Outer:
+    return load(Outer, {"name": "x", **node}, "lab")
+
+
+def refused(match: str, **node: Any) -> None:
+    with pytest.raises(ConfigError, match=match):
+        made(**node)
+
+
+def test_defaults_fill_what_is_not_given():
+    config = made(inner={"layers": 3})
+    assert (config.lr, config.inner) == (1e-3, Inner(3, "tanh"))
+
+
+def test_an_unknown_key_names_the_place_and_the_nearest_key():
+    refused(r"lab\.inner\.layer: there is no Inner option 'layer'. Did you mean 'layers'\?",
+            inner={"layer": 3})  # fmt: skip
+    refused(r"known: block, flag, inner", zzz=1)
+
+
+def test_a_required_key_is_asked_for():
+    with pytest.raises(ConfigError, match=r"lab\.name: is required"):
+        load(Outer, {}, "lab")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("steps", "ten", "expected int, got 'ten'"),
+        ("steps", 1.5, "expected int, got 1.5"),
+        ("steps", True, "expected int, got True"),
+        ("lr", "fast", "expected float, got 'fast'"),
+        ("lr", False, "expected float, got False"),
+        ("flag", 1, "expected bool, got 1"),
+        ("name", 3, "expected str, got 3"),
+        ("inner", 3, "expected a mapping of Inner options, got 3"),
+        ("many", 3, "expected a list, got 3"),
+        ("many", "123", "expected a list, got '123'"),
+        ("table", [1], "expected a mapping"),
+        ("block", 3, "expected a part's name or options, got 3"),
+    ],
+)
+def test_a_wrong_type_is_refused(key: str, value: Any, text: str):
+    refused(rf"lab\.{key}: {text}", **{key: value})
+
+
+@pytest.mark.parametrize(("value", "want"), [(1, 1.0), ("1e-4", 1e-4), (0.5, 0.5)])
+def test_a_float_may_look_as_yaml_reads_it(value: Any, want: float):
+    lr = made(lr=value).lr
+    assert (lr, type(lr)) == (want, float)
+
+
+def test_a_whole_float_passes_for_an_int():
+    steps = made(steps=1e6).steps
+    assert (steps, type(steps)) == (1_000_000, int)
+
+
+def test_a_choice_outside_the_list_names_the_nearest():
+    refused(r"lab\.inner\.act: there is no choice 'tan'. Did you mean 'tanh'\?",
+            inner={"act": "tan"})  # fmt: skip
+
+
+def test_tuples_have_the_length_and_type_that_was_promised():
+    assert made(pair=[1, 0.5]).pair == (1.0, 0.5)
+    assert made(many=[1, 2, 3]).many == (1, 2, 3)
+    refused("expected 2 values", pair=[1])
+    refused(r"lab\.many\[1\]: expected int, got 'b'", many=[1, "b"])
+
+
+def test_optional_values_may_be_absent_or_right_but_not_wrong():
+    assert made(limit=None).limit is None
+    assert made(limit=3).limit == 3
+    assert made(maybe={"layers": 5}).maybe == Inner(5)
+    refused(r"lab\.limit: expected int", limit="x")
+    refused("Did you mean 'layers'", maybe={"layer": 5})
+
+
+def test_values_of_a_mapping_are_checked_under_their_own_keys():
+    assert made(table={"a": 1}).table == {"a": 1}
+    refused(r"lab\.table\.b: expected int", table={"b": "x"})
+
+
+def test_what_a_config_refuses_by_itself_names_the_place():
+    refused("lab: steps must not be negative", steps=-1)
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def test_a_part_by_its_short_name():
+    block = made(block="configured").block
+    built = block.build(7)
+    assert isinstance(built, Configured)
+    assert (built.size, built.config.width) == (7, 3)
+
+
+def test_a_part_by_its_path_with_options():
+    block = made(block={"_target_": "tests.core.parts.Configured", "width": 9}).block
+    assert block.build(7).config.width == 9
+
+
+def test_a_user_class_without_a_config_takes_its_options_as_arguments():
+    built = made(block={"_target_": "tests.core.parts:Plain", "depth": 5}).block.build(7)
+    assert isinstance(built, Plain)
+    assert (built.size, built.depth) == (7, 5)
+
+
+def test_options_alone_are_merged_with_the_default_part():
+    assert made().block.build(7).depth == 2
+    assert made(block={"depth": 4}).block == Part("plain", {"depth": 4}, HOME)
+    assert made(block="plain").block.options == {"depth": 2}
+
+
+def test_options_of_the_default_part_do_not_leak_into_another():
+    assert made(block="configured").block.options == {}
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("configurd", r"lab\.block: there is no part 'configurd'. Did you mean 'configured'\?"),
+        ("tests.core.parts.Plian", r"no class in tests.core.parts 'Plian'. Did you mean 'Plain'\?"),
+        (
+            "tests.core.part.Plain",
+            r"no module 'tests.core.part'. Did you mean 'tests.core.parts'\?",
+        ),
+        ("nowhere.at.All", "there is no module 'nowhere.at'"),
+    ],
+)
+def test_a_misspelt_target_names_the_nearest(target: str, text: str):
+    refused(text, block=target)
+
+
+def test_a_misspelt_option_of_a_part_is_refused_before_it_is_built():
+    refused(r"lab\.block\.widht: .*Did you mean 'width'\?",
+            block={"_target_": "configured", "widht": 3})  # fmt: skip
+    refused(r"lab\.block\.detph: .*Did you mean 'depth'\?", block={"detph": 3})
+    refused(r"lab\.block\.width: expected int", block={"_target_": "configured", "width": "x"})
+
+
+def test_what_is_dumped_loads_as_the_same():
+    config = made(inner={"act": "relu"}, block={"_target_": "configured", "width": 5}, limit=4)
+    plain = dump(config)
+    assert plain["block"] == {"_target_": "configured", "width": 5, "act": "relu"}
+    again = load(Outer, plain, "lab")
+    assert dump(again) == plain
+    assert (again.inner, again.limit, again.pair) == (config.inner, 4, (0.9, 0.99))
