@@ -9,6 +9,7 @@ together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) but for its noisy la
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,11 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.mlp import linear
 from dreamlab.nn.target import Follower, frozen_copy
-from dreamlab.ops.losses import huber, project_categorical
+from dreamlab.ops.losses import project_categorical
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class DQNConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     network: Part = part("mlp", hidden=(256, 256), act="relu")
     """Between the encoder and the values; with `dueling` value and advantage have one each."""
-    double: bool = True
+    double: bool = False
     """Let the online network choose the action whose value the target network gives."""
     dueling: bool = False
     """Predict the state's value and the actions' advantages apart."""
@@ -62,6 +63,10 @@ class DQNConfig:
     epsilon_decisions: int = 10_000
     """Decisions (of all environments together) over which epsilon falls, linearly."""
     eval_epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon_final <= self.epsilon <= 1:
+            raise ValueError("epsilon must fall: 1 >= epsilon >= epsilon_final >= 0")
 
 
 class QNetwork(nn.Module):
@@ -104,14 +109,21 @@ class Mean:
         """Return the values [b, actions] that a network's outputs stand for."""
         return out[..., 0]
 
-    def target(self, out: Tensor, t: Transitions) -> Tensor:
-        """Return what to regress to, given the outputs [b, 1] for the best next action."""
-        return torch.addcmul(t.reward, t.factor, out[:, 0])
+    def taken(self, out: Tensor, action: Tensor) -> Tensor:
+        """Return the values [b] of one action each."""
+        return out[..., 0].gather(1, action[:, None])[:, 0]
 
-    def loss(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss [b] of the outputs [b, 1] for the action taken, and its priority [b]."""
-        error = out[:, 0] - target
-        return huber(error), error.detach().abs()
+    def target(self, taken: Tensor, t: Transitions) -> Tensor:
+        """Return what to regress to, given the values [b] of the best next actions."""
+        return torch.addcmul(t.reward, t.factor, taken)
+
+    def loss(self, taken: Tensor, target: Tensor) -> Tensor:
+        """Return the loss [b]: squared near zero, absolute beyond 1 (the paper's clipped error)."""
+        return F.smooth_l1_loss(taken, target, reduction="none")
+
+    def priority(self, taken: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        """Return how much there is to learn [b]."""
+        return (taken - target).abs()
 
 
 class Categorical(nn.Module):
@@ -128,26 +140,33 @@ class Categorical(nn.Module):
         """Return the values [b, actions] that a network's outputs stand for."""
         return out.softmax(-1) @ self.support
 
-    def target(self, out: Tensor, t: Transitions) -> Tensor:
-        """Return what to regress to, given the outputs [b, atoms] for the best next action."""
+    def taken(self, out: Tensor, action: Tensor) -> Tensor:
+        """Return the logits [b, atoms] of one action each."""
+        return out[torch.arange(len(action), device=out.device), action]
+
+    def target(self, taken: Tensor, t: Transitions) -> Tensor:
+        """Return what to regress to, given the logits [b, atoms] of the best next actions."""
         atoms = t.reward[:, None] + t.factor[:, None] * self.support
-        return project_categorical(self.support, atoms, out.softmax(-1))
+        return project_categorical(self.support, atoms, taken.softmax(-1))
 
-    def loss(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss [b] of the outputs [b, atoms] for the action taken, and its priority [b].
+    def loss(self, taken: Tensor, target: Tensor) -> Tensor:
+        """Return the divergence [b] of the prediction from the target.
 
-        It is the divergence from the target: the cross-entropy less a constant, so that a perfect
-        prediction has priority 0 (Hessel et al. 2018).
+        It is the cross-entropy less a constant: a perfect prediction has loss and priority 0.
         """
-        surprise = torch.xlogy(target, target) - target * F.log_softmax(out, -1)
-        loss = surprise.sum(-1)
-        return loss, loss.detach()
+        surprise = torch.xlogy(target, target) - target * F.log_softmax(taken, -1)
+        return surprise.sum(-1)
+
+    def priority(self, taken: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        """Return how much there is to learn [b] (Hessel et al. 2018: the loss itself)."""
+        return loss
 
 
 class DQN(Workflow[DQNConfig]):
     """Q-learning with a target network on replayed transitions."""
 
     Config = DQNConfig
+    tiny: ClassVar[dict[str, Any]] = {"network": {"hidden": (8, 8)}}
     decisions: Tensor
     updates: Tensor
 
@@ -155,8 +174,8 @@ class DQN(Workflow[DQNConfig]):
         c = self.config
         if not isinstance(spec.action.classes, int):
             raise ConfigError(
-                f"workflow: DQN chooses one of n actions, this environment's are {spec.action}. "
-                "Use SAC or PPO, which handle other action spaces."
+                "workflow: DQN needs one discrete action, but this environment's actions are "
+                f"{_describe(spec.action)}. Use SAC or PPO instead."
             )
         self.num_actions = spec.action.classes
         self.returns = Mean() if c.c51 is None else Categorical(c.c51)
@@ -176,7 +195,7 @@ class DQN(Workflow[DQNConfig]):
         greedy = self.returns.q(self.online(self.tensors(step.obs))).argmax(-1)
         epsilon = self.epsilon() if mode is Mode.TRAIN else self.config.eval_epsilon
         if mode is Mode.TRAIN and self.training:  # an evaluation may sample as in training
-            self.decisions += len(greedy)
+            self.decisions.add_(len(greedy))
         anything = torch.randint_like(greedy, self.num_actions)
         explore = torch.rand(greedy.shape, device=greedy.device) < epsilon
         return Decision(torch.where(explore, anything, greedy))
@@ -184,47 +203,46 @@ class DQN(Workflow[DQNConfig]):
     def epsilon(self) -> Tensor:
         """Return the share of random actions now; it stays on the device."""
         c = self.config
-        over = (self.decisions / max(c.epsilon_decisions, 1)).clamp_(max=1.0)
-        return c.epsilon + (c.epsilon_final - c.epsilon) * over
+        fall = (c.epsilon_final - c.epsilon) / max(c.epsilon_decisions, 1)
+        return (self.decisions * fall + c.epsilon).clamp_(min=c.epsilon_final)
 
     # -- learning ---------------------------------------------------------------------------------
 
     @hook
-    def update_controller(self, batch: Batch, *, phase: Phase) -> tuple[Metrics, dict[str, Tensor]]:
+    def update_controller(
+        self, batch: Batch, *, phase: Phase
+    ) -> Metrics | tuple[Metrics, dict[str, Tensor]]:
         """Take one gradient step; return errors as priorities if the replay asks for them."""
         t = transitions(batch, self.config.gamma)
-        out = _taken(self.online(t.obs), t.action)
-        losses, priority = self.returns.loss(out, self.targets(t))
+        taken, target = self.returns.taken(self.online(t.obs), t.action), self.targets(t)
+        losses = self.returns.loss(taken, target)
         weight = batch.extras.get("weight")
         loss = (losses if weight is None else losses * weight).mean()
         grad_norm = self.opt.step(loss)
         self.follow()
-        metrics = {
-            "loss": loss.detach(),
-            "td_error": priority.mean(),
-            "grad_norm": grad_norm,
-            "epsilon": self.epsilon(),
-        }
-        return metrics, {} if weight is None else {"priority": priority}
+        metrics = {"loss": loss.detach(), "grad_norm": grad_norm, "epsilon": self.epsilon()}
+        if weight is None:
+            return metrics
+        return metrics, {"priority": self.returns.priority(taken, target, losses).detach()}
 
     @torch.no_grad()
     def targets(self, t: Transitions) -> Tensor:
         """Return what the outputs for the actions taken should be."""
         out = self.target(t.next_obs)
         chooser = self.online(t.next_obs) if self.config.double else out
-        return self.returns.target(_taken(out, self.returns.q(chooser).argmax(-1)), t)
+        best = self.returns.q(chooser).argmax(-1)
+        return self.returns.target(self.returns.taken(out, best), t)
 
     def follow(self) -> None:
         """Move the target network, every `target_every` updates, `tau` of the way.
 
         The share is a tensor, 0 between the moves: nothing waits for the device to count.
         """
-        self.updates += 1
+        self.updates.add_(1)
         share = (self.updates % self.config.target_every == 0) * self.config.tau
         self.follower.move(share)
 
 
-def _taken(out: Tensor, action: Tensor) -> Tensor:
-    """Return the outputs [b, outputs] of one action per row of [b, actions, outputs]."""
-    index = action[:, None, None].expand(-1, 1, out.shape[-1])
-    return out.gather(1, index)[:, 0]
+def _describe(action: ArraySpec) -> str:
+    kind = "continuous" if action.classes is None else f"{action.size} discrete ones at once"
+    return f"{kind} (shape {action.shape})"

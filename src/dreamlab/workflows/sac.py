@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +125,7 @@ class SAC(Workflow[SACConfig]):
     """Maximum-entropy actor-critic on replayed transitions."""
 
     Config = SACConfig
+    tiny: ClassVar[dict[str, Any]] = {"hidden": (8, 8)}
 
     def build(self, spec: Spec) -> None:
         c = self.config
