@@ -103,7 +103,9 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
         overrides = [_prepare(a, Path(extra)) for a in arguments]
         try:
             with initialize_config_dir(str(config_dir().resolve()), version_base="1.3"):
-                search = [f"hydra.searchpath=[file://{extra}]"] if any(Path(extra).iterdir()) else []
+                search = (
+                    [f"hydra.searchpath=[file://{extra}]"] if any(Path(extra).iterdir()) else []
+                )
                 node = hydra_compose("train", overrides=[o for o in overrides if o] + search)
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from None
@@ -163,19 +165,31 @@ def load_config(node: dict[str, Any]) -> LabConfig:
     """Return the typed configuration; raise naming the place, the nearest name and the choices."""
     node = migrate(node)
     if "workflow" not in node:
-        raise ConfigError(unknown("workflow", "", choices("experiment"), "no algorithm was chosen: use +experiment=NAME"))
+        raise ConfigError(
+            unknown(
+                "workflow",
+                "",
+                choices("experiment"),
+                "no algorithm was chosen: use +experiment=NAME",
+            )
+        )
     if node.get("tiny"):
         node = shrink(node)
     buffers = node.get("buffers", {})
     node["workflow"] = _part(node["workflow"], "", "workflow")
-    node["buffers"] = {k: _part({"_target_": "replay", **v}, "dreamlab.data", f"buffers.{k}") for k, v in buffers.items()}
+    node["buffers"] = {
+        k: _part({"_target_": "replay", **v}, "dreamlab.data", f"buffers.{k}")
+        for k, v in buffers.items()
+    }
     return load(LabConfig, node, "")
 
 
 def _part(node: Any, home: str, where: str) -> Part:
     """Return the part that a `_target_` node names, its options checked."""
     if not isinstance(node, dict) or "_target_" not in node:
-        raise ConfigError(f"{where}: _target_ is missing: it names the class, e.g. dreamlab.workflows.ppo.PPO")
+        raise ConfigError(
+            f"{where}: _target_ is missing: it names the class, e.g. dreamlab.workflows.ppo.PPO"
+        )
     options = {k: v for k, v in node.items() if k != "_target_"}
     result = Part(str(node["_target_"]), options, home)
     check_options(result.cls(f"{where}._target_"), options, where)
@@ -193,31 +207,41 @@ def shrink(node: dict[str, Any]) -> dict[str, Any]:
     """
     workflow = dict(node["workflow"])
     cls = locate(str(workflow.get("_target_", "")), "workflow._target_")
-    workflow = _merge(getattr(cls, "tiny", {}), workflow)
+    workflow = _merge(workflow, getattr(cls, "tiny", {}))
     training = dict(node.get("training", {}))
     phases = [dict(p) for p in training.get("phases", [])]
     for phase in phases:
         if "collect_ticks" in phase:
             phase["collect_ticks"] = min(phase["collect_ticks"], 16)
         if phase is not phases[-1]:
-            for key, most in (("duration_steps", 128), ("duration_updates", 8), ("duration_cycles", 4)):
+            for key, most in (
+                ("duration_steps", 128),
+                ("duration_updates", 8),
+                ("duration_cycles", 4),
+            ):
                 if key in phase:
                     phase[key] = min(phase[key], most)
     buffers = {
         name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if k in b}}
         for name, b in node.get("buffers", {}).items()
     }
-    return {**node, "workflow": workflow, "buffers": buffers, "training": {**training, "phases": phases}}
+    return {
+        **node,
+        "workflow": workflow,
+        "buffers": buffers,
+        "training": {**training, "phases": phases},
+    }
 
 
-def _merge(base: Any, over: Any) -> Any:
-    """Return `over` on top of `base`; a part the user chose is left as the user wrote it."""
-    if not isinstance(base, dict) or not isinstance(over, dict):
-        return over
-    out = {**base, **over}
-    for key in base.keys() & over.keys():
-        chosen = isinstance(over[key], dict) and "_target_" in over[key]
-        out[key] = over[key] if chosen else _merge(base[key], over[key])
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Return `over` on top of `base`; a part the user chose by name is left as the user wrote it."""
+    out = dict(base)
+    for key, value in over.items():
+        old = base.get(key)
+        chosen = isinstance(value, dict) and (isinstance(old, str) or "_target_" in (old or {}))
+        if chosen:
+            continue
+        out[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return out
 
 
@@ -244,7 +268,9 @@ def _from_schema_0(node: dict[str, Any]) -> dict[str, Any]:
     if "total_timesteps" in training:
         training["total_frames"] = training.pop("total_timesteps")
     renamed = {"replay_ratio": "train_ratio"}
-    training["phases"] = [{renamed.get(k, k): v for k, v in p.items()} for p in training.get("phases", [])]
+    training["phases"] = [
+        {renamed.get(k, k): v for k, v in p.items()} for p in training.get("phases", [])
+    ]
     return {**out, "training": training}
 
 

@@ -1,0 +1,57 @@
+"""The laws that a tool can check: imports one way, types, style, size."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_imports_point_one_way():
+    run(str(BIN / "lint-imports"))
+
+
+def test_style():
+    run(str(BIN / "ruff"), "check", ".")
+    run(str(BIN / "ruff"), "format", "--check", ".")
+
+
+def test_types():
+    run(str(BIN / "pyright"))
+
+
+def functions(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("folder", ["workflows", "components", "engine", "data", "core", "envs"])
+def test_files_and_functions_stay_small(folder):
+    for path in (ROOT / "src" / "dreamlab" / folder).rglob("*.py"):
+        lines = len(path.read_text().splitlines())
+        assert lines <= 420, f"{path.name} has {lines} lines"
+        for node in functions(path):
+            size = (node.end_lineno or 0) - node.lineno + 1
+            assert size <= 60, f"{path.name}: {node.name} has {size} lines"
+
+
+def test_the_core_imports_without_any_extra():
+    code = (
+        "import sys; import dreamlab.cli, dreamlab.build, dreamlab.config\n"
+        "heavy = {'ale_py','mujoco','dm_control','crafter','minigrid','wandb','tensorboard','Box2D','matplotlib','av'}\n"
+        "found = heavy & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    run(sys.executable, "-c", code)
