@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dreamlab.envs import suites
+from dreamlab.envs import rendering, suites
 from dreamlab.envs.check import Limits, _check_resume, _problems, _trace
 from dreamlab.envs.vector import EnvConfig, Envs
 
@@ -32,7 +32,7 @@ CASES = [
     case("atari", "gym", "ALE/Pong-v5"),
     case("dmc", "dmc", "walker_walk"),
     case("dmc", "dmc", "cup_catch", obs="both", **FAST),
-    case("dmc", "dmc", "quadruped_run", obs="vision", **FAST),
+    case("dmc", "dmc", "quadruped_run", slow=True, obs="vision", **FAST),
     case("crafter", "crafter", "reward"),
     case("minigrid", "minigrid", "MiniGrid-DoorKey-6x6-v0", obs="symbolic"),
     case("minigrid", "minigrid", "MiniGrid-DoorKey-6x6-v0", obs="partial"),
@@ -50,13 +50,13 @@ CASES = [
     case("bsuite", "bsuite", "cartpole_noise/1"),
     case("bsuite", "bsuite", "memory_len/2"),
     case("metaworld", "metaworld", "reach-v3"),
-    case("metaworld", "metaworld", "pick-place-v3", obs="both", **FAST),
+    case("metaworld", "metaworld", "pick-place-v3", slow=True, obs="both", **FAST),
     case("pusht", "gym", "gym_pusht/PushT-v0"),
     case("pusht", "gym", "gym_pusht/PushT-v0", obs_type="pixels"),
     case("robotics", "gym", "FetchReach-v4"),
     case("robotics", "gym", "PointMaze_UMaze-v3"),
     case("ogbench", "gym", "antmaze-medium-v0"),
-    case("ogbench", "gym", "cube-single-singletask-v0"),
+    case("ogbench", "gym", "cube-single-singletask-v0", slow=True),
     case("ogbench", "gym", "visual-antmaze-medium-v0", slow=True),
     case("vizdoom", "gym", "VizdoomBasic-v1", frame_skip=4),
     case("popgym", "gym", "popgym-RepeatPreviousEasy-v0"),
@@ -108,3 +108,40 @@ def test_atari_counts_its_own_frames(sticky: bool, repeat: int):
     assert envs.frames_per_tick == repeat
     assert step.obs["image"].shape == (1, 64, 64, 1)
     envs.close()
+
+
+def tasks_of(extra: str) -> list[str]:
+    """Return every task of a suite that has a closed list of them."""
+    if extra == "atari":
+        from dreamlab.envs.suites.atari import ATARI_57
+
+        return list(ATARI_57)
+    if extra == "dmc":
+        rendering.setup_gl(required=False)  # before dm_control is imported
+        from dm_control import suite
+
+        return [f"{domain}_{task}" for domain, task in suite.ALL_TASKS]
+    if extra == "metaworld":
+        from metaworld import ALL_V3_ENVIRONMENTS
+
+        return list(ALL_V3_ENVIRONMENTS)
+    from procgen.env import ENV_NAMES
+
+    return list(ENV_NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "extra",
+    [pytest.param(n, marks=pytest.mark.env(n)) for n in ("atari", "dmc", "metaworld", "procgen")],
+)
+def test_every_task_of_a_suite_is_a_function_of_seed_and_actions(extra: str):
+    wrong = []
+    for task in tasks_of(extra):
+        env = suites.make(extra, task, {})
+        first = _trace(env, 1, 20)
+        _trace(env, 2, 20)
+        if _trace(env, 1, 20) != first:
+            wrong.append(task)
+        env.close()
+    assert wrong == []

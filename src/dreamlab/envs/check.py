@@ -330,23 +330,17 @@ def _check_end(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
     env = make_env(config, seed=0, index=0)
     env.action_space.seed(0)
     env.reset()
-    start = time.monotonic()
-    for i in range(limits.episode_steps):
-        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
+    start, steps = time.monotonic(), 0
+    while steps < limits.episode_steps and time.monotonic() - start < limits.episode_s:
+        _, _, terminated, _, _ = env.step(env.action_space.sample())
+        steps += 1
+        if env.ended:
             why = "terminated" if terminated else "truncated"
-            yield Finding("ok", f"an episode of random actions was {why} after {i + 1} steps")
-            break
-        if time.monotonic() - start > limits.episode_s:
+            yield Finding("ok", f"an episode of random actions was {why} after {steps} steps")
             break
     else:
-        i = limits.episode_steps
-    if not env.ended:  # type: ignore[possibly-undefined]
-        yield Finding(
-            "warning",
-            f"no episode ended within {i + 1} random steps; if none ever does, "  # type: ignore[possibly-undefined]
-            "set env.time_limit",
-        )
+        text = f"no episode ended within {steps} random steps; if none ever does, "
+        yield Finding("warning", text + "set env.time_limit")
     env.close()
 
 

@@ -164,7 +164,7 @@ class FrameStack(gym.ObservationWrapper[Any, Any, Any]):
             return space
         low = np.concatenate([space.low] * self.num, axis=-1)
         high = np.concatenate([space.high] * self.num, axis=-1)
-        return spaces.Box(low, high, dtype=space.dtype.type)  # type: ignore[union-attr]
+        return spaces.Box(low, high, dtype=space.dtype.type)
 
     def reset(self, **kwargs: Any) -> tuple[Obs, dict[str, Any]]:
         self.frames.clear()
@@ -290,7 +290,7 @@ def _choices(space: spaces.Space[Any]) -> list[int]:
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
         return [int(n) for n in space.nvec.ravel()]
-    return [2] * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else []  # type: ignore[arg-type]
+    return [2] * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else []
 
 
 class Episodes(gym.Wrapper[Any, Any, Any, Any]):

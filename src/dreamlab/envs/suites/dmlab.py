@@ -34,8 +34,10 @@ ACTIONS = np.array(
     ],
     np.intc,
 )
-LANGUAGE = ("language_answer_quantitative_question", "language_execute_random_task")
-LANGUAGE += ("language_select_described_object", "language_select_located_object")
+LANGUAGE = (
+    *("language_answer_quantitative_question", "language_execute_random_task"),
+    *("language_select_described_object", "language_select_located_object"),
+)
 NUM_WORDS, WORD_DIM, BUCKETS = 32, 32, 65_536
 
 
