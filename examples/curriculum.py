@@ -1,0 +1,27 @@
+"""A curriculum of four phases and two buffers: `dreamlab train examples/curriculum.yaml`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dreamlab import build
+from dreamlab.config import compose, load_config
+
+YAML = Path(__file__).with_name("curriculum.yaml")
+
+
+def main() -> None:
+    config = load_config(compose([str(YAML)]))
+    run, config, _ = build.open_run(config)
+    loop = build.build(config, run)
+    print(loop.run(), loop.counters)
+    for name, buffer in loop.parts.buffers.items():
+        print(f"buffer {name}: {len(buffer):,} steps")
+    for line in (run.folder / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        print(event["event"], event.get("name", ""), "at frame", event.get("env_frames"))
+
+
+if __name__ == "__main__":
+    main()
