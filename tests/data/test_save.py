@@ -125,7 +125,7 @@ def test_files_of_a_run_that_died_before_its_first_checkpoint_are_not_believed(t
     buffer = replay(folder=tmp_path)
     feed(buffer, 12)
     assert buffer.store is not None
-    buffer.store.data["reward"][:12] += 1  # another life than the dead one's
+    buffer.store.data["reward"][:, :12] += 1  # another life than the dead one's
     other = loaded(tmp_path, buffer.save())
     assert_same_content(content(buffer), content(other))
 

@@ -46,15 +46,13 @@ class ChunkFiles:
         They are named by their ids: the row itself will belong to another step one day.
         """
         payload: dict[str, Any] = {}
-        envs, ticks = store.num_envs, store.rows // store.num_envs
         for name, mask in store.dirty.items():
-            rows = mask.nonzero()[:, 0]
-            tick = last - 1 - (last - 1 - rows // envs) % ticks
-            rows, tick = rows[tick < saved], tick[tick < saved]
+            rows, flat = mask.nonzero()[:, 0], store.flat[name]
+            ids = store.ids(rows, last)
+            rows, ids = rows[ids < saved * store.num_envs], ids[ids < saved * store.num_envs]
             if len(rows):
-                flat = store.flat[name]
                 values = flat.index_select(0, rows.to(flat.device)).cpu()
-                payload[name] = {"ids": tick * envs + rows % envs, "values": values}
+                payload[name] = {"ids": ids, "values": values}
             mask.zero_()
         if payload:
             _write(self.folder / f"patch_{save}_{last}.pt", payload)
@@ -90,7 +88,7 @@ class ChunkFiles:
             if start > reached:
                 break
             payload, skip = _read(path), reached - start
-            data = {k: v[skip:] for k, v in payload["data"].items()}
+            data = {k: v[:, skip:] for k, v in payload["data"].items()}
             yield reached, data, payload["episode"].numpy()[skip:]
             reached = end
         if reached < last:
@@ -99,11 +97,11 @@ class ChunkFiles:
 
     def apply_patches(self, store: Store, last: int) -> None:
         """Redo the write-backs to steps that are still in the store."""
-        oldest = last * store.num_envs - store.rows
+        oldest = (last - store.ticks) * store.num_envs
         for _, _, path in self.patches():
             for name, patch in _read(path).items():
                 live = patch["ids"] >= oldest
-                store.patch(name, patch["ids"][live] % store.rows, patch["values"][live])
+                store.patch(name, store.rows(patch["ids"][live]), patch["values"][live])
         store.dirty.clear()
 
     def prune(self, save: int, first: int, num_envs: int) -> None:

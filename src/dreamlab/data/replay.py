@@ -162,7 +162,7 @@ class Replay:
     def read(self, index: Tensor) -> dict[str, Tensor]:
         """Return the steps with these ids [b, t] on the device of the run."""
         assert self.store is not None
-        return self.store.read(index % self.store.rows)
+        return self.store.read(self.store.rows(index))
 
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
         """Write extras [b, t, ...] back at the steps `index`; `priority` [b] goes to the sampler.
@@ -178,7 +178,7 @@ class Replay:
         if not rest:
             return
         keep = self._latest(ids.reshape(-1))
-        rows = torch.from_numpy(ids.reshape(-1)[keep] % self.store.rows)
+        rows = self.store.rows(torch.from_numpy(ids.reshape(-1)[keep]))
         for name, value in rest.items():
             if (key := f"extras/{name}") not in self.store.data:
                 known = [k[7:] for k in self.store.data if k.startswith("extras/")]
@@ -235,7 +235,7 @@ class Replay:
             raise CheckpointError("replay: it had no folder to save its steps in")
         for first, chunk, episode in self.files.read(max(0, self.added - ticks), self.added):
             if self.store is None:
-                self._allocate({k: v[0] for k, v in chunk.items()})
+                self._allocate({k: v[:, 0] for k, v in chunk.items()})
             assert self.store is not None
             if self.ticks != ticks:
                 then, now = ticks * self.num_envs, self.ticks * self.num_envs

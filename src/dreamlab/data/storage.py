@@ -22,7 +22,10 @@ class Stage:
 
 
 class Store:
-    """Preallocated arrays `[ticks, num_envs, ...]`; a row is a place in the first two axes."""
+    """Preallocated arrays `[num_envs, ticks, ...]`; a row is a place in the first two axes.
+
+    An environment's ticks lie side by side, so that a window is one stretch of memory.
+    """
 
     def __init__(self, row: dict[str, Tensor], ticks: int, kind: str, place: Place) -> None:
         self.device = torch.device(place.device)
@@ -30,8 +33,7 @@ class Store:
         self.data = {k: _allocate(k, v, ticks, kind, place) for k, v in row.items()}
         self.flat = {k: v.flatten(0, 1) for k, v in self.data.items()}
         self.views = {} if self.on_gpu else {k: _numpy(v) for k, v in self.data.items()}
-        self.num_envs = place.num_envs
-        self.rows = ticks * place.num_envs
+        self.num_envs, self.ticks = place.num_envs, ticks
         self.dirty: dict[str, Tensor] = {}
         self.stages: list[Stage] = []
 
@@ -46,13 +48,24 @@ class Store:
             raise ConfigError(f"replay: every step must have the same arrays; {names} come and go")
         for name, value in row.items():
             if self.on_gpu:
-                self.data[name][slot].copy_(_pin(as_tensor(value)), non_blocking=True)
+                self.data[name][:, slot] = send(as_tensor(value), self.device)
             elif isinstance(value, Tensor):
-                self.views[name][slot] = _numpy(value.to("cpu", self.data[name].dtype))
+                self.views[name][:, slot] = _numpy(value.to("cpu", self.data[name].dtype))
             else:
-                self.views[name][slot] = value
+                self.views[name][:, slot] = value
         for mask in self.dirty.values():
-            mask[slot * self.num_envs : (slot + 1) * self.num_envs] = False
+            mask.view(self.num_envs, self.ticks)[:, slot] = False
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of the steps with these ids, `tick * num_envs + env`."""
+        tick = torch.div(ids, self.num_envs, rounding_mode="floor")
+        return (ids - tick * self.num_envs) * self.ticks + tick % self.ticks
+
+    def ids(self, rows: Tensor, last: int) -> Tensor:
+        """Return the ids of the steps in these rows, when `last` ticks have been stored."""
+        env = torch.div(rows, self.ticks, rounding_mode="floor")
+        tick = last - 1 - (last - 1 - rows % self.ticks) % self.ticks
+        return tick * self.num_envs + env
 
     def read(self, index: Tensor) -> dict[str, Tensor]:
         """Return the rows `index` [b, t] on the run's device, in memory the next read reuses."""
@@ -95,49 +108,46 @@ class Store:
         at = send(rows, self.device) if self.on_gpu else rows
         flat.index_copy_(0, at, values.to(flat.device, flat.dtype))
         if name not in self.dirty:
-            self.dirty[name] = torch.zeros(self.rows, dtype=torch.bool)
+            self.dirty[name] = torch.zeros(len(flat), dtype=torch.bool)
         self.dirty[name][rows] = True
 
     def fill(self, first: int, chunk: dict[str, Tensor]) -> None:
         """Put consecutive ticks back, beginning with the slot of tick `first`."""
         for name, value in chunk.items():
-            data = self.data[name]
-            slot = first % len(data)
-            before_seam = min(len(value), len(data) - slot)
-            data[slot : slot + before_seam] = value[:before_seam].to(data.device)
-            data[: len(value) - before_seam] = value[before_seam:].to(data.device)
+            data, slot = self.data[name], first % self.ticks
+            num = min(value.shape[1], self.ticks - slot)
+            data[:, slot : slot + num] = value[:, :num].to(data.device)
+            data[:, : value.shape[1] - num] = value[:, num:].to(data.device)
 
     def take(self, first: int, last: int) -> dict[str, Tensor]:
         """Return a copy of ticks `first` to `last` (excluded) in RAM."""
-        ticks = next(iter(self.data.values())).shape[0]
-        slots = torch.arange(first, last) % ticks
-        return {k: v.index_select(0, slots.to(v.device)).cpu() for k, v in self.data.items()}
+        slots = torch.arange(first, last) % self.ticks
+        return {k: v.index_select(1, slots.to(v.device)).cpu() for k, v in self.data.items()}
 
 
 def send(value: Tensor, device: torch.device) -> Tensor:
     """Return a small tensor on `device`; through page-locked memory, so that nothing waits."""
-    return (_pin(value) if device.type == "cuda" else value).to(device, non_blocking=True)
-
-
-def _pin(value: Tensor) -> Tensor:
-    return value.pin_memory() if value.device.type == "cpu" else value
+    if device.type == "cuda" and value.device.type == "cpu":
+        value = value.pin_memory()
+    return value.to(device, non_blocking=True)
 
 
 def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: Place) -> Tensor:
-    shape = (ticks, *value.shape)
+    shape = (value.shape[0], ticks, *value.shape[1:])
     if kind == "gpu":
         return torch.zeros(shape, dtype=value.dtype, device=place.device)
     if kind == "pinned":
         return torch.zeros(shape, dtype=value.dtype, pin_memory=torch.cuda.is_available())
-    if kind == "ram":
-        return torch.zeros(shape, dtype=value.dtype)
-    if place.folder is None:
-        raise ConfigError("replay: storage=disk needs a run folder")
-    place.folder.mkdir(parents=True, exist_ok=True)
-    path = place.folder / f"map_{name.replace('/', '-')}.bin"
     size = ticks * value.nbytes
-    raw = np.memmap(path, np.uint8, "w+", shape=(max(size, 1),))
-    return torch.from_numpy(raw)[:size].view(value.dtype).view(shape)
+    if kind == "ram":
+        raw = np.zeros(size, np.uint8)  # numpy asks for huge pages, which makes gathering cheaper
+    elif place.folder is not None:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        path = place.folder / f"map_{name.replace('/', '-')}.bin"
+        raw = np.memmap(path, np.uint8, "w+", shape=(max(size, 1),))[:size]
+    else:
+        raise ConfigError("replay: storage=disk needs a run folder")
+    return torch.from_numpy(raw).view(value.dtype).view(shape)
 
 
 def _numpy(value: Tensor) -> Array:
