@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.helpers import metrics, open_loop
 
 from dreamlab.components.critics.transitions import transitions
 from dreamlab.core.config import load
@@ -14,7 +15,6 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.workflows.dqn import DQN, C51Config, Categorical, DQNConfig
-from tests.helpers import metrics, open_loop
 
 SPEC = Spec({"state": ArraySpec((3,))}, ArraySpec((), "int64", classes=2))
 PHASE = Phase("learn", ("update_controller",))
@@ -145,9 +145,7 @@ def test_the_loss_is_huber_of_the_error_of_the_action_taken():
     ahead = dqn.target({"state": batch.obs["state"][:, 1]})[..., 0].max(1).values
     error = q[range(5), batch.action[:, 0]] - (1 + 0.99 * ahead)
     expected = torch.where(error.abs() < 1, error**2 / 2, error.abs() - 0.5).mean()
-    torch.testing.assert_close(
-        dqn.update_controller(batch, phase=PHASE)["loss"], expected.detach()
-    )
+    torch.testing.assert_close(dqn.update_controller(batch, phase=PHASE)["loss"], expected.detach())
 
 
 # -- priorities -----------------------------------------------------------------------------------
@@ -245,7 +243,9 @@ def test_images_and_vectors_together():
     batch.obs["image"] = image
     before = [p.clone() for p in dqn.online.encoder.parameters()]
     dqn.update_controller(batch, phase=PHASE)
-    moved = [not torch.equal(a, b) for a, b in zip(before, dqn.online.encoder.parameters(), strict=True)]
+    moved = [
+        not torch.equal(a, b) for a, b in zip(before, dqn.online.encoder.parameters(), strict=True)
+    ]
     assert all(moved)
     assert moved
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.helpers import metrics, open_loop
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from dreamlab.components.critics.transitions import transitions
@@ -15,7 +16,6 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.workflows.sac import SAC, SACConfig
-from tests.helpers import metrics, open_loop
 
 OBS = {"state": ArraySpec((3,))}
 CONTINUOUS = Spec(OBS, ArraySpec((2,), low=-1.0, high=1.0))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import log_softmax, smooth_l1_loss
 
 from dreamlab.components.critics.transitions import Transitions, transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
@@ -42,7 +42,7 @@ class DQNConfig:
     """Defaults of the Nature paper where they suit small problems too."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    network: Part = part("mlp", hidden=(256, 256), act="relu")
+    network: Part = part("mlp", hidden=(256, 256), act="relu", gain=None)
     """Between the encoder and the values; with `dueling` value and advantage have one each."""
     double: bool = False
     """Let the online network choose the action whose value the target network gives."""
@@ -119,7 +119,7 @@ class Mean:
 
     def loss(self, taken: Tensor, target: Tensor) -> Tensor:
         """Return the loss [b]: squared near zero, absolute beyond 1 (the paper's clipped error)."""
-        return F.smooth_l1_loss(taken, target, reduction="none")
+        return smooth_l1_loss(taken, target, reduction="none")
 
     def priority(self, taken: Tensor, target: Tensor, loss: Tensor) -> Tensor:
         """Return how much there is to learn [b]."""
@@ -154,7 +154,7 @@ class Categorical(nn.Module):
 
         It is the cross-entropy less a constant: a perfect prediction has loss and priority 0.
         """
-        surprise = torch.xlogy(target, target) - target * F.log_softmax(taken, -1)
+        surprise = torch.xlogy(target, target) - target * log_softmax(taken, -1)
         return surprise.sum(-1)
 
     def priority(self, taken: Tensor, target: Tensor, loss: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import log_softmax, mse_loss
 
 from dreamlab.components.critics.ensemble import ContinuousCritics, DiscreteCritics
 from dreamlab.components.critics.transitions import Transitions, transitions
@@ -99,7 +99,7 @@ class DiscreteActor(nn.Module):
         self, z: Tensor, critics: DiscreteCritics, seen: Tensor, alpha: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the soft value [b] of states, and the policy's entropy [b] there."""
-        log_prob = F.log_softmax(self.head(self.net(z)), -1)
+        log_prob = log_softmax(self.head(self.net(z)), -1)
         prob = log_prob.exp()
         entropy = -(prob * log_prob).sum(-1)
         q = critics.every(seen).amin(0)
@@ -141,12 +141,10 @@ class SAC(Workflow[SACConfig]):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha)))
         given = c.target_entropy
         self.target_entropy = self.actor.target_entropy if given is None else given
-        rates = (("critic", c.lr), ("actor", c.actor_lr or c.lr), ("alpha", c.alpha_lr or c.lr))
-        params = (self.online.parameters(), self.actor.parameters(), [self.log_alpha])
-        self.critic_opt, self.actor_opt, self.alpha_opt = (
-            self.optimizer(name, p, OptimConfig(lr=lr))
-            for (name, lr), p in zip(rates, params, strict=True)
-        )
+        own = lambda lr: OptimConfig(lr=c.lr if lr is None else lr)  # noqa: E731
+        self.critic_opt = self.optimizer("critic", self.online.parameters(), own(None))
+        self.actor_opt = self.optimizer("actor", self.actor.parameters(), own(c.actor_lr))
+        self.alpha_opt = self.optimizer("alpha", [self.log_alpha], own(c.alpha_lr))
 
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
@@ -183,7 +181,8 @@ class SAC(Workflow[SACConfig]):
             value, _ = self.actor.value(ahead, self.target.critics, seen, alpha)
             target = torch.addcmul(t.reward, t.factor, value)
         q = self.online.critics(z, t.action)
-        return 0.5 * (q - target).square().sum() / len(target), q
+        error = mse_loss(q, target.expand_as(q), reduction="sum")
+        return 0.5 / len(target) * error, q
 
     def actor_loss(self, z: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Return the negative soft value (eq. 7 and 9) and the mean entropy, detached."""
