@@ -24,9 +24,9 @@ def main() -> None:
     root = new_folder("three_seeds")
     quiet = ["log.terminal=off", "eval.video=false", "eval.episodes=2"]
     dreamlab(["train", "+experiment=ppo_cartpole", "seed=1,2,3", f"run.dir={root}",
-              "training.total_frames=4_000", "log.every_frames=500", *quiet])  # fmt: skip
+              "training.total_frames=3_000", "log.every_frames=500", *quiet])  # fmt: skip
     folders = sorted(root.glob("seed_*"))
-    grid = np.linspace(500, 4_000, 8)  # seeds log at slightly different frames
+    grid = np.linspace(500, 3_000, 6)  # seeds log at slightly different frames
     values = np.array([np.interp(grid, *curve(folder, "episode/return")) for folder in folders])
     figure, axes = plt.subplots()
     axes.plot(grid, values.T, color="gray", lw=0.7)

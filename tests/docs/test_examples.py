@@ -1,0 +1,33 @@
+"""Every example runs as a user would run it, in a folder of its own, and is short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 6
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_it_runs(path, tmp_path):
+    env = {**os.environ, "SDL_VIDEODRIVER": "dummy", "MPLBACKEND": "Agg"}
+    done = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(tmp_path.glob("experiments/*")), "it left no run"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_it_is_one_idea_in_sixty_lines(path):
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 60
+    assert lines[0].startswith('"""')
