@@ -1,4 +1,4 @@
-"""Same as `dreamlab train`, for those who start scripts: python scripts/train.py +experiment=ppo_cartpole."""
+"""Does what `dreamlab train` does: python scripts/train.py +experiment=ppo_cartpole seed=1."""
 
 import sys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ def config_of(*overrides: str) -> LabConfig:
 
 def open_loop(folder: Path, *overrides: str) -> Orchestrator:
     """Return the loop of a run folder, new or resumed, as `dreamlab train` would make it."""
-    run, config, found = build.open_run(config_of(*overrides, f"run.dir={folder}", "log.terminal=off"))
+    return open_config(folder, config_of(*overrides))
+
+
+def open_config(folder: Path, config: LabConfig) -> Orchestrator:
+    """Return the loop of a run folder with this configuration."""
+    config = replace(
+        config,
+        run=replace(config.run, dir=str(folder)),
+        log=replace(config.log, terminal="off"),
+    )
+    run, config, found = build.open_run(config)
     loop = build.build(config, run, Terminal("off", config.name))
     if found:
         loop.load()
@@ -42,4 +53,6 @@ def run_for(loop: Orchestrator, actions: int | None) -> str:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the records of a run without what depends on the clock."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+    return [
+        {k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines
+    ]

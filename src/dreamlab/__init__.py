@@ -1,3 +1,3 @@
-"""One lab for agents that learn a model of their world, and for the baselines they are measured against."""
+"""One lab for agents that learn a model of their world, and for their baselines."""
 
 __version__ = "0.1.0"

@@ -60,7 +60,8 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     buffers = build_buffers(config, workflow, envs, run, terminal)
     collector = Collector(envs, workflow, random.derive(config.seed, 1))
     parts = Parts(
-        workflow, collector, buffers, build_evaluator(config), build_logger(config, run, terminal), terminal, run
+        workflow, collector, buffers, build_evaluator(config),
+        build_logger(config, run, terminal), terminal, run,
     )  # fmt: skip
     engine = EngineConfig(config.log, config.eval, config.checkpoint, config.watch, config.compute)
     return Orchestrator(engine, config.training.phases, config.training.total_frames, parts)
@@ -93,11 +94,13 @@ def build_buffers(
     room = memory_available()
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name
-        place = Place(envs.spec, envs.num_envs, random.derive(config.seed, 2, number), workflow.device, folder)
+        place = Place(
+            envs.spec, envs.num_envs, random.derive(config.seed, 2, number), workflow.device, folder
+        )
         need = buffer_bytes(part, workflow, envs.spec, envs.num_envs)
-        part = _fit(part, name, need, room, config.run.on_memory_shortage, run.folder, terminal)
-        room -= need if part.options.get("storage", "ram") in ("ram", "pinned") else 0
-        buffers[name] = part.build(place)
+        fitted = _fit(part, name, need, room, config.run.on_memory_shortage, run.folder, terminal)
+        room -= need if fitted.options.get("storage", "ram") in ("ram", "pinned") else 0
+        buffers[name] = fitted.build(place)
     return buffers
 
 
@@ -112,7 +115,9 @@ def _fit(
     if otherwise != "disk" or "storage" not in part.cls().Config.__dataclass_fields__:
         raise LabError(f"{text}. Lower buffers.{name}.capacity, or set buffers.{name}.max_bytes.")
     if 2.2 * need > disk_free(folder):
-        raise LabError(f"{text}, and the disk has no room for it either. Lower buffers.{name}.capacity.")
+        raise LabError(
+            f"{text}, and the disk has no room for it either. Lower buffers.{name}.capacity."
+        )
     terminal.say(f"{text}: it is kept on disk instead")
     return replace(part, options={**part.options, "storage": "disk"})
 
@@ -160,7 +165,9 @@ def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
     old = load_config(read_yaml(run.config_path))
     check_same(old, config, folder)
     if config.training.total_frames != old.training.total_frames:
-        old = replace(old, training=replace(old.training, total_frames=config.training.total_frames))
+        old = replace(
+            old, training=replace(old.training, total_frames=config.training.total_frames)
+        )
         write_text(run.config_path, to_yaml(old))
         run.event("extended", total_frames=config.training.total_frames)
     return run, replace(old, run=config.run, log=config.log), True

@@ -137,7 +137,8 @@ def resume(args: list[str]) -> int:
         key, _, value = override.partition("=")
         if key != "training.total_frames" or not value.replace("_", "").isdigit():
             raise ConfigError(
-                f"resume: {override!r}: only training.total_frames=N may change; for other options start a new run"
+                f"resume: {override!r}: only training.total_frames=N may change; "
+                "for other options start a new run"
             )
         config = replace(config, training=replace(config.training, total_frames=int(value)))
     config = replace(config, run=replace(config.run, dir=str(folder)))
@@ -152,7 +153,9 @@ def evaluate(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="dreamlab eval")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--checkpoint", default="latest", help="latest, best, or a name in checkpoints/")
+    parser.add_argument(
+        "--checkpoint", default="latest", help="latest, best, or a name in checkpoints/"
+    )
     parser.add_argument("--seed", type=int, default=20_000)
     parser.add_argument("--video", action="store_true")
     options = parser.parse_args(args)
@@ -194,14 +197,25 @@ def plan(args: list[str]) -> int:
             for k, p in config.buffers.items()
         }
         result = make_plan(loop, sizes)
-        stored = {k: getattr(getattr(b, "config", None), "storage", "ram") for k, b in loop.parts.buffers.items()}
+        stored = {
+            k: getattr(getattr(b, "config", None), "storage", "ram")
+            for k, b in loop.parts.buffers.items()
+        }
     gib = 2**30
     rows = [("parameters", f"{result.parameters:,}")]
-    rows += [(f"buffer {k}", f"{v / gib:.3f} GiB when full, in {stored[k]}") for k, v in sizes.items()]
+    rows += [
+        (f"buffer {k}", f"{v / gib:.3f} GiB when full, in {stored[k]}") for k, v in sizes.items()
+    ]
     rows += [
         ("memory free", f"{memory_available() / gib:.1f} GiB"),
-        ("disk", f"{result.disk_bytes / gib:.3f} GiB of {disk_free(Path.cwd()) / gib:.1f} GiB free"),
-        ("one tick", f"{1e3 * result.tick_s:.2f} ms ({envs.num_envs / result.tick_s:,.0f} decisions/s)"),
+        (
+            "disk",
+            f"{result.disk_bytes / gib:.3f} GiB of {disk_free(Path.cwd()) / gib:.1f} GiB free",
+        ),
+        (
+            "one tick",
+            f"{1e3 * result.tick_s:.2f} ms ({envs.num_envs / result.tick_s:,.0f} decisions/s)",
+        ),
         ("one update", f"{1e3 * result.update_s:.2f} ms"),
         ("env frames", f"{result.env_frames:,}"),
         ("updates", f"{result.updates:,.0f}"),
@@ -213,7 +227,13 @@ def plan(args: list[str]) -> int:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def check_env(args: list[str]) -> int:

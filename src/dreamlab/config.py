@@ -65,7 +65,7 @@ class LabConfig:
     deterministic: bool = False
     threads: int = 0
     tiny: bool = False
-    """Shrink networks, buffers and phases so that everything happens within seconds (for debugging)."""
+    """Shrink networks, buffers and phases so that everything happens within seconds."""
     env: EnvConfig = field(default_factory=EnvConfig)
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -83,7 +83,7 @@ class LabConfig:
 
 
 def config_dir() -> Path:
-    """Return the folder of the YAML files: inside an installed package, or at the root of a checkout."""
+    """Return the folder of the YAML files: in the installed package, or at a checkout's root."""
     inside = Path(__file__).parent / "configs"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
 
@@ -140,7 +140,7 @@ def _prepare(argument: str, extra: Path) -> str:
 
 
 def _by_path(group: str, value: str, extra: Path) -> str:
-    """Return the name under which Hydra finds a group's file; one given by path is put within reach."""
+    """Return the name by which Hydra finds a group's file; one given by path is put there."""
     if not value.endswith((".yaml", ".yml")):
         if value not in choices(group):
             raise ConfigError(unknown(group, value, choices(group), f"+{group}"))
@@ -219,10 +219,10 @@ def shrink(node: dict[str, Any]) -> dict[str, Any]:
                 ("duration_updates", 8),
                 ("duration_cycles", 4),
             ):
-                if key in phase:
+                if phase.get(key) is not None:
                     phase[key] = min(phase[key], most)
     buffers = {
-        name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if k in b}}
+        name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}
         for name, b in node.get("buffers", {}).items()
     }
     return {
@@ -234,23 +234,25 @@ def shrink(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return `over` on top of `base`; a part the user chose by name is left as the user wrote it."""
+    """Return `over` on top of `base`; a part the user chose by name is left as it was written."""
     out = dict(base)
     for key, value in over.items():
         old = base.get(key)
         chosen = isinstance(value, dict) and (isinstance(old, str) or "_target_" in (old or {}))
         if chosen:
             continue
-        out[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        out[key] = (
+            _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
     return out
 
 
 def migrate(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration of an older schema in today's form, or raise saying why it cannot be read."""
+    """Return a configuration of an older schema in today's form, or say why it cannot be read."""
     version = node.get("schema", SCHEMA)
     if not isinstance(version, int) or version > SCHEMA or version < 0:
         raise ConfigError(
-            f"schema: this configuration has version {version}, this dreamlab reads up to {SCHEMA}; "
+            f"schema: this configuration has version {version}, this one reads up to {SCHEMA}; "
             "it was written by a newer version, which is needed to read it"
         )
     node = dict(node)
@@ -261,7 +263,7 @@ def migrate(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_schema_0(node: dict[str, Any]) -> dict[str, Any]:
-    """Before 0.1: `experiment.name` and `experiment.seed`, `training.total_timesteps`, `replay_ratio`."""
+    """Before 0.1: `experiment: {name, seed}`, `training.total_timesteps`, `replay_ratio`."""
     out = {k: v for k, v in node.items() if k != "experiment"}
     out |= {k: v for k, v in node.get("experiment", {}).items() if k in ("name", "seed", "device")}
     training = dict(out.get("training", {}))

@@ -35,7 +35,12 @@ def run_demo(overrides: list[str]) -> int:
 
 
 def _summary(
-    terminal: Terminal, folder: Path, curve: Path | None, before: float, after: float, seconds: float
+    terminal: Terminal,
+    folder: Path,
+    curve: Path | None,
+    before: float,
+    after: float,
+    seconds: float,
 ) -> None:
     video = next(iter(sorted((folder / "videos").glob("*.mp4"))), None)
     lines = [

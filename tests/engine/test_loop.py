@@ -98,7 +98,7 @@ def test_divergence_names_the_first_bad_tensor_and_stops(tmp_path):
 def test_the_debug_preset_names_the_module_that_failed(tmp_path):
     loop = open_loop(tmp_path / "r", "+experiment=ppo_cartpole", "+preset=debug", "device=cpu")
     poison(loop)
-    with pytest.raises(DivergedError, match="the output of module 'actor_net'|layers"):
+    with pytest.raises(DivergedError, match=r"the output of module 'actor_net'|layers"):
         loop.run()
 
 
@@ -175,7 +175,10 @@ def test_deterministic_kernels_can_be_asked_for(tmp_path):
 
 
 def test_an_offline_phase_on_an_empty_buffer_is_an_error(tmp_path):
-    phases = "training.phases=[{name: fit, type: offline, buffer: rollout, duration_updates: 3, workflow_hooks: [update_controller]}]"
+    phases = (
+        "training.phases=[{name: fit, type: offline, buffer: rollout, duration_updates: 3, "
+        "workflow_hooks: [update_controller]}]"
+    )
     with pytest.raises(LabError, match="holds too little"):
         open_loop(tmp_path / "r", *SMALL, phases).run()
 

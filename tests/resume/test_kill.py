@@ -1,4 +1,4 @@
-"""A run that is killed at any moment goes on from a whole checkpoint, as if nothing had happened."""
+"""A run that is killed at any moment goes on from a whole checkpoint as if nothing had been."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ KILLS = 24
 
 def options(name: str) -> list[str]:
     common = [
-        f"+experiment={name}", "tiny=true", "env.num_envs=2", "training.total_frames=2_500", "log.every_frames=50",
-        "eval.episodes=1", "eval.every_frames=0", "eval.video=false", "checkpoint.every_s=0", "device=cpu",
+        f"+experiment={name}", "tiny=true", "env.num_envs=2", "training.total_frames=2_500",
+        "log.every_frames=50", "eval.episodes=1", "eval.every_frames=0", "eval.video=false",
+        "checkpoint.every_s=0", "device=cpu",
     ]  # fmt: skip
     return [*common, "checkpoint.every_frames=60"]
 

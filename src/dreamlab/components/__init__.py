@@ -1,1 +1,1 @@
-"""Parts that know what an action or an observation is: encoders, policies, critics, world models."""
+"""Parts that know what an action or an observation is: encoders, policies, critics."""

@@ -26,10 +26,14 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig, obs: dict[str, ArraySpec]) -> None:
         super().__init__()
         self.obs = dict(sorted(obs.items()))
-        self.images = nn.ModuleDict({k: config.image.build(s.shape) for k, s in self.obs.items() if s.is_image})
+        self.images = nn.ModuleDict(
+            {k: config.image.build(s.shape) for k, s in self.obs.items() if s.is_image}
+        )
         vector_dim = sum(_width(s) for s in self.obs.values() if not s.is_image)
         self.vector = config.vector.build(vector_dim) if vector_dim else None
-        self.out_dim = sum(m.out_dim for m in self.images.values()) + (self.vector.out_dim if self.vector else 0)  # type: ignore[misc]
+        self.out_dim = sum(m.out_dim for m in self.images.values()) + (
+            self.vector.out_dim if self.vector else 0
+        )  # type: ignore[misc]
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Return the features [*b, out_dim] of observations [*b, ...]."""

@@ -60,13 +60,16 @@ class Adam:
         device = self.params[0].device
         self.lr = state["lr"]
         self.count = None if state["count"] is None else state["count"].to(device).clone()
-        pairs = [(p.device, m, v) for p, m, v in zip(self.params, state["mean"], state["square"], strict=False)]
+        pairs = [
+            (p.device, m, v)
+            for p, m, v in zip(self.params, state["mean"], state["square"], strict=False)
+        ]
         self.mean = [m.to(d).clone() for d, m, _ in pairs]
         self.square = [v.to(d).clone() for d, _, v in pairs]
 
 
 class Optimizer:
-    """One Adam over `params`. With `accumulate` = k, every k-th call of `step` moves the weights."""
+    """One Adam over `params`. With `accumulate` = k, every k-th `step` moves the weights."""
 
     def __init__(self, config: OptimConfig, params: Iterable[nn.Parameter]) -> None:
         self.config = config

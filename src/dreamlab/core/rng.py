@@ -19,7 +19,7 @@ def seed_all(seed: int) -> None:
 
 
 def derive(seed: int, *path: int) -> int:
-    """Return a seed for one stream (an env, an episode, a buffer); streams never overlap by offset."""
+    """Return a seed for one stream (an env, an episode, a buffer); streams do not overlap."""
     return int(np.random.SeedSequence([seed, *path]).generate_state(1)[0])
 
 
@@ -60,7 +60,7 @@ def fork(seed: int) -> Iterator[None]:
 
 
 def generator_state(generator: np.random.Generator) -> dict[str, Any]:
-    """Return a numpy generator's state as plain data (its integers exceed 64 bits: kept as text)."""
+    """Return a numpy generator's state as plain data (integers beyond 64 bits become text)."""
     return _map_ints(generator.bit_generator.state, str)
 
 

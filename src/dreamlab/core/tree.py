@@ -32,7 +32,7 @@ def tree_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_plain(tree: Any) -> Any:
-    """Return `tree` with numpy values as tensors and numbers, so that `torch.load` needs no pickle."""
+    """Return `tree` with numpy values as tensors and numbers: `torch.load` then needs no pickle."""
     if isinstance(tree, dict):
         return {k: to_plain(v) for k, v in tree.items()}
     if isinstance(tree, list):

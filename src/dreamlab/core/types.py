@@ -89,7 +89,7 @@ class Decision:
     """What a workflow answers to a Step.
 
     `state` comes back unseen at the next step; `extras` are stored beside the step and come back
-    in the Batch (recurrent PPO: its state; Dreamer: latents; TD-M(PC)^2: the planner's mean and std).
+    in the Batch (recurrent PPO: its state; Dreamer: latents).
     """
 
     action: Tensor

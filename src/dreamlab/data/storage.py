@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,10 +97,14 @@ class Store:
         return stage
 
     def _new_stage(self, num: int, crosses: bool) -> Stage:
-        arrays = {
-            k: torch.empty((num, *v.shape[1:]), dtype=v.dtype, device=v.device, pin_memory=crosses)
-            for k, v in self.flat.items()
-        }
+        arrays: dict[str, Tensor] = {}
+        for name, flat in self.flat.items():
+            shape = (num, *flat.shape[1:])
+            if self.on_gpu or crosses:
+                pinned = {"pin_memory": True} if crosses else {"device": flat.device}
+                arrays[name] = torch.empty(shape, dtype=flat.dtype, **pinned)
+            else:
+                arrays[name] = _huge(shape, flat.dtype)
         return Stage(arrays, torch.cuda.Event() if crosses else None)
 
     def patch(self, name: str, rows: Tensor, values: Tensor) -> None:
@@ -138,16 +143,20 @@ def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: Place) -> 
         return torch.zeros(shape, dtype=value.dtype, device=place.device)
     if kind == "pinned":
         return torch.zeros(shape, dtype=value.dtype, pin_memory=torch.cuda.is_available())
-    size = ticks * value.nbytes
     if kind == "ram":
-        raw = np.zeros(size, np.uint8)  # numpy asks for huge pages, which makes gathering cheaper
-    elif place.folder is not None:
-        place.folder.mkdir(parents=True, exist_ok=True)
-        path = place.folder / f"map_{name.replace('/', '-')}.bin"
-        raw = np.memmap(path, np.uint8, "w+", shape=(max(size, 1),))[:size]
-    else:
+        return _huge(shape, value.dtype)
+    if place.folder is None:
         raise ConfigError("replay: storage=disk needs a run folder")
-    return torch.from_numpy(raw).view(value.dtype).view(shape)
+    place.folder.mkdir(parents=True, exist_ok=True)
+    path, size = place.folder / f"map_{name.replace('/', '-')}.bin", ticks * value.nbytes
+    raw = np.memmap(path, np.uint8, "w+", shape=(max(size, 1),))
+    return torch.from_numpy(raw)[:size].view(value.dtype).view(shape)
+
+
+def _huge(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros in huge pages, which numpy asks for and torch does not: gathering is cheaper."""
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def _numpy(value: Tensor) -> Array:

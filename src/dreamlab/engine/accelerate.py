@@ -25,12 +25,16 @@ class ComputeConfig:
     deterministic: bool = False
     """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
     threads: int = 0
-    """CPU threads of torch; 0 uses one for small networks (faster there) and all cores for others."""
+    """CPU threads of torch; 0: one for small networks (faster there), all cores for others."""
 
 
 def pick_device(name: str) -> torch.device:
     """Return the device asked for, or raise saying what there is."""
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
     if name == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
     if not available[name]:

@@ -57,7 +57,13 @@ class Checkpoints:
         temporary.mkdir(parents=True)
         try:
             digest = _write_hashed(temporary / "state.pt", to_plain(state))
-            meta = {"format": FORMAT, "env_frames": frames, "score": score, "sha256": digest, "marks": marks}
+            meta = {
+                "format": FORMAT,
+                "env_frames": frames,
+                "score": score,
+                "sha256": digest,
+                "marks": marks,
+            }
             write_json(temporary / "meta.json", meta)
             _replace_folder(temporary, final)
         finally:
@@ -79,7 +85,9 @@ class Checkpoints:
         """Return the names of all checkpoints, newest first."""
         if not self.folder.exists():
             return []
-        return sorted((p.name for p in self.folder.iterdir() if p.is_dir() and p.name.isdigit()), reverse=True)
+        return sorted(
+            (p.name for p in self.folder.iterdir() if p.is_dir() and p.name.isdigit()), reverse=True
+        )
 
     def named(self, pointer: str) -> Path | None:
         """Return the checkpoint that `latest` or `best` points to, if it is there."""
@@ -90,14 +98,16 @@ class Checkpoints:
         return path if path.is_dir() else None
 
     def load(self, which: str = "latest", device: str = "cpu") -> dict[str, Any] | None:
-        """Return the newest state that is whole, or the one asked for; None if there is none at all.
+        """Return the newest state that is whole, or the one asked for; None if there is none.
 
         A checkpoint that is damaged is passed over, with a message, for the one before it.
         """
         if which != "latest":
             path = self.named(which) or self.folder / which
             if not path.is_dir():
-                raise CheckpointError(f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}")
+                raise CheckpointError(
+                    f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
+                )
             return self._read(path, device)
         names = self.names()
         for name in names:
@@ -116,7 +126,7 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {path.name} is incomplete")
         if meta.get("format") != FORMAT:
             raise CheckpointError(
-                f"checkpoint {path.name} has format {meta.get('format')}, this version reads {FORMAT}"
+                f"checkpoint {path.name} has format {meta.get('format')}, not {FORMAT}"
             )
         if _hash(file) != meta["sha256"]:
             raise CheckpointError(f"checkpoint {path.name} is damaged (its checksum differs)")
@@ -127,7 +137,9 @@ class Checkpoints:
 
     def marks(self) -> list[dict[str, Any]]:
         """Return what the latest checkpoints need of the buffers' files."""
-        metas = [_read_meta(self.folder / name) for name in self.names()[: max(2, self.config.keep)]]
+        metas = [
+            _read_meta(self.folder / name) for name in self.names()[: max(2, self.config.keep)]
+        ]
         return [meta["marks"] for meta in metas if meta is not None]
 
     def _retain(self) -> None:

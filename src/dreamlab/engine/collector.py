@@ -55,7 +55,7 @@ class Collector:
         self.lengths = np.zeros(envs.num_envs, np.int64)
 
     def collect(self, ticks: int, buffer: Buffer, random_actions: bool = False) -> Collected:
-        """Run every environment for `ticks` steps; a tick that only begins an episode has no frame."""
+        """Run every environment for `ticks` steps; a tick that begins an episode has no frame."""
         out = Collected()
         envs, act = self.envs, self.workflow.act
         step = self.step if self.step is not None else envs.reset()
@@ -91,7 +91,10 @@ class Collector:
         """Replace the actions by uniformly random ones, from the collector's own generator."""
         spec, shape = self.envs.spec.action, tuple(decision.action.shape)
         if spec.classes is None:
-            low, high = spec.low if spec.low is not None else -1.0, spec.high if spec.high is not None else 1.0
+            low, high = (
+                spec.low if spec.low is not None else -1.0,
+                spec.high if spec.high is not None else 1.0,
+            )
             action = self.rng.uniform(low, high, shape).astype(np.float32)
         else:
             action = self.rng.integers(0, np.asarray(spec.classes), shape)
@@ -99,7 +102,11 @@ class Collector:
 
     def get_state(self) -> dict[str, Any]:
         """Return environments, running episodes and the policy's private state as plain data."""
-        step = None if self.step is None else {f.name: getattr(self.step, f.name) for f in fields(self.step)}
+        step = (
+            None
+            if self.step is None
+            else {f.name: getattr(self.step, f.name) for f in fields(self.step)}
+        )
         return {
             "envs": self.envs.get_state(),
             "step": tree_map(np.copy, step) if step is not None else None,

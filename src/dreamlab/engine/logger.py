@@ -146,7 +146,7 @@ class WandB:
 class Logger:
     """Averages what was reported since the last flush and hands it to every sink.
 
-    Tensors are added up where they are and read only when flushed, so reporting never waits for a GPU.
+    Tensors are added up where they are and read when flushed: reporting never waits for a GPU.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -158,7 +158,11 @@ class Logger:
         """Report values; they are averaged until the next flush."""
         for key, value in metrics.items():
             name = f"{prefix}{key}"
-            tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            tensor = (
+                value.detach()
+                if isinstance(value, Tensor)
+                else torch.tensor(value, dtype=torch.float64)
+            )
             if name in self.sums:
                 self.sums[name] = self.sums[name] + tensor
                 self.counts[name] += 1

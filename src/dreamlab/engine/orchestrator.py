@@ -75,7 +75,7 @@ class Every:
 
 
 class Orchestrator:
-    """Asks the scheduler what is next, does it, and looks after logs, evaluation and checkpoints."""
+    """Asks the scheduler what is next, does it; looks after logs, evaluation and checkpoints."""
 
     def __init__(
         self, config: EngineConfig, phases: Sequence[Phase], total_frames: int | None, parts: Parts
@@ -101,7 +101,7 @@ class Orchestrator:
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> str:
-        """Train until the phases are over or someone interrupts; return 'finished' or 'interrupted'."""
+        """Train until the end or an interruption; return 'finished' or 'interrupted'."""
         if self.scheduler.next_action() is None:
             return "finished"
         self.watch.prepare(self.workflow)
@@ -110,7 +110,9 @@ class Orchestrator:
         self.run_log.update(status="running")
         try:
             with self._signals():
-                while (action := self.scheduler.next_action()) is not None and not self.stop_requested:
+                while (
+                    action := self.scheduler.next_action()
+                ) is not None and not self.stop_requested:
                     self._announce_phase()
                     self._do(action)
                     self._housekeeping()
@@ -157,7 +159,9 @@ class Orchestrator:
         phase, buffer = self.scheduler.phase, self._buffer()
         if not buffer.ready():
             if phase.type == "offline":
-                raise LabError(f"phase {phase.name!r}: buffer {phase.buffer!r} holds too little to draw a batch")
+                raise LabError(
+                    f"phase {phase.name!r}: buffer {phase.buffer!r} holds too little for a batch"
+                )
             self.scheduler.advance()
             return
         self.batch = batch = buffer.sample()
@@ -182,10 +186,8 @@ class Orchestrator:
         frames = self.counters.env_frames
         s = self.scheduler
         planned = s.planned_frames()
-        self.parts.terminal.tick(
-            s.phase.name, frames if planned else s.updates, planned or 1 / max(s.progress(), 1e-9) * s.updates,
-            "frames" if planned else "updates",
-        )  # fmt: skip
+        done, unit = (frames, "frames") if planned else (s.updates, "updates")
+        self.parts.terminal.tick(s.phase.name, done, done / max(s.progress(), 1e-9), unit)
         self.counters.cycles = s.cycles
         count = frames if planned else s.updates
         if self.eval_due(count):
@@ -230,7 +232,7 @@ class Orchestrator:
         then, frames_then, updates_then = self.mark
         elapsed = max(now - then, 1e-9)
         fixed = {
-            **{k: v for k, v in asdict(self.counters).items()},
+            **asdict(self.counters),
             "phase": float(self.scheduler.index),
             "time/frames_per_s": (frames - frames_then) / elapsed,
             "time/updates_per_s": (updates - updates_then) / elapsed,
@@ -241,7 +243,9 @@ class Orchestrator:
         record = self.parts.logger.flush(fixed)
         if not self.config.eval.every_frames and "episode/return" in record:
             self.score = record["episode/return"]
-        self.run_log.update(env_frames=frames, updates=updates, last_return=record.get("episode/return"))
+        self.run_log.update(
+            env_frames=frames, updates=updates, last_return=record.get("episode/return")
+        )
         self.watch.flushed(record, self.workflow, self.batch)
         return record
 
@@ -257,8 +261,14 @@ class Orchestrator:
         self.run_log.event("message", text=text)
 
     def _announce_phase(self) -> None:
-        if self.scheduler.stage == 0 and not self.scheduler.cycles_in and not self.scheduler.frames_in:
-            self.run_log.event("phase", name=self.scheduler.phase.name, env_frames=self.counters.env_frames)
+        if (
+            self.scheduler.stage == 0
+            and not self.scheduler.cycles_in
+            and not self.scheduler.frames_in
+        ):
+            self.run_log.event(
+                "phase", name=self.scheduler.phase.name, env_frames=self.counters.env_frames
+            )
 
     def _restart_clock(self) -> None:
         self.mark = (time.monotonic(), self.counters.env_frames, self.counters.updates)
@@ -281,7 +291,7 @@ class Orchestrator:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn the first Ctrl-C or SIGTERM into a request to save and stop; a second one stops at once."""
+        """Turn the first Ctrl-C or SIGTERM into a request to save; a second one stops at once."""
 
         def handle(number: int, frame: Any) -> None:
             if self.stop_requested:
@@ -291,7 +301,9 @@ class Orchestrator:
 
         try:
             before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # signals belong to the main thread; inside another one nobody presses Ctrl-C
+        except (
+            ValueError
+        ):  # signals belong to the main thread; inside another one nobody presses Ctrl-C
             yield
             return
         try:

@@ -31,7 +31,11 @@ def check_phases(
 
 
 def _check_duration(phase: Phase, where: str) -> None:
-    given = [d for d in (phase.duration_steps, phase.duration_updates, phase.duration_cycles) if d is not None]
+    given = [
+        d
+        for d in (phase.duration_steps, phase.duration_updates, phase.duration_cycles)
+        if d is not None
+    ]
     if len(given) != 1:
         raise ConfigError(
             f"{where}: give exactly one of duration_steps, duration_updates, duration_cycles"
@@ -45,7 +49,9 @@ def _check_duration(phase: Phase, where: str) -> None:
     if phase.type == "eval_only" and phase.update_hooks:
         raise ConfigError(f"{where}: an eval_only phase cannot call {phase.update_hooks[0]!r}")
     if phase.train_ratio is not None and "collect" not in phase.workflow_hooks:
-        raise ConfigError(f"{where}: train_ratio counts collected decisions, so the phase must collect")
+        raise ConfigError(
+            f"{where}: train_ratio counts collected decisions, so the phase must collect"
+        )
 
 
 @dataclass
@@ -62,7 +68,7 @@ class Counters:
 class PhaseScheduler:
     """A state machine over phases; a phase is a cycle of stages.
 
-    The stages are the phase's hooks in order, all update hooks together as one stage (`update`): they
+    The stages are the phase's hooks in order, all update hooks together as one (`update`): they
     share a batch, and with a train ratio the stage repeats until the updates owed are paid.
     """
 
@@ -99,7 +105,9 @@ class PhaseScheduler:
     def _update_due(self) -> bool:
         return self.phases[self.index].train_ratio is None or self.owed >= 1.0
 
-    def advance(self, frames: int = 0, decisions: int = 0, updates: int = 0, replayed: int = 0) -> None:
+    def advance(
+        self, frames: int = 0, decisions: int = 0, updates: int = 0, replayed: int = 0
+    ) -> None:
         """Take note of what the current stage did.
 
         `replayed` is how many steps one batch replays, or 0 if no batch could be drawn yet.
@@ -144,12 +152,14 @@ class PhaseScheduler:
 
     def planned_frames(self) -> int:
         """Return the env frames of the whole training (0 if it collects nothing)."""
-        if self.total_frames is not None and any("collect" in p.workflow_hooks for p in self.phases):
+        if self.total_frames is not None and any(
+            "collect" in p.workflow_hooks for p in self.phases
+        ):
             return self.total_frames
         return sum(p.duration_steps or 0 for p in self.phases)
 
     def progress(self) -> float:
-        """Return how much of the training is over: by env frames, or by updates or cycles without any."""
+        """Return how much of the training is over, by frames, or else by updates or cycles."""
         for done, planned in (
             (self.frames, self.planned_frames()),
             (self.updates, sum(p.duration_updates or 0 for p in self.phases)),
@@ -170,11 +180,12 @@ class PhaseScheduler:
 
 
 _STATE = (
-    "index", "stage", "owed", "started", "frames_in", "updates_in", "cycles_in", "frames", "updates", "cycles",
+    "index", "stage", "owed", "started", "frames_in", "updates_in", "cycles_in",
+    "frames", "updates", "cycles",
 )  # fmt: skip
 
 
 def _last_with_steps(phases: list[Phase]) -> int:
-    """Return the number of the last phase measured in env frames: the one `total_frames` stretches."""
+    """Return the number of the last phase measured in frames: `total_frames` stretches it."""
     found = [i for i, p in enumerate(phases) if p.duration_steps is not None]
     return found[-1] if found else -1

@@ -33,7 +33,9 @@ def measure(loop: Orchestrator, seconds: float = 5.0) -> tuple[float, float]:
     phase = next((p for p in loop.scheduler.phases if p.update_hooks), loop.scheduler.phases[0])
     buffer = loop.parts.buffers[phase.buffer]
     ticks, start = 0, time.monotonic()
-    while ticks < MAX_TICKS and (time.monotonic() - start < seconds / 2 or not _can_sample(loop, phase, ticks)):
+    while ticks < MAX_TICKS and (
+        time.monotonic() - start < seconds / 2 or not _can_sample(loop, phase, ticks)
+    ):
         step = phase.collect_ticks if phase.train_ratio is None else 8
         loop.parts.collector.collect(step, buffer)
         ticks += step

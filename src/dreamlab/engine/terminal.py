@@ -44,12 +44,16 @@ class Terminal:
     def say(self, text: str) -> None:
         """Print a line that stays."""
         if self.kind != "off":
-            (self.live.console if self.live else self.console).print(text, highlight=False, markup=False, soft_wrap=True)
+            (self.live.console if self.live else self.console).print(
+                text, highlight=False, markup=False, soft_wrap=True
+            )
 
     def tick(self, phase: str, done: float, total: float, unit: str) -> None:
         """Move the bar."""
         if self.live is not None:
-            self.progress.update(self.task, completed=done, total=max(total, 1), phase=phase, unit=unit)
+            self.progress.update(
+                self.task, completed=done, total=max(total, 1), phase=phase, unit=unit
+            )
 
     def write(self, record: dict[str, float]) -> None:
         """Show a record of metrics."""

@@ -40,4 +40,6 @@ def _even(frame: Array, scale: int) -> Array:
     big = frame.repeat(scale, 0).repeat(scale, 1) if scale > 1 else frame
     if big.shape[-1] == 1:
         big = big.repeat(3, -1)
-    return np.ascontiguousarray(big[: big.shape[0] // 2 * 2, : big.shape[1] // 2 * 2, :3].astype(np.uint8))
+    return np.ascontiguousarray(
+        big[: big.shape[0] // 2 * 2, : big.shape[1] // 2 * 2, :3].astype(np.uint8)
+    )

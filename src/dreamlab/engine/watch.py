@@ -60,12 +60,16 @@ class Watch:
             if bad is not None:
                 self._diverged(bad)
 
-    def flushed(self, record: dict[str, float], workflow: Workflow[Any], batch: Batch | None) -> None:
+    def flushed(
+        self, record: dict[str, float], workflow: Workflow[Any], batch: Batch | None
+    ) -> None:
         """Look at a record of metrics."""
         wrong = [k for k, v in record.items() if not math.isfinite(v)]
         if wrong and self.config.on_nan != "off":
             where = first_bad(workflow, batch)
-            self._diverged(f"metric {wrong[0]!r} is {record[wrong[0]]}; {where or 'all weights are finite'}")
+            self._diverged(
+                f"metric {wrong[0]!r} is {record[wrong[0]]}; {where or 'all weights are finite'}"
+            )
         self._check_stall(record)
         self._check_memory()
 
@@ -83,7 +87,10 @@ class Watch:
             self.said.discard("stall")
         elif frames - self.best_frames >= self.config.stall_frames and "stall" not in self.said:
             self.said.add("stall")
-            self.alert("stall", f"the return has not risen above {self.best:.4g} since frame {self.best_frames:,}")
+            self.alert(
+                "stall",
+                f"the return has not risen above {self.best:.4g} since frame {self.best_frames:,}",
+            )
 
     def _check_memory(self) -> None:
         used = memory_used_share()
@@ -102,13 +109,20 @@ class Watch:
 def run_command(command: str, kind: str, text: str) -> None:
     """Run the user's alert command in the background."""
     env = {**os.environ, "ALERT_KIND": kind, "ALERT_TEXT": text}
-    subprocess.Popen(command, shell=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.Popen(
+        command, shell=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def first_bad(workflow: Workflow[Any], batch: Batch | None) -> str | None:
-    """Return a sentence naming the first tensor that is not finite: batch, then weights, then gradients."""
+    """Name the first tensor that is not finite: in the batch, the weights or the gradients."""
     groups: list[tuple[str, list[tuple[str, Any]]]] = [
-        ("batch", list(tree_leaves({"obs": batch.obs, "reward": batch.reward, "action": batch.action})) if batch else []),
+        (
+            "batch",
+            list(tree_leaves({"obs": batch.obs, "reward": batch.reward, "action": batch.action}))
+            if batch
+            else [],
+        ),
         ("weight", list(workflow.named_parameters())),
         ("buffer", list(workflow.named_buffers())),
         ("gradient", [(n, p.grad) for n, p in workflow.named_parameters() if p.grad is not None]),
@@ -123,8 +137,14 @@ def first_bad(workflow: Workflow[Any], batch: Batch | None) -> str | None:
 def _output_check(name: str) -> Callable[[nn.Module, Any, Any], None]:
     def check(module: nn.Module, inputs: Any, output: Any) -> None:
         for _, leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-                raise DivergedError(f"training diverged: the output of module {name or 'workflow'!r} is not finite")
+            if (
+                isinstance(leaf, Tensor)
+                and leaf.is_floating_point()
+                and not bool(torch.isfinite(leaf).all())
+            ):
+                raise DivergedError(
+                    f"training diverged: the output of module {name or 'workflow'!r} is not finite"
+                )
 
     return check
 
@@ -144,7 +164,9 @@ def memory_available() -> int:
     """Return the bytes that can still be allocated."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free = next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
     except (OSError, StopIteration):  # not Linux
         free = memory_limit()
     return min(free, memory_limit())

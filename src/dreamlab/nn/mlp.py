@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -77,8 +76,8 @@ class Identity(Memoryless):
 class FusedMLP(torch.autograd.Function):
     """Linear layers with tanh or ReLU as one node of the graph: for small networks on the CPU.
 
-    There the time goes into bookkeeping around tiny products, and into torch's tanh, which is 6 to 9
-    times slower than numpy's (58 against 6 us for 256 x 64). Values and gradients are the same.
+    There the time goes into bookkeeping around tiny products, and into torch's tanh, which is
+    many times slower than numpy's (58 against 6 us for 256 x 64). The results are the same.
     """
 
     @staticmethod

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 
-
 def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Path | None:
-    """Draw training and evaluation returns over env frames; return None if there is nothing to draw."""
+    """Draw training and evaluation returns over env frames; None if there is nothing to draw."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -21,7 +20,9 @@ def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Pat
     if not any(series.values()):
         return None
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
-    for (name, points), style in zip(series.items(), (dict(lw=1.5), dict(lw=0, marker="o")), strict=True):
+    for (name, points), style in zip(
+        series.items(), ({"lw": 1.5}, {"lw": 0, "marker": "o"}), strict=True
+    ):
         if points:
             axes.plot(*zip(*points, strict=True), label=name, **style)  # type: ignore[arg-type]
     axes.set(xlabel="env frames", ylabel="return", title=title)
@@ -32,5 +33,3 @@ def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Pat
     figure.savefig(path)
     plt.close(figure)
     return path
-
-

@@ -16,7 +16,17 @@ from typing import Any
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_json
 
-PACKAGES = ("dreamlab", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "ale-py", "mujoco", "dm-control")
+PACKAGES = (
+    "dreamlab",
+    "torch",
+    "numpy",
+    "gymnasium",
+    "hydra-core",
+    "omegaconf",
+    "ale-py",
+    "mujoco",
+    "dm-control",
+)
 
 
 def new_folder(name: str, root: Path = Path("experiments")) -> Path:
@@ -26,7 +36,7 @@ def new_folder(name: str, root: Path = Path("experiments")) -> Path:
 
 
 class Run:
-    """One run's folder: config.yaml, manifest.json, metrics.jsonl, events.jsonl, checkpoints, videos."""
+    """One run's folder: config, manifest, metrics, events, checkpoints, videos."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,7 +108,9 @@ class FolderLock:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise LabError(f"{self.path.parent}: another process is writing into this run folder") from None
+            raise LabError(
+                f"{self.path.parent}: another process is writing into this run folder"
+            ) from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,11 +149,13 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
+    )
 
 
 def git_state() -> dict[str, Any]:
-    """Return the commit of the code that runs and what differs from it; empty outside a repository."""
+    """Return the commit of the code and what differs from it; empty outside a repository."""
     here = Path(__file__).parent
     commit = _git(here, "rev-parse", "HEAD")
     if commit is None:
@@ -152,7 +166,13 @@ def git_state() -> dict[str, Any]:
 
 def _git(folder: Path, *args: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *args],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

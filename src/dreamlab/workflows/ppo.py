@@ -123,7 +123,7 @@ class PPO(Workflow[PPOConfig]):
 
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take `epochs` passes over one rollout [num_envs, t + 1]; its last step only bootstraps."""
+        """Take `epochs` passes over a rollout [num_envs, t + 1]; the last step only bootstraps."""
         c = self.config
         left = 1.0 - phase.progress
         self.opt.set_lr(c.lr * left if c.anneal_lr else c.lr)

@@ -22,7 +22,11 @@ class CategoricalHead(nn.Module):
 
     def forward(self, x: Tensor) -> Dist:
         logits = self.logits(x)
-        return Categorical(logits) if isinstance(self.classes, int) else MultiCategorical(logits, self.classes)
+        return (
+            Categorical(logits)
+            if isinstance(self.classes, int)
+            else MultiCategorical(logits, self.classes)
+        )
 
 
 class GaussianHead(nn.Module):
@@ -40,7 +44,9 @@ class GaussianHead(nn.Module):
 class TanhGaussianHead(nn.Module):
     """Mean and deviation for each state, squashed into (-1, 1), as SAC uses it."""
 
-    def __init__(self, in_dim: int, action: ArraySpec, bounds: tuple[float, float] = (-20.0, 2.0)) -> None:
+    def __init__(
+        self, in_dim: int, action: ArraySpec, bounds: tuple[float, float] = (-20.0, 2.0)
+    ) -> None:
         super().__init__()
         self.out = nn.Linear(in_dim, 2 * action.size)
         self.low, self.high = bounds
