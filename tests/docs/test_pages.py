@@ -101,7 +101,8 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
     text = ANY_FENCE.sub("", page.read_text())
-    unmeasured = "<!-- figure:" in text  # a picture of results comes with its figures
+    # pictures of results come with the figures; while one is still open they may be missing
+    unmeasured = "<!-- figure:" in (ROOT / "README.md").read_text()
     for link in LINK.findall(text):
         if link.startswith(("http://", "https://", "mailto:")):
             continue
