@@ -250,6 +250,15 @@ def test_images_and_vectors_together():
     assert moved
 
 
+@pytest.mark.parametrize("c51", [None, {}])
+def test_layers_in_bfloat16_leave_the_loss_in_full_precision(c51):
+    dqn = make(dueling=True, double=True, c51=c51)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = dqn.update_controller(batch_of(), phase=PHASE)
+        q = dqn.returns.q(dqn.online({"state": torch.randn(2, 3)}))
+    assert seen["loss"].dtype == q.dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     "action", [ArraySpec((2,), low=-1, high=1), ArraySpec((2,), "int64", classes=(3, 4))]
 )

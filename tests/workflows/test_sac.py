@@ -208,6 +208,18 @@ def test_actions_are_sampled_in_training_and_the_mode_in_evaluation(spec):
         assert train.abs().max() < 1
 
 
+@BOTH
+def test_layers_in_bfloat16_leave_losses_and_actions_in_full_precision(spec):
+    sac, batch = make(spec), batch_of(spec)
+    no = np.zeros(2, bool)
+    step = Step({"state": np.ones((2, 3), np.float32)}, np.zeros(2, np.float32), no, no, no)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = sac.update_controller(batch, phase=PHASE)
+        action = sac.act(step, (), Mode.TRAIN).action
+    assert {v.dtype for v in seen.values()} == {torch.float32}
+    assert action.dtype in (torch.float32, torch.int64)
+
+
 def test_a_range_other_than_one_is_refused():
     with pytest.raises(ConfigError, match=r"env\.scale_actions=true"):
         make(Spec(OBS, ArraySpec((2,), low=-2.0, high=2.0)))

@@ -27,4 +27,4 @@ class Follower(Generic[M]):
     def move(self, share: float | Tensor) -> None:
         """Go `share` of the way: 0 stays, 1 copies exactly. A tensor is not read by the host."""
         weight = [share] * len(self.target) if isinstance(share, Tensor) else share
-        torch._foreach_lerp_(self.target, self.online, weight)  # pyright: ignore
+        torch._foreach_lerp_(self.target, self.online, weight)

@@ -93,10 +93,10 @@ class QNetwork(nn.Module):
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Return the outputs [b, actions, outputs] for observations [b, ...]."""
         z = self.encoder(obs)
-        out = self.advantage_out(self.advantage(z)[0]).unflatten(-1, self.shape)
+        out = self.advantage_out(self.advantage(z)[0]).float().unflatten(-1, self.shape)
         if not self.dueling:
             return out
-        value = self.value_out(self.value(z)[0])[:, None]
+        value = self.value_out(self.value(z)[0]).float()[:, None]
         return value + out - out.mean(1, keepdim=True)  # eq. 9 of Wang et al.
 
 
@@ -138,7 +138,7 @@ class Categorical(nn.Module):
 
     def q(self, out: Tensor) -> Tensor:
         """Return the values [b, actions] that a network's outputs stand for."""
-        return out.softmax(-1) @ self.support
+        return (out.softmax(-1) * self.support).sum(-1)
 
     def taken(self, out: Tensor, action: Tensor) -> Tensor:
         """Return the logits [b, atoms] of one action each."""

@@ -24,7 +24,7 @@ from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
-from dreamlab.nn.dists import Categorical
+from dreamlab.nn.dists import Categorical, TanhGaussian
 from dreamlab.nn.mlp import Act, stack
 from dreamlab.nn.target import Follower, frozen_copy
 
@@ -62,9 +62,14 @@ class ContinuousActor(nn.Module):
         self.head = TanhGaussianHead(config.hidden[-1], action)
         self.target_entropy = -float(action.size)
 
+    def dist(self, z: Tensor) -> TanhGaussian:
+        """Return the policy; in full precision, whatever its layers compute in."""
+        dist = self.head(self.net(z))
+        return TanhGaussian(dist.mean.float(), dist.log_std.float())
+
     def act(self, z: Tensor, mode: Mode) -> Tensor:
         """Return a sample, or the mode in evaluation."""
-        dist = self.head(self.net(z))
+        dist = self.dist(z)
         action = dist.sample() if mode is Mode.TRAIN else dist.mode()
         return action.unflatten(-1, self.shape)
 
@@ -75,7 +80,7 @@ class ContinuousActor(nn.Module):
 
         The actor reads `z`, the critics `seen`: the same states through the target's encoder.
         """
-        action, log_prob = self.head(self.net(z)).sample_with_log_prob()
+        action, log_prob = self.dist(z).sample_with_log_prob()
         q = critics(seen, action).amin(0)
         return q - alpha * log_prob, -log_prob
 
@@ -99,7 +104,7 @@ class DiscreteActor(nn.Module):
         self, z: Tensor, critics: DiscreteCritics, seen: Tensor, alpha: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the soft value [b] of states, and the policy's entropy [b] there."""
-        log_prob = log_softmax(self.head(self.net(z)), -1)
+        log_prob = log_softmax(self.head(self.net(z)).float(), -1)
         prob = log_prob.exp()
         entropy = -(prob * log_prob).sum(-1)
         q = critics.every(seen).amin(0)

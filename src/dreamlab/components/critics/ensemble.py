@@ -22,7 +22,7 @@ class ContinuousCritics(nn.Module):
 
     def forward(self, z: Float[Tensor, "b z"], action: Tensor) -> Float[Tensor, "n b"]:
         """Return what each critic thinks of an action."""
-        return self.net(torch.cat([z, action.flatten(1)], -1))[..., 0]
+        return self.net(torch.cat([z, action.flatten(1)], -1))[..., 0].float()
 
 
 class DiscreteCritics(nn.Module):
@@ -37,9 +37,9 @@ class DiscreteCritics(nn.Module):
 
     def every(self, z: Float[Tensor, "b z"]) -> Float[Tensor, "n b a"]:
         """Return what each critic thinks of every action."""
-        return self.net(z)
+        return self.net(z).float()
 
     def forward(self, z: Float[Tensor, "b z"], action: Tensor) -> Float[Tensor, "n b"]:
         """Return what each critic thinks of an action."""
-        q = self.net(z)
+        q = self.every(z)
         return q.gather(-1, action.expand(len(q), -1)[..., None])[..., 0]
