@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import platform
 import shutil
 import statistics
@@ -193,7 +194,7 @@ def in_turns(works: dict[str, Callable[[], Any]], options: Options) -> Rates:
 
 
 def compare(rates: Rates) -> tuple[float, str, float, float]:
-    """Return our median rate, their best configuration, its median, and the median ratio of rounds."""
+    """Return our median rate, their best configuration, its median, and the median ratio."""
     best = max((k for k in rates if k != OURS), key=lambda k: statistics.median(rates[k]))
     ratios = [a / b for a, b in zip(rates[OURS], rates[best], strict=True)]
     medians = statistics.median(rates[OURS]), statistics.median(rates[best])
@@ -251,10 +252,11 @@ def describe(options: Options) -> list[str]:
         f"`python benchmarks/replay.py {' '.join(sys.argv[1:])}`".replace(" `", "`"),
         "",
         f"{options.steps} steps of {NUM_ENVS} environments; picture 64x64x3, latents "
-        f"{DETER} + {STOCH} float32; batch {BATCH} x {LENGTH}; windows inside episodes of {EPISODE}.",
+        f"{DETER} + {STOCH} float32; batch {BATCH} x {LENGTH}; windows in episodes of {EPISODE}.",
         f"{versions}, tensordict {tensordict.__version__}, python {platform.python_version()}; "
         f"{cpu}, {options.threads} threads.",
-        f"Medians of {options.rounds} alternating rounds of {options.seconds} s. "
+        f"Medians of {options.rounds} alternating rounds of {options.seconds} s; a rate is 1 / the "
+        f"median time of a call (load average {os.getloadavg()[0]:.1f}: other work may have run).",
         "A sample is a batch; an add is one step of every environment.",
         "",
     ]
@@ -264,8 +266,8 @@ def parse() -> Options:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per measurement")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.2, help="per measurement")
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
     return Options(**vars(parser.parse_args()))

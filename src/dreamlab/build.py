@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 
 from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
 from dreamlab.core import rng as random
-from dreamlab.core.config import Part
+from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import write_text
+from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer, Place
@@ -27,7 +29,8 @@ from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import disk_free, memory_available
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
-from dreamlab.runs.run import Run, command_line, new_folder
+from dreamlab.runs.plot import learning_curve
+from dreamlab.runs.run import FolderLock, Run, command_line, new_folder
 
 
 def check(config: LabConfig) -> type[Workflow[Any]]:
@@ -153,8 +156,9 @@ def _example(workflow: Workflow[Any], spec: Spec) -> Decision:
 def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
     """Return the run folder of this configuration, made new or found; tell whether it was found.
 
-    A folder that holds a run already goes on with its own configuration, of which only the length
-    may change (`training.total_frames`): a run with two configurations could not be reproduced.
+    A folder that holds a run already goes on with what it was made with: an option that would
+    change the numbers is refused. The length may grow (`training.total_frames`), and how a run is watched,
+    logged and saved may change.
     """
     folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
     run = Run(folder)
@@ -163,30 +167,47 @@ def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
         write_text(run.config_path, to_yaml(config))
         return run, config, False
     old = load_config(read_yaml(run.config_path))
-    check_same(old, config, folder)
-    if config.training.total_frames != old.training.total_frames:
-        old = replace(
-            old, training=replace(old.training, total_frames=config.training.total_frames)
-        )
-        write_text(run.config_path, to_yaml(old))
-        run.event("extended", total_frames=config.training.total_frames)
-    return run, replace(old, run=config.run, log=config.log), True
+    frames = config.training.total_frames or old.training.total_frames
+    merged = replace(config, training=replace(config.training, total_frames=frames))
+    check_same(old, merged, folder)
+    if frames != old.training.total_frames:
+        run.event("extended", total_frames=frames)
+    write_text(run.config_path, to_yaml(merged))
+    return run, merged, True
 
 
-FREE = ("run", "log", "training", "watch", "checkpoint", "schema")
+FREE = ("run", "log", "watch", "checkpoint", "eval", "schema", "training.total_frames")
 
 
 def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
     """Raise if a folder's run was made with other options than those given now."""
-    from dreamlab.core.config import dump
-
-    a, b = dump(old), dump(new)
-    for key in a:
-        if key not in FREE and a[key] != b[key]:
+    a, b = dict(tree_leaves(dump(old))), dict(tree_leaves(dump(new)))
+    for path in sorted(a.keys() | b.keys()):
+        key, has, asked = path.replace("/", "."), a.get(path, "nothing"), b.get(path, "nothing")
+        if not key.startswith(FREE) and has != asked:
             raise ConfigError(
-                f"{folder} holds a run with another {key}: it has {a[key]}, you ask for {b[key]}. "
-                "Use another run.dir, or `dreamlab resume` to go on with it as it is."
+                f"{folder} holds a run with another {key}: it has {has}, you ask for {asked}. "
+                "Use another run.dir, or `dreamlab resume` to go on with it."
             )
+
+
+def train(config: LabConfig, terminal: Terminal | None = None) -> tuple[Run, str]:
+    """Train in the folder of this configuration, or go on there; tell how it ended."""
+    check(config)
+    run, config, found = open_run(config)
+    terminal = terminal or Terminal(config.log.terminal, config.name)
+    with FolderLock(run.folder):
+        try:
+            loop = build(config, run, terminal)
+        except BaseException:
+            if not found:  # nothing happened in it yet
+                shutil.rmtree(run.folder)
+            raise
+        resumed = found and loop.load()
+        terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
+        status = loop.run()
+    learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
+    return run, status
 
 
 @dataclass(frozen=True)
@@ -215,6 +236,4 @@ def load_policy(folder: Path, which: str = "latest") -> Trained:
 
 def env_config(node: dict[str, Any]) -> EnvConfig:
     """Return the environment part of a composed configuration."""
-    from dreamlab.core.config import load
-
     return load(EnvConfig, node.get("env", {}), "env")

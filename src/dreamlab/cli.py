@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,6 +30,8 @@ train, plan: --cfg job prints the whole configuration and stops.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; a user's mistake is one message and exit code 2, never a traceback."""
     args = list(sys.argv[1:] if arguments is None else arguments)
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # a `_target_` or env in the user's own folder
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
@@ -101,23 +102,9 @@ def _train(config: Any) -> str:
     """Train one configuration in its folder; return how it ended."""
     from dreamlab import build
     from dreamlab.engine.terminal import Terminal
-    from dreamlab.runs.plot import learning_curve
-    from dreamlab.runs.run import FolderLock
 
-    build.check(config)
-    run, config, found = build.open_run(config)
-    with FolderLock(run.folder):
-        terminal = Terminal(config.log.terminal, config.name)
-        try:
-            loop = build.build(config, run, terminal)
-        except BaseException:
-            if not found:  # nothing happened in it yet
-                shutil.rmtree(run.folder)
-            raise
-        resumed = found and loop.load()
-        terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
-        status = loop.run()
-    learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
+    terminal = Terminal(config.log.terminal, config.name)
+    run, status = build.train(config, terminal)
     final = run.manifest.get("final_eval") or {}
     score = f", eval return {final['eval/return']:.4g}" if final and status == "finished" else ""
     terminal.say(f"{status}: {run.folder}{score}")

@@ -135,7 +135,7 @@ def _prepare(argument: str, extra: Path) -> str:
         return f"+{key}={picked[0]}" if len(picked) == 1 else f"+{key}=[{','.join(picked)}]"
     if key == "env" and isinstance(value, str) and value not in choices("env"):
         return f"++env.id='{value}'"
-    plain = override.type is not None and override.type.name == "CHANGE"
+    plain = override.type.name == "CHANGE"
     return f"++{argument}" if plain and key not in GROUPS else argument
 
 
@@ -166,12 +166,8 @@ def load_config(node: dict[str, Any]) -> LabConfig:
     node = migrate(node)
     if "workflow" not in node:
         raise ConfigError(
-            unknown(
-                "workflow",
-                "",
-                choices("experiment"),
-                "no algorithm was chosen: use +experiment=NAME",
-            )
+            "no algorithm was chosen: use +experiment=NAME\n  known: "
+            + ", ".join(choices("experiment"))
         )
     if node.get("tiny"):
         node = shrink(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from dreamlab.core.config import Part, part
 from dreamlab.core.types import ArraySpec
+from dreamlab.nn.mlp import Identity
 
 
 @dataclass(frozen=True)
@@ -31,20 +33,26 @@ class Encoder(nn.Module):
         )
         vector_dim = sum(_width(s) for s in self.obs.values() if not s.is_image)
         self.vector = config.vector.build(vector_dim) if vector_dim else None
-        self.out_dim = sum(m.out_dim for m in self.images.values()) + (
-            self.vector.out_dim if self.vector else 0
-        )  # type: ignore[misc]
+        self.only = _only_vector(self.obs) if isinstance(self.vector, Identity) else None
+        dims: list[Any] = [m.out_dim for m in self.images.values()]
+        self.out_dim = int(sum(dims)) + (self.vector.out_dim if self.vector is not None else 0)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Return the features [*b, out_dim] of observations [*b, ...]."""
-        if len(self.obs) == 1 and self.vector is not None:  # by far the most common case, and tiny
-            name, spec = next(iter(self.obs.items()))
-            return self.vector(_flat(obs[name], spec))[0]
+        if self.only is not None:  # by far the most common case: one vector, passed on
+            return obs[self.only]
         parts = [net(obs[k]) for k, net in self.images.items()]
         if self.vector is not None:
             flat = [_flat(obs[k], s) for k, s in self.obs.items() if not s.is_image]
             parts.append(self.vector(torch.cat(flat, -1))[0])
         return torch.cat(parts, -1)
+
+
+def _only_vector(obs: dict[str, ArraySpec]) -> str | None:
+    """Return the name of the observation if there is one, and it is a plain vector."""
+    name, spec = next(iter(obs.items()))
+    plain = spec.classes is None and len(spec.shape) == 1 and spec.dtype == "float32"
+    return name if len(obs) == 1 and plain else None
 
 
 def _width(spec: ArraySpec) -> int:

@@ -36,7 +36,7 @@ class Part:
         """Return the component; sizes that depend on other parts come as arguments."""
         cls = self.cls()
         if is_dataclass(config := getattr(cls, "Config", None)):
-            return cls(load(config, self.options, self.target), *args)
+            return cls(load(config, self.options, self.target), *args)  # type: ignore[arg-type]
         return cls(*args, **self.options)
 
 

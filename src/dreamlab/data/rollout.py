@@ -53,7 +53,7 @@ class Rollout:
         self.closed = False
         assert self.count < self.config.length, "the rollout is full: it must be sampled first"
         for name, value in row.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and (value.is_cuda or name not in self.views):
                 self.data[name][self.count] = value
             else:
                 self.views[name][self.count] = value

@@ -100,11 +100,10 @@ class Store:
         arrays: dict[str, Tensor] = {}
         for name, flat in self.flat.items():
             shape = (num, *flat.shape[1:])
-            if self.on_gpu or crosses:
-                pinned = {"pin_memory": True} if crosses else {"device": flat.device}
-                arrays[name] = torch.empty(shape, dtype=flat.dtype, **pinned)
+            if crosses:
+                arrays[name] = torch.empty(shape, dtype=flat.dtype, pin_memory=True)
             else:
-                arrays[name] = _huge(shape, flat.dtype)
+                arrays[name] = _huge(shape, flat.dtype).to(flat.device)
         return Stage(arrays, torch.cuda.Event() if crosses else None)
 
     def patch(self, name: str, rows: Tensor, values: Tensor) -> None:

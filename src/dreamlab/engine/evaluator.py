@@ -31,6 +31,11 @@ class EvalConfig:
     """Sample actions as in training instead of taking the mode."""
     seed: int = 10_000
     """The same episodes every time: they begin from this seed."""
+    video_frames: int = 500
+    """Longest video; drawing can be much slower than playing."""
+
+
+Episode = tuple[float, int, float | None]  # return, length, success if the environment tells
 
 
 class EvalEnv(Protocol):
@@ -103,7 +108,7 @@ class Evaluator:
         mode = Mode.TRAIN if self.config.sample else Mode.EVAL
         step, state = envs.reset(), workflow.initial_state(envs.num_envs)
         totals, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64)
-        played: list[list[tuple[float, int]]] = [[] for _ in range(envs.num_envs)]
+        played: list[list[Episode]] = [[] for _ in range(envs.num_envs)]
         frames = [envs.render()] if video is not None else []
         while min(len(p) for p in played) < quota:
             decision = workflow.act(step, state, mode)
@@ -111,25 +116,20 @@ class Evaluator:
             step = envs.step(decision.action.cpu().numpy())
             totals += envs.raw_reward
             lengths += ~step.is_first
-            for i in np.flatnonzero(step.is_last):
-                played[i].append((float(totals[i]), int(lengths[i])))
+            for i, final in zip(np.flatnonzero(step.is_last), envs.pop_finals(), strict=True):
+                played[i].append((float(totals[i]), int(lengths[i]), final.get("success")))
                 totals[i], lengths[i] = 0.0, 0
-            if video is not None and not played[0]:
+            if video is not None and not played[0] and len(frames) < self.config.video_frames:
                 frames.append(envs.render())
-        return self._result(played, quota, envs, [f for f in frames if f is not None], video)
+        return self._result(played, quota, [f for f in frames if f is not None], video)
 
     def _result(
-        self,
-        played: list[list[tuple[float, int]]],
-        quota: int,
-        envs: EvalEnv,
-        frames: list[Array],
-        video: Path | None,
+        self, played: list[list[Episode]], quota: int, frames: list[Array], video: Path | None
     ) -> EvalResult:
         # whole rounds, so that short episodes are not counted more often than long ones
         rounds = [p[k] for k in range(quota) for p in played][: self.config.episodes]
-        result = EvalResult([r for r, _ in rounds], [n for _, n in rounds])
-        result.successes = [f["success"] for f in envs.pop_finals() if "success" in f]
+        result = EvalResult([r for r, _, _ in rounds], [n for _, n, _ in rounds])
+        result.successes = [s for _, _, s in rounds if s is not None]
         if frames and video is not None:
             result.video = write_video(video, frames)
         return result

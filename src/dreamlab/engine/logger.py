@@ -169,11 +169,6 @@ class Logger:
             else:
                 self.sums[name], self.counts[name] = tensor, 1
 
-    def drop(self, prefix: str) -> None:
-        """Forget what was reported under these names since the last flush."""
-        for name in [n for n in self.sums if n.startswith(prefix)]:
-            del self.sums[name], self.counts[name]
-
     def flush(self, fixed: Record) -> Record:
         """Write the averages beside `fixed` values to every sink and return the record."""
         averages = {k: float(v) / self.counts[k] for k, v in sorted(self.sums.items())}

@@ -185,6 +185,8 @@ class Orchestrator:
     def _housekeeping(self) -> None:
         frames = self.counters.env_frames
         s = self.scheduler
+        if s.next_action() is None:
+            return  # the end evaluates, logs and saves by itself
         planned = s.planned_frames()
         done, unit = (frames, "frames") if planned else (s.updates, "updates")
         self.parts.terminal.tick(s.phase.name, done, done / max(s.progress(), 1e-9), unit)
@@ -206,7 +208,6 @@ class Orchestrator:
             self.run_log.event("interrupted", env_frames=self.counters.env_frames)
             self.run_log.update(status="interrupted")
             return "interrupted"
-        self.parts.logger.drop("eval/")  # an evaluation due at this very frame is not counted twice
         result = self.evaluate(video=self.config.eval.video)
         self.flush()
         self.save()

@@ -153,7 +153,7 @@ class Envs:
         first = self.is_last
         obs, reward, terminated, truncated, info = self.vec.step(action)
         self.is_last = terminated | truncated
-        if info:
+        if info or self.is_last.any():
             self._collect_finals(info)
             # A suite may cut the bootstrap within an episode (Atari: a lost life).
             terminated = terminated | np.asarray(info.get("is_terminal", False), bool)
@@ -168,12 +168,10 @@ class Envs:
     def _collect_finals(self, info: dict[str, Any]) -> None:
         names = [k for k in info if not k.startswith("_") and k != "is_terminal"]
         for i in np.flatnonzero(self.is_last):
-            final = {k: float(info[k][i]) for k in names if info[f"_{k}"][i]}
-            if final:
-                self.finals.append(final)
+            self.finals.append({k: float(info[k][i]) for k in names if info[f"_{k}"][i]})
 
     def pop_finals(self) -> list[dict[str, float]]:
-        """Return what environments reported at the ends of episodes since the last call."""
+        """Return what was reported at the end of each episode that ended since the last call."""
         out, self.finals = self.finals, []
         return out
 

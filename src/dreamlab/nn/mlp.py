@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -81,15 +82,21 @@ class FusedMLP(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, tanh: bool, *params: Tensor) -> Tensor:
+    def outputs(x: Tensor, tanh: bool, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return the input and the output of every layer."""
         outputs = [x]
         for weight, bias in zip(params[::2], params[1::2], strict=True):
             y = torch.addmm(bias, outputs[-1], weight.t())
             if tanh:
-                np.tanh(y.numpy(), out=y.numpy())
+                np.tanh(array := y.numpy(), out=array)
             else:
                 y.relu_()
             outputs.append(y)
+        return outputs
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tanh: bool, *params: Tensor) -> Tensor:
+        outputs = FusedMLP.outputs(x, tanh, params)
         ctx.tanh = tanh
         ctx.save_for_backward(*outputs, *params[::2])
         return outputs[-1]
@@ -140,8 +147,12 @@ class MLP(Memoryless):
     ) -> tuple[Tensor, Any]:
         if not self.fusible or not _small_on_cpu(x):
             return self.layers(x), state
-        y = FusedMLP.apply(x.reshape(-1, x.shape[-1]), self.tanh, *self.flat)
-        return y.view(*x.shape[:-1], self.out_dim), state  # pyright: ignore[reportReturnType, reportOptionalMemberAccess]
+        flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        if torch.is_grad_enabled():
+            y = FusedMLP.apply(flat, self.tanh, *self.flat)
+        else:
+            y = FusedMLP.outputs(flat, self.tanh, self.flat)[-1]
+        return y if x.ndim == 2 else y.view(*x.shape[:-1], self.out_dim), state
 
 
 def _small_on_cpu(x: Tensor) -> bool:

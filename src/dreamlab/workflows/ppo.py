@@ -94,7 +94,7 @@ class PPO(Workflow[PPOConfig]):
         self.critic_net = c.network.build(self.encoder.out_dim)
         self.actor = policy_head(self.actor_net.out_dim, spec.action)
         self.critic = linear(self.critic_net.out_dim, 1, 1.0)
-        self.recurrent = bool(self.actor_net.recurrent)
+        self.recurrent = bool(getattr(self.actor_net, "recurrent", False))
         self.opt = self.optimizer(
             "ppo", self.parameters(), OptimConfig(lr=c.lr, eps=c.adam_eps, clip=c.max_grad_norm)
         )
@@ -242,5 +242,5 @@ def _flatten(s: Samples) -> Samples:
 
 
 def _standardise(x: Tensor, mask: Tensor | None) -> Tensor:
-    inside = x if mask is None else x[mask]
-    return (x - inside.mean()) / (inside.std() + 1e-8)
+    std, mean = torch.std_mean(x if mask is None else x[mask])
+    return (x - mean) / (std + 1e-8)

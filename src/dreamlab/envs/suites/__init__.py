@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
@@ -35,6 +36,8 @@ def make(suite: str, task: str, options: Mapping[str, Any], where: str = "env") 
     if suite not in SUITES:
         raise ConfigError(unknown("suite", suite, SUITES, f"{where}.suite"))
     function = locate(SUITES[suite], where)
+    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
     return function(task, **_typed(function, suite, options, f"{where}.options"))
 
 

@@ -1,0 +1,199 @@
+"""Env steps per second, side by side with Stable-Baselines3: same machine, same hyperparameters.
+
+    python benchmarks/vs_sb3.py [--rounds 3] [--record]
+
+Each system trains in its own process, in turn, several rounds; the ratio is that of the medians.
+Every process first trains a little without being timed. Stable-Baselines3 is given whichever number
+of torch threads suits it better; ours is as `dreamlab train` would set it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# hyperparameters of rl-baselines3-zoo for each task: what SB3's own users run
+FRAMES = {"ppo": 30_000, "dqn": 20_000, "sac": 3_000}
+WARM_UP = {"ppo": 2_560, "dqn": 3_000, "sac": 600}
+
+
+def ours(name: str) -> tuple[float, dict[str, float]]:
+    """Return env frames per second of our experiment, and where the time went."""
+    import tempfile
+
+    from dreamlab import build
+    from dreamlab.config import compose, load_config
+    from dreamlab.engine.terminal import Terminal
+
+    experiment = {"ppo": "ppo_cartpole", "dqn": "dqn_cartpole", "sac": "sac_pendulum"}[name]
+    with tempfile.TemporaryDirectory() as folder:
+        options = [
+            f"+experiment={experiment}", f"run.dir={folder}/run", "log.terminal=off", "device=cpu",
+            "eval.every_frames=0", "checkpoint.every_frames=0", "checkpoint.every_s=0", "seed=1",
+            f"training.total_frames={WARM_UP[name] + FRAMES[name]}", *OURS[name],
+        ]  # fmt: skip
+        run, config, _ = build.open_run(load_config(compose(options)))
+        loop = build.build(config, run, Terminal("off", config.name))
+        spent = {"collect": 0.0, "update": 0.0}
+        do = loop._do
+        started: list[float] = []
+
+        def timed(action: str) -> None:
+            if not started and loop.counters.env_frames >= WARM_UP[name]:
+                started[:] = [time.perf_counter(), loop.counters.env_frames]
+                spent.update(collect=0.0, update=0.0)
+            began = time.perf_counter()
+            do(action)
+            spent[action] += time.perf_counter() - began
+
+        loop._do = timed
+        loop.evaluate = lambda video=False: _NoEval()  # the benchmark times training alone
+        frames_per_s = 0.0
+        finish = loop._finish
+
+        def finished() -> str:
+            nonlocal frames_per_s
+            elapsed = time.perf_counter() - started[0]
+            frames_per_s = (loop.counters.env_frames - started[1]) / elapsed
+            spent["rest"] = elapsed - spent["collect"] - spent["update"]
+            return finish()
+
+        loop._finish = finished
+        loop.run()
+    total = sum(spent.values())
+    return frames_per_s, {k: v / total for k, v in spent.items()}
+
+
+class _NoEval:
+    video = None
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+OURS: dict[str, list[str]] = {"ppo": [], "dqn": ["workflow.lr=2.3e-3"], "sac": []}
+
+
+def theirs(name: str, threads: int) -> float:
+    """Return env steps per second of Stable-Baselines3."""
+    import torch
+
+    torch.set_num_threads(threads)
+    model = MAKERS[name]()
+    model.learn(WARM_UP[name])
+    began = time.perf_counter()
+    model.learn(FRAMES[name], reset_num_timesteps=False)
+    return FRAMES[name] / (time.perf_counter() - began)
+
+
+def _ppo():
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    return PPO(
+        "MlpPolicy", make_vec_env("CartPole-v1", n_envs=8, seed=1), n_steps=32, batch_size=256,
+        n_epochs=20, gamma=0.98, gae_lambda=0.8, ent_coef=0.0, learning_rate=lambda p: p * 1e-3,
+        clip_range=lambda p: p * 0.2, device="cpu", seed=1,
+    )  # fmt: skip
+
+
+def _dqn():
+    from stable_baselines3 import DQN
+
+    return DQN(
+        "MlpPolicy", "CartPole-v1", learning_rate=2.3e-3, batch_size=64, buffer_size=100_000,
+        learning_starts=1_000, gamma=0.99, target_update_interval=10, train_freq=256,
+        gradient_steps=128, exploration_fraction=0.16, exploration_final_eps=0.04,
+        policy_kwargs={"net_arch": [256, 256]}, device="cpu", seed=1,
+    )  # fmt: skip
+
+
+def _sac():
+    from stable_baselines3 import SAC
+
+    return SAC("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, device="cpu", seed=1)
+
+
+MAKERS = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}
+
+
+def in_process(*arguments: str) -> dict:
+    """Run one measurement in a fresh process and return what it printed."""
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def measure(name: str, rounds: int) -> dict:
+    """Alternate both systems and return the medians."""
+    best = max((1, 2), key=lambda t: in_process("--one", "sb3", name, str(t))["speed"])
+    mine, peer, shares = [], [], {}
+    for _ in range(rounds):
+        result = in_process("--one", "dreamlab", name, "0")
+        mine.append(result["speed"])
+        shares = result["shares"]
+        peer.append(in_process("--one", "sb3", name, str(best))["speed"])
+    a, b = statistics.median(mine), statistics.median(peer)
+    return {"ours": a, "sb3": b, "ratio": a / b, "sb3_threads": best, "shares": shares}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/vs_sb3.md")
+    parser.add_argument("--only", nargs="*", default=["ppo", "dqn", "sac"])
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        system, name, threads = options.one
+        if system == "sb3":
+            print(json.dumps({"speed": theirs(name, int(threads))}))
+        else:
+            speed, shares = ours(name)
+            print(json.dumps({"speed": speed, "shares": shares}))
+        return
+    results = {name: measure(name, options.rounds) for name in options.only}
+    lines = [
+        "| algorithm | dreamlab, env steps/s | SB3, env steps/s | ratio | ours: collect/update/rest |",
+        "|---|---|---|---|---|",
+    ]
+    for name, r in results.items():
+        share = " / ".join(f"{r['shares'].get(k, 0):.0%}" for k in ("collect", "update", "rest"))
+        peer = f"{r['sb3']:,.0f} ({r['sb3_threads']} thread{'s' * (r['sb3_threads'] > 1)})"
+        lines.append(f"| {name} | {r['ours']:,.0f} | {peer} | {r['ratio']:.2f} | {share} |")
+    print("\n".join(lines))
+    if options.record:
+        record(lines, options.rounds)
+    print("ratio " + " ".join(f"{name}={r['ratio']:.2f}" for name, r in results.items()))
+
+
+def record(lines: list[str], rounds: int) -> None:
+    """Write the table with what it depends on."""
+    from importlib.metadata import version
+
+    from dreamlab.runs.run import git_state, hardware
+
+    versions = ", ".join(f"{p} {version(p)}" for p in ("torch", "stable-baselines3", "gymnasium"))
+    machine = f"{hardware()['cpu']}, {hardware()['cpus']} cores"
+    text = f"""# Speed beside Stable-Baselines3
+
+`python benchmarks/vs_sb3.py --rounds {rounds} --record`, commit {git_state().get("commit", "?")[:10]},
+{machine}, Python {platform.python_version()}, {versions}.
+
+CartPole-v1 (PPO, DQN) and Pendulum-v1 (SAC) with the hyperparameters of rl-baselines3-zoo; both
+systems on the CPU, each measured in its own process after a warm-up, in turn, medians.
+
+"""
+    path = Path(__file__).parent / "results" / "vs_sb3.md"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
