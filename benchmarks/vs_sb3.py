@@ -160,7 +160,7 @@ def main() -> None:
         return
     results = {name: measure(name, options.rounds) for name in options.only}
     lines = [
-        "| algorithm | dreamlab, env steps/s | SB3, env steps/s | ratio | ours: collect/update/rest |",
+        "| algorithm | dreamlab, steps/s | SB3, steps/s | ratio | ours: collect/update/rest |",
         "|---|---|---|---|---|",
     ]
     for name, r in results.items():
@@ -180,10 +180,11 @@ def record(lines: list[str], rounds: int) -> None:
     from dreamlab.runs.run import git_state, hardware
 
     versions = ", ".join(f"{p} {version(p)}" for p in ("torch", "stable-baselines3", "gymnasium"))
+    commit = git_state().get("commit", "?")[:10]
     machine = f"{hardware()['cpu']}, {hardware()['cpus']} cores"
     text = f"""# Speed beside Stable-Baselines3
 
-`python benchmarks/vs_sb3.py --rounds {rounds} --record`, commit {git_state().get("commit", "?")[:10]},
+`python benchmarks/vs_sb3.py --rounds {rounds} --record`, commit {commit},
 {machine}, Python {platform.python_version()}, {versions}.
 
 CartPole-v1 (PPO, DQN) and Pendulum-v1 (SAC) with the hyperparameters of rl-baselines3-zoo; both

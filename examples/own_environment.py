@@ -46,8 +46,8 @@ def main() -> None:
     config = load_config(compose(["+experiment=ppo_cartpole", *env, "training.total_frames=4_000"]))
     for finding in check(config.env):  # what `dreamlab check env=own_environment:Corridor` prints
         print(f"{finding.level:8s} {finding.text}")
-    run, config, _ = build.open_run(config)
-    print(build.build(config, run).run(), run.manifest["final_eval"]["eval/success"])
+    run, status = build.train(config)
+    print(status, run.manifest["final_eval"]["eval/success"])
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from dreamlab.envs.vector import Envs
 
 def main() -> None:
     overrides = ["+experiment=ppo_cartpole", "training.total_frames=6_000", "eval.video=false"]
-    run, config, _ = build.open_run(load_config(compose(overrides)))
-    print(build.build(config, run).run(), run.folder)
+    run, status = build.train(load_config(compose(overrides)))
+    print(status, run.folder)
 
     # a folder is all it takes: weights, configuration and normalisation come from it
     trained = build.load_policy(run.folder)
     evaluator = build.build_evaluator(
-        replace(trained.config, eval=replace(config.eval, episodes=5))
+        replace(trained.config, eval=replace(trained.config.eval, episodes=5))
     )
     print(
         "mean return of 5 episodes:",

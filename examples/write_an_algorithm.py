@@ -56,5 +56,5 @@ class Reinforce(Workflow[ReinforceConfig]):
 if __name__ == "__main__":
     ours = "+workflow={_target_: write_an_algorithm.Reinforce, hidden: 32}"
     node = compose(["+experiment=ppo_cartpole", "~workflow", ours, "training.total_frames=30_000"])
-    run, config, _ = build.open_run(load_config(node))
-    print(build.build(config, run).run(), run.manifest["final_eval"]["eval/return"])
+    run, status = build.train(load_config(node))
+    print(status, run.manifest["final_eval"]["eval/return"])

@@ -157,8 +157,8 @@ def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
     """Return the run folder of this configuration, made new or found; tell whether it was found.
 
     A folder that holds a run already goes on with what it was made with: an option that would
-    change the numbers is refused. The length may grow (`training.total_frames`), and how a run is watched,
-    logged and saved may change.
+    change the numbers is refused. The length may grow (`training.total_frames`), and how a run is
+    watched, logged and saved may change.
     """
     folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
     run = Run(folder)
