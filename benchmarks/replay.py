@@ -254,7 +254,7 @@ def describe(options: Options) -> list[str]:
         f"{options.steps} steps of {NUM_ENVS} environments; picture 64x64x3, latents "
         f"{DETER} + {STOCH} float32; batch {BATCH} x {LENGTH}; windows in episodes of {EPISODE}.",
         f"{versions}, tensordict {tensordict.__version__}, python {platform.python_version()}; "
-        f"{cpu}, {options.threads} threads.",
+        f"{cpu}, {os.cpu_count()} cores, {options.threads} thread(s).",
         f"Medians of {options.rounds} alternating rounds of {options.seconds} s; a rate is 1 / the "
         f"median time of a call (load average {os.getloadavg()[0]:.1f}: other work may have run).",
         "A sample is a batch; an add is one step of every environment.",
@@ -268,7 +268,9 @@ def parse() -> Options:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=0.2, help="per measurement")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--threads", type=int, default=1, help="more measure the scheduler where cores are shared"
+    )
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
     return Options(**vars(parser.parse_args()))
 

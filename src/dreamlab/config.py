@@ -204,29 +204,33 @@ def shrink(node: dict[str, Any]) -> dict[str, Any]:
     workflow = dict(node["workflow"])
     cls = locate(str(workflow.get("_target_", "")), "workflow._target_")
     workflow = _merge(workflow, getattr(cls, "tiny", {}))
-    training = dict(node.get("training", {}))
-    phases = [dict(p) for p in training.get("phases", [])]
-    for phase in phases:
-        if "collect_ticks" in phase:
-            phase["collect_ticks"] = min(phase["collect_ticks"], 16)
-        if phase is not phases[-1]:
-            for key, most in (
-                ("duration_steps", 128),
-                ("duration_updates", 8),
-                ("duration_cycles", 4),
-            ):
-                if phase.get(key) is not None:
-                    phase[key] = min(phase[key], most)
     buffers = {
         name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}
         for name, b in node.get("buffers", {}).items()
     }
-    return {
-        **node,
-        "workflow": workflow,
-        "buffers": buffers,
-        "training": {**training, "phases": phases},
-    }
+    training = dict(node.get("training", {}))
+    phases = training.get("phases", [])
+    shrunk = [_shrink_phase(p, node.get("buffers", {}), buffers, p is phases[-1]) for p in phases]
+    training["phases"] = shrunk
+    return {**node, "workflow": workflow, "buffers": buffers, "training": training}
+
+
+def _shrink_phase(
+    phase: dict[str, Any], before: dict[str, Any], after: dict[str, Any], is_last: bool
+) -> dict[str, Any]:
+    """Return a phase with fewer ticks, as many updates per decision, and a short duration."""
+    most = {"collect_ticks": 16}
+    if not is_last:
+        most |= {"duration_steps": 128, "duration_updates": 8, "duration_cycles": 4}
+    out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
+    if phase.get("train_ratio") is not None:
+        name = phase.get("buffer", "replay")
+        sizes = [
+            b.get(name, {}).get("batch", 1) * b.get(name, {}).get("length", 1)
+            for b in (before, after)
+        ]
+        out["train_ratio"] = phase["train_ratio"] * sizes[1] / sizes[0]
+    return out
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
