@@ -251,7 +251,6 @@ def test_it_learns_to_answer_what_it_sees(continuous, goal, tmp_path):
 @pytest.mark.learns
 @pytest.mark.timeout(900)
 def test_it_learns_pendulum(tmp_path):
-    open_loop(
-        tmp_path, "+experiment=sac_pendulum", "training.total_frames=8000", "eval.video=false"
-    ).run()
-    assert metrics(tmp_path)[-1]["eval/return"] >= -200
+    # all of it: before 10k frames the return still falls for a moment now and then (seed 0: at 8k)
+    open_loop(tmp_path, "+experiment=sac_pendulum", "eval.video=false").run()
+    assert metrics(tmp_path)[-1]["eval/return"] >= -170
