@@ -170,18 +170,19 @@ def check(subject: Subject) -> None:
         assert (batch["stoch"][..., -1] == ids).all()
 
 
-def rate(work: Callable[[], Any], seconds: float) -> float:
-    """Return how often `work` runs in a second, by the median of its calls.
+def rate(work: Callable[[], Any], seconds: float, threads: int) -> float:
+    """Return how often `work` runs in a second.
 
-    The median, unlike the mean, does not count the pauses in which another process had the core.
+    On one thread a second is one of CPU time: on a shared machine it does not count the pauses in
+    which others had the core, and on an idle one it is the same as that of the clock.
     """
+    clock = time.process_time if threads == 1 else time.perf_counter
     work()
-    clock, times, start = time.perf_counter, [], time.perf_counter()
-    while not times or clock() - start < seconds:
-        before = clock()
+    count, start = 0, clock()
+    while (elapsed := clock() - start) < seconds or count == 0:
         work()
-        times.append(clock() - before)
-    return 1 / statistics.median(times)
+        count += 1
+    return count / elapsed
 
 
 def in_turns(works: dict[str, Callable[[], Any]], options: Options) -> Rates:
@@ -189,7 +190,7 @@ def in_turns(works: dict[str, Callable[[], Any]], options: Options) -> Rates:
     rates: Rates = {name: [] for name in works}
     for _ in range(options.rounds):
         for name, work in works.items():
-            rates[name].append(rate(work, options.seconds))
+            rates[name].append(rate(work, options.seconds, options.threads))
     return rates
 
 
@@ -255,8 +256,8 @@ def describe(options: Options) -> list[str]:
         f"{DETER} + {STOCH} float32; batch {BATCH} x {LENGTH}; windows in episodes of {EPISODE}.",
         f"{versions}, tensordict {tensordict.__version__}, python {platform.python_version()}; "
         f"{cpu}, {os.cpu_count()} cores, {options.threads} thread(s).",
-        f"Medians of {options.rounds} alternating rounds of {options.seconds} s; a rate is 1 / the "
-        f"median time of a call (load average {os.getloadavg()[0]:.1f}: other work may have run).",
+        f"Medians of {options.rounds} alternating rounds of {options.seconds} s"
+        f"{' of CPU time' if options.threads == 1 else ''}; load average {os.getloadavg()[0]:.1f}.",
         "A sample is a batch; an add is one step of every environment.",
         "",
     ]
