@@ -13,6 +13,8 @@ import json
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,16 @@ def train(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     return {"seed": seed, "status": status, "seconds": seconds, "final": final, "curve": curve}
 
 
-def record(name: str, threshold: float | None, seeds: list[int], overrides: list[str]) -> None:
+def record(options: argparse.Namespace) -> None:
     """Train every seed and write results/<name>.json and .png."""
-    runs = [train(name, seed, overrides) for seed in seeds]
+    name, threshold, seeds = options.name, options.threshold, options.seeds
+    overrides = options.overrides
+    if options.jobs == 1:
+        runs = [train(name, seed, overrides) for seed in seeds]
+    else:
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+            jobs = [pool.submit(train, name, seed, overrides) for seed in seeds]
+            runs = [job.result() for job in jobs]
     command = f"python benchmarks/learning.py {name} --seeds {' '.join(map(str, seeds))}"
     result = {
         "experiment": name,
@@ -130,10 +139,11 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threshold", type=float)
+    parser.add_argument("--jobs", type=int, default=1, help="seeds trained at the same time")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.name:
-        record(options.name, options.threshold, options.seeds, options.overrides)
+        record(options)
     elif not options.table:
         sys.exit(__doc__)
     table()
