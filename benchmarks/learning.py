@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--threshold", type=float)
     parser.add_argument("--jobs", type=int, default=1, help="seeds trained at the same time")
     parser.add_argument("--table", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.name:
         record(options)
     elif not options.table:
