@@ -59,8 +59,11 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     terminal = terminal or Terminal(config.log.terminal, config.name)
     envs = Envs(config.env, random.derive(config.seed, 0))
     workflow = build_workflow(config, envs.spec)
-    accelerate.set_up(config.compute, workflow)
     buffers = build_buffers(config, workflow, envs, run, terminal)
+    rows = getattr(workflow.config, "minibatch", 0) or max(
+        (b.steps_per_sample for b in buffers.values()), default=1
+    )
+    accelerate.set_up(config.compute, workflow, rows)
     collector = Collector(envs, workflow, random.derive(config.seed, 1))
     parts = Parts(
         workflow, collector, buffers, build_evaluator(config),

@@ -19,7 +19,10 @@ def seed_all(seed: int) -> None:
 
 
 def derive(seed: int, *path: int) -> int:
-    """Return a seed for one stream (an env, an episode, a buffer); streams do not overlap."""
+    """Return a seed for one stream (an env, an episode, a buffer).
+
+    Different paths of one length give different streams; (3,) and (3, 0) are the same one.
+    """
     return int(np.random.SeedSequence([seed, *path]).generate_state(1)[0])
 
 

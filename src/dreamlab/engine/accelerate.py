@@ -13,7 +13,9 @@ import torch
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow
 
-SMALL_NET = 500_000
+SMALL_WORK = (
+    4_000_000  # parameters times rows of a batch, below which threads cost more than they give
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class ComputeConfig:
     deterministic: bool = False
     """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
     threads: int = 0
-    """CPU threads of torch; 0: one for small networks (faster there), all cores for others."""
+    """CPU threads of torch; 0: one where an update is small (faster there), else all cores."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -43,19 +45,19 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def set_up(config: ComputeConfig, workflow: Workflow[Any]) -> None:
-    """Set threads and determinism for a run; called once, by the process that trains."""
+def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
+    """Set threads and determinism for a run whose batches have this many rows."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    threads = config.threads or _threads(workflow)
+    threads = config.threads or _threads(workflow, rows)
     torch.set_num_threads(threads)
 
 
-def _threads(workflow: Workflow[Any]) -> int:
+def _threads(workflow: Workflow[Any], rows: int) -> int:
     has_images = any(s.is_image for s in workflow.spec.obs.values())
-    small = sum(p.numel() for p in workflow.parameters()) < SMALL_NET
+    small = rows * sum(p.numel() for p in workflow.parameters()) < SMALL_WORK
     return 1 if small and not has_images else os.cpu_count() or 1
 
 
