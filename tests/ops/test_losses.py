@@ -48,3 +48,19 @@ def test_probability_and_mean_are_kept():
     got = project_categorical(SUPPORT, target, probs)
     torch.testing.assert_close(got.sum(-1), torch.ones(5))
     torch.testing.assert_close(got @ SUPPORT, (probs * target).sum(-1))
+
+
+def test_the_clipped_surrogate_equals_its_formula_and_its_gradient():
+    from dreamlab.ops.losses import clipped_surrogate
+
+    change = torch.linspace(-1, 1, 41).requires_grad_()
+    advantage = torch.where(torch.arange(41) % 2 == 0, 1.5, -0.5)
+    ratio = change.exp()
+    plain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    ours = clipped_surrogate(change, advantage, 0.2)
+    torch.testing.assert_close(ours, plain)
+    (expected,) = torch.autograd.grad(plain.sum(), change)
+    (got,) = torch.autograd.grad(ours.sum(), change)
+    torch.testing.assert_close(got, expected)
+    assert (got == 0).any()
+    assert (got != 0).any()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def huber(error: Float[Tensor, "*b"], delta: float = 1.0) -> Float[Tensor, "*b"]:
@@ -29,3 +32,30 @@ def project_categorical(
     out = torch.zeros_like(probs)
     out.scatter_add_(1, below, probs * (1 - above_share))
     return out.scatter_add_(1, below + 1, probs * above_share)
+
+
+class _Surrogate(torch.autograd.Function):
+    """The clipped surrogate as one node of the graph: on small batches the nodes are the cost."""
+
+    @staticmethod
+    def forward(ctx: Any, change: Tensor, advantage: Tensor, clip: float) -> Tensor:
+        ratio = change.exp()
+        free, clipped = ratio * advantage, ratio.clamp(1 - clip, 1 + clip).mul_(advantage)
+        ctx.save_for_backward(free.where(free <= clipped, 0.0))
+        return torch.minimum(free, clipped)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad * ctx.saved_tensors[0], None, None
+
+
+def clipped_surrogate(
+    change: Float[Tensor, "*b"], advantage: Float[Tensor, "*b"], clip: float
+) -> Float[Tensor, "*b"]:
+    """Return min(r A, clip(r, 1 - clip, 1 + clip) A), with r = exp(change) (Schulman 2017, eq. 7).
+
+    `change` is the log-probability now less that when acting; gradients flow through it alone.
+    """
+    result: Any = _Surrogate.apply(change, advantage, clip)
+    return result

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.heads import policy_head
@@ -21,6 +22,7 @@ from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.mlp import linear
+from dreamlab.ops.losses import clipped_surrogate
 from dreamlab.ops.returns import gae
 
 
@@ -190,10 +192,8 @@ class PPO(Workflow[PPOConfig]):
             else s.advantage
         )
         change = dist.log_prob(s.action) - s.log_prob
-        ratio = change.exp()
-        surrogate = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
         mean = (lambda x: x[s.mask].mean()) if self.recurrent else torch.mean
-        policy_loss = -mean(surrogate)
+        policy_loss = -mean(clipped_surrogate(change, advantage, clip))
         value_loss = mean(self._value_error(value, s))
         loss = policy_loss + c.value_coef * value_loss
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss}
@@ -201,14 +201,12 @@ class PPO(Workflow[PPOConfig]):
             metrics["entropy"] = mean(dist.entropy())
             loss = loss - c.entropy_coef * metrics["entropy"]
         metrics["grad_norm"] = self.opt.step(loss)
-        with (
-            torch.no_grad()
-        ):  # Schulman's low-variance estimate of the divergence from the old policy
-            metrics["kl"] = mean(ratio - 1 - change)
+        with torch.no_grad():  # low-variance estimate of the divergence (Schulman 2020)
+            metrics["kl"] = mean(change.expm1() - change)
         return {k: v.detach() for k, v in metrics.items()}
 
     def _value_error(self, value: Tensor, s: Samples) -> Tensor:
-        error = (value - s.target).square()
+        error = mse_loss(value, s.target, reduction="none")
         if self.config.clip_value is None:
             return error
         limit = self.config.clip_value
