@@ -46,6 +46,10 @@ class Sink(Protocol):
         """Forget every record written after that state."""
         ...
 
+    def restart(self) -> None:
+        """Forget every record: the run begins from nothing."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -69,6 +73,9 @@ class Jsonl:
     def set_state(self, state: dict[str, Any]) -> None:
         self.file.truncate(int(state["bytes"]))
         self.file.seek(0, os.SEEK_END)
+
+    def restart(self) -> None:
+        self.set_state({"bytes": 0})
 
     def close(self) -> None:
         self.file.close()
@@ -100,6 +107,9 @@ class TensorBoard:
     def set_state(self, state: dict[str, Any]) -> None:
         self.frames = int(state["frames"])
         self.writer = self._open(self.frames + 1)
+
+    def restart(self) -> None:
+        self.set_state({"frames": -1})
 
     def close(self) -> None:
         if self.writer is not None:
@@ -137,6 +147,9 @@ class WandB:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.id, self.frames = str(state["id"]), int(state["frames"])
+
+    def restart(self) -> None:
+        self.id = ""
 
     def close(self) -> None:
         if self.run is not None:
@@ -192,6 +205,11 @@ class Logger:
         for sink in self.sinks:
             if type(sink).__name__ in state["sinks"]:
                 sink.set_state(state["sinks"][type(sink).__name__])
+
+    def restart(self) -> None:
+        """Forget every record, in every sink."""
+        for sink in self.sinks:
+            sink.restart()
 
     def close(self) -> None:
         for sink in self.sinks:

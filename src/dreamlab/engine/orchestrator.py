@@ -339,9 +339,13 @@ class Orchestrator:
         return path
 
     def load(self) -> bool:
-        """Continue from the newest whole checkpoint; return False if there is none."""
+        """Continue from the newest whole checkpoint; return False if there is none.
+
+        A run that died before its first checkpoint begins anew, and so do its records.
+        """
         state = self.checkpoints.load()
         if state is None:
+            self.parts.logger.restart()
             return False
         self.workflow.load_state_dict(state["workflow"])
         for name, buffer in self.parts.buffers.items():

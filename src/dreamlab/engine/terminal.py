@@ -91,6 +91,8 @@ class Terminal:
 
     def set_state(self, state: dict[str, Any]) -> None: ...
 
+    def restart(self) -> None: ...
+
     def close(self) -> None:
         if self.live is not None:
             self.live.update(self._view())
