@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 # hyperparameters of rl-baselines3-zoo for each task: what SB3's own users run
-FRAMES = {"ppo": 30_000, "dqn": 20_000, "sac": 3_000}
+FRAMES = {"ppo": 30_000, "dqn": 12_000, "sac": 1_500}
 WARM_UP = {"ppo": 2_560, "dqn": 3_000, "sac": 600}
 
 
