@@ -117,6 +117,7 @@ def table() -> None:
         "",
         "Return of the policy's mode over 10 episodes at the end of training, per seed. Made by",
         "`benchmarks/learning.py`; the curves are in the JSON files and pictures beside this page.",
+        "A commit marked * was filled in afterwards: the machine of that run had no git.",
         "",
         "| experiment | frames | wanted | returns | seconds | commit, machine | command |",
         "|---|---|---|---|---|---|---|",
@@ -125,10 +126,11 @@ def table() -> None:
         r = json.loads(path.read_text())
         finals = ", ".join(f"{x['final']['eval/return']:.1f}" for x in r["runs"])
         seconds = ", ".join(f"{x['seconds']:.0f}" for x in r["runs"])
+        mark = "*" if "commit_note" in r else ""
         frames = r["runs"][0]["curve"][-1]["env_frames"]
         lines.append(
             f"| [{r['experiment']}]({r['experiment']}.png) | {frames:,} | {r['threshold']} "
-            f"| {finals} | {seconds} | {r['commit']}, {r['hardware']} | `{r['command']}` |"
+            f"| {finals} | {seconds} | {r['commit']}{mark}, {r['hardware']} | `{r['command']}` |"
         )
     (RESULTS / "learning.md").write_text("\n".join(lines) + "\n")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dreamlab.core.errors import ConfigError, unknown
@@ -222,9 +221,4 @@ def dump(config: Any) -> Any:
     return config
 
 
-def module_of(cls: type) -> types.ModuleType:
-    """Return the module a class was defined in."""
-    return sys.modules[cls.__module__]
-
-
-__all__ = ["Part", "asdict", "check_options", "convert", "dump", "load", "locate", "part"]
+__all__ = ["Part", "check_options", "convert", "dump", "load", "locate", "part"]

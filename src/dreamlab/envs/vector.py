@@ -13,7 +13,6 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from dreamlab.core.config import dump
 from dreamlab.core.errors import EnvError
 from dreamlab.core.types import Array, ArraySpec, Spec, Step
 from dreamlab.envs import suites, wrappers
@@ -241,8 +240,3 @@ def _context() -> str:
         return "spawn"
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
     return "forkserver"
-
-
-def describe(config: EnvConfig) -> dict[str, Any]:
-    """Return the config as plain data."""
-    return dump(config)
