@@ -234,3 +234,12 @@ def test_normalisation_statistics_are_saved_and_used_for_evaluation(tmp_path):
 def test_config_of_checks_before_it_builds():
     with pytest.raises(LabError, match="Did you mean 'num_envs'"):
         config_of("+experiment=ppo_cartpole", "env.num_env=3")
+
+
+def test_wandb_writes_offline_and_keeps_its_run_across_a_resume(tmp_path):
+    options = (*SMALL, "log.wandb=true")
+    run_for(open_loop(tmp_path / "r", *options), 9)
+    open_loop(tmp_path / "r", *options).run()
+    runs = [p.name for p in (tmp_path / "r" / "wandb").glob("offline-run-*")]
+    assert runs
+    assert len({name.rsplit("-", 1)[1] for name in runs}) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ class WandB:
         self.id, self.frames = "", -1
 
     def _open(self) -> Any:
-        self.id = self.id or self.wandb.util.generate_id()
+        self.id = self.id or secrets.token_hex(4)
         return self.wandb.init(
             project=self.config.wandb_project,
             name=self.name,
