@@ -124,10 +124,9 @@ class WandB:
         self.wandb: Any = require("wandb", "wandb")
         self.folder, self.config, self.name = folder, config, name
         self.run: Any = None
-        self.id, self.frames = "", -1
+        self.id, self.frames = secrets.token_hex(4), -1
 
     def _open(self) -> Any:
-        self.id = self.id or secrets.token_hex(4)
         return self.wandb.init(
             project=self.config.wandb_project,
             name=self.name,
@@ -150,7 +149,7 @@ class WandB:
         self.id, self.frames = str(state["id"]), int(state["frames"])
 
     def restart(self) -> None:
-        self.id = ""
+        self.id = secrets.token_hex(4)
 
     def close(self) -> None:
         if self.run is not None:
