@@ -14,7 +14,7 @@ from dreamlab.core.errors import EnvError
 from dreamlab.core.types import ArraySpec, Step
 from dreamlab.envs.check import _copy, _same
 from dreamlab.envs.normalize import NormalizeConfig
-from dreamlab.envs.vector import EnvConfig, Envs, array_spec, describe, make_env, spec_of
+from dreamlab.envs.vector import EnvConfig, Envs, array_spec, make_env, spec_of
 
 COUNT = EnvConfig("counting", "dummy", {"length": 3})
 
@@ -215,7 +215,3 @@ def test_pictures_come_from_the_first_environment_or_not_at_all():
     silent = Envs(COUNT, seed=0)
     silent.reset()
     assert silent.render() is None
-
-
-def test_a_config_can_be_written_down():
-    assert describe(COUNT)["options"] == {"length": 3}
