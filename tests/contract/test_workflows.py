@@ -55,7 +55,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(cls, name, tmp_path):
     resumed = make(tmp_path / "b", name)
     assert run_for(resumed, None) == "finished"
     assert straight.counters == resumed.counters
-    assert straight.counters.updates > 3
+    assert straight.counters.updates >= 3
     for (key, a), (_, b) in zip(
         plain(straight.workflow.state_dict()), plain(resumed.workflow.state_dict()), strict=True
     ):

@@ -194,6 +194,24 @@ def test_the_target_network_moves_by_tau_every_so_many_updates(every, tau, share
         assert share == 1 or not torch.equal(new, online)  # type: ignore[possibly-undefined]
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_minibatches_are_gradient_steps_one_after_another(double):
+    whole, parts = (make(double=double, target_every=100) for _ in range(2))
+    batch = batch_of(6)
+    parts.load_state_dict(whole.state_dict())
+    num = len(batch.reward) // 2
+    parts.config = replace(parts.config, minibatch=num)
+    parts.update_controller(batch, phase=PHASE)
+    for rows in (slice(0, num), slice(num, None)):
+        cut = {k: getattr(batch, k)[rows] for k in ("reward", "is_first", "is_last", "is_terminal")}
+        obs = {k: v[rows] for k, v in batch.obs.items()}
+        piece = replace(batch, obs=obs, action=batch.action[rows], **cut)
+        whole.update_controller(piece, phase=PHASE)
+    for a, b in zip(whole.online.parameters(), parts.online.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert parts.steps.value == whole.steps.value == 2
+
+
 def test_the_target_network_receives_no_gradient():
     dqn = make()
     dqn.update_controller(batch_of(), phase=PHASE)
@@ -205,14 +223,14 @@ def test_epsilon_falls_with_decisions_of_training_only():
     for _ in range(3):
         dqn.act(step_of(10), (), Mode.TRAIN)
         dqn.act(step_of(10), (), Mode.EVAL)
-    assert float(dqn.epsilon()) == pytest.approx(0.7)
+    assert dqn.epsilon() == pytest.approx(0.7)
     dqn.eval()  # an evaluation that samples as in training
     dqn.act(step_of(10), (), Mode.TRAIN)
-    assert int(dqn.decisions) == 30
+    assert dqn.decisions.value == 30
     dqn.train()
     for _ in range(20):
         dqn.act(step_of(10), (), Mode.TRAIN)
-    assert float(dqn.epsilon()) == pytest.approx(0.1)
+    assert dqn.epsilon() == pytest.approx(0.1)
 
 
 def test_counts_are_saved_and_restored():
@@ -220,8 +238,8 @@ def test_counts_are_saved_and_restored():
     dqn.act(step_of(4), (), Mode.TRAIN)
     dqn.update_controller(batch_of(), phase=PHASE)
     other.load_state_dict(dqn.state_dict())
-    assert int(other.decisions) == 4
-    assert int(other.updates) == 1
+    assert other.decisions.value == 4
+    assert other.steps.value == 1
 
 
 def test_actions_are_greedy_in_evaluation_and_random_at_first():

@@ -49,7 +49,7 @@ def flat(module: torch.nn.Module) -> torch.Tensor:
 
 def test_log_prob_is_that_of_a_squashed_normal():
     sac = make(CONTINUOUS)
-    dist = sac.actor.head(sac.actor.net(torch.randn(8, 3)))
+    dist = sac.actor.dist(torch.randn(8, 3))
     action, log_prob = dist.sample_with_log_prob()
     normal = Normal(dist.mean, dist.log_std.exp())
     peer = TransformedDistribution(normal, TanhTransform())
@@ -64,7 +64,7 @@ def test_continuous_losses_are_those_of_the_paper():
     torch.manual_seed(2)
     loss, _ = sac.critic_loss(z, transitions(batch, 0.9), alpha)
     torch.manual_seed(2)
-    action, log_prob = sac.actor.head(sac.actor.net(ahead)).sample_with_log_prob()
+    action, log_prob = sac.actor.dist(ahead).sample_with_log_prob()
     q1, q2 = sac.target.critics(ahead, action)
     value = torch.min(q1, q2) - 0.3 * log_prob
     target = batch.reward[:, 1] + 0.9 * torch.tensor([0, 1, 1, 1, 1, 1]) * value
@@ -75,7 +75,7 @@ def test_continuous_losses_are_those_of_the_paper():
     torch.manual_seed(3)
     loss, entropy = sac.actor_loss(z, alpha)
     torch.manual_seed(3)
-    action, log_prob = sac.actor.head(sac.actor.net(obs)).sample_with_log_prob()
+    action, log_prob = sac.actor.dist(obs).sample_with_log_prob()
     q1, q2 = sac.online.critics(obs, action)
     torch.testing.assert_close(loss, (0.3 * log_prob - torch.min(q1, q2)).mean())
     torch.testing.assert_close(entropy, -log_prob.mean())
@@ -87,7 +87,7 @@ def test_discrete_losses_are_expectations_over_the_actions():
     alpha = sac.log_alpha.detach().exp()
 
     def soft_value(states, critics):
-        prob = sac.actor.head(sac.actor.net(states)).softmax(-1)
+        prob = sac.actor.net.into(sac.actor.head, states).softmax(-1)
         total = torch.zeros(len(states))
         for a in range(4):
             q1, q2 = critics(states, torch.full((len(states),), a))

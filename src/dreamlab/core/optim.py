@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Adam:
         self.mean: list[Tensor] = []
         self.square: list[Tensor] = []
 
-    def step(self, grads: list[Tensor | None]) -> None:
+    def step(self, grads: Sequence[Tensor | None]) -> None:
         """Move the parameters; one without a gradient stays where it is."""
         if self.count is None:
             # allocated here, not before: the parameters are where they will stay by now
@@ -91,10 +91,10 @@ class Optimizer:
 
         Only this optimizer's parameters receive a gradient, whatever else the loss went through.
         """
-        if self.pending == 0:
-            for p in self.params:
-                p.grad = None
-        (loss / self.accumulate if self.accumulate > 1 else loss).backward(inputs=self.params)
+        scaled = loss / self.accumulate if self.accumulate > 1 else loss
+        new = torch.autograd.grad(scaled, self.params, allow_unused=True)
+        for p, g in zip(self.params, new, strict=True):
+            p.grad = _sum(p.grad, g) if self.pending > 0 else g
         self.pending += 1
         grads = [p.grad for p in self.params]
         norm = self.grad_norm([g for g in grads if g is not None])
@@ -107,9 +107,10 @@ class Optimizer:
         """Return the global norm of these gradients."""
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
-    def apply(self, grads: list[Tensor | None], norm: Tensor) -> None:
+    def apply(self, grads: Sequence[Tensor | None], norm: Tensor) -> None:
         """Clip by `norm` and move the weights."""
-        if self.config.clip > 0:
+        # where reading the norm is free, gradients that are short enough are left alone
+        if self.config.clip > 0 and (norm.is_cuda or norm > self.config.clip):
             scale = (self.config.clip / (norm + 1e-6)).clamp_(max=1.0)
             torch._foreach_mul_([g for g in grads if g is not None], scale)
         self.inner.step(grads)
@@ -130,3 +131,7 @@ class Optimizer:
         self.pending = int(state["pending"])
         for p, grad in zip(self.params, state["grads"], strict=False):
             p.grad = None if grad is None else grad.to(p.device)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from dreamlab.core.errors import require
@@ -164,23 +163,20 @@ class Logger:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = list(sinks)
-        self.sums: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor | float] = {}
         self.counts: dict[str, int] = {}
 
     def add(self, metrics: dict[str, Tensor] | dict[str, float], prefix: str = "") -> None:
         """Report values; they are averaged until the next flush."""
-        for key, value in metrics.items():
-            name = f"{prefix}{key}"
-            tensor = (
-                value.detach()
-                if isinstance(value, Tensor)
-                else torch.tensor(value, dtype=torch.float64)
-            )
+        for key, given in metrics.items():
+            name, value = f"{prefix}{key}", given
+            if isinstance(given, Tensor):  # one on a GPU stays there: reading it would wait for it
+                value = given.detach() if given.is_cuda else given.item()
             if name in self.sums:
-                self.sums[name] = self.sums[name] + tensor
+                self.sums[name] = self.sums[name] + value
                 self.counts[name] += 1
             else:
-                self.sums[name], self.counts[name] = tensor, 1
+                self.sums[name], self.counts[name] = value, 1
 
     def flush(self, fixed: Record) -> Record:
         """Write the averages beside `fixed` values to every sink and return the record."""

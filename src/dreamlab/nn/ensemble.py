@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from dreamlab.nn import fused
 from dreamlab.nn.mlp import ACTIVATIONS, Act
 
 
@@ -39,6 +41,17 @@ class EnsembleMLP(nn.Module):
                 layers.append(nn.LayerNorm(b))
             layers.append(ACTIVATIONS[act]())
         self.layers = nn.Sequential(*layers, EnsembleLinear(num, dims[-1], out_dim))
+        self.act = act
+        self.fusible = act in ("tanh", "relu") and not norm
+        self.flat = list(self.layers.parameters())  # a plain list: named and saved once, as layers
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.expand(self.num, *x.shape))
+    def forward(self, x: Tensor, learn: bool = True) -> Tensor:
+        """Return the outputs; without `learn` gradients reach the input, but no weight."""
+        x = x.expand(self.num, *x.shape)
+        params = self.flat if learn else [p.detach() for p in self.flat]
+        if self.fusible and fused.usable(x):
+            return fused.fused_mlp(x, self.act, True, params)
+        if learn:
+            return self.layers(x)
+        names = [name for name, _ in self.layers.named_parameters()]
+        return functional_call(self.layers, dict(zip(names, params, strict=True)), (x,))

@@ -23,7 +23,8 @@ from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
-from dreamlab.nn.mlp import linear
+from dreamlab.nn.count import Count
+from dreamlab.nn.mlp import chain, linear
 from dreamlab.nn.target import Follower, frozen_copy
 from dreamlab.ops.losses import project_categorical
 
@@ -50,12 +51,15 @@ class DQNConfig:
     """Predict the state's value and the actions' advantages apart."""
     c51: C51Config | None = None
     """Predict the return's distribution instead of its mean."""
+    minibatch: int | None = None
+    """Windows per gradient step, so that one batch is learnt from in several steps; None takes the
+    batch whole. The target network moves between batches only."""
     lr: float = 3e-4
     adam_eps: float = 1e-8
     max_grad_norm: float = 10.0
     gamma: float = 0.99
     target_every: int = 1_000
-    """Updates between two changes of the target network."""
+    """Gradient steps between two changes of the target network."""
     tau: float = 1.0
     """How far the target network then moves towards the online one; 1 copies it."""
     epsilon: float = 1.0
@@ -81,7 +85,7 @@ class QNetwork(nn.Module):
             self.value, self.value_out = self._stream(config, outputs)
         self.dueling = config.dueling
 
-    def _stream(self, config: DQNConfig, out_dim: int) -> tuple[nn.Module, nn.Module]:
+    def _stream(self, config: DQNConfig, out_dim: int) -> tuple[nn.Module, nn.Linear]:
         net = config.network.build(self.encoder.out_dim)
         if net.recurrent:
             raise ConfigError(
@@ -93,10 +97,10 @@ class QNetwork(nn.Module):
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Return the outputs [b, actions, outputs] for observations [b, ...]."""
         z = self.encoder(obs)
-        out = self.advantage_out(self.advantage(z)[0]).float().unflatten(-1, self.shape)
+        out = chain(self.advantage, self.advantage_out, z)[0].float().unflatten(-1, self.shape)
         if not self.dueling:
             return out
-        value = self.value_out(self.value(z)[0]).float()[:, None]
+        value = chain(self.value, self.value_out, z)[0].float()[:, None]
         return value + out - out.mean(1, keepdim=True)  # eq. 9 of Wang et al.
 
 
@@ -167,8 +171,6 @@ class DQN(Workflow[DQNConfig]):
 
     Config = DQNConfig
     tiny: ClassVar[dict[str, Any]] = {"network": {"hidden": (8, 8)}}
-    decisions: Tensor
-    updates: Tensor
 
     def build(self, spec: Spec) -> None:
         c = self.config
@@ -184,8 +186,7 @@ class DQN(Workflow[DQNConfig]):
         self.follower = Follower(self.target, self.online)
         optim = OptimConfig(lr=c.lr, eps=c.adam_eps, clip=c.max_grad_norm)
         self.opt = self.optimizer("dqn", self.online.parameters(), optim)
-        self.register_buffer("decisions", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.decisions, self.steps = Count(), Count()
 
     # -- acting -----------------------------------------------------------------------------------
 
@@ -195,16 +196,16 @@ class DQN(Workflow[DQNConfig]):
         greedy = self.returns.q(self.online(self.tensors(step.obs))).argmax(-1)
         epsilon = self.epsilon() if mode is Mode.TRAIN else self.config.eval_epsilon
         if mode is Mode.TRAIN and self.training:  # an evaluation may sample as in training
-            self.decisions.add_(len(greedy))
+            self.decisions.value += len(greedy)
         anything = torch.randint_like(greedy, self.num_actions)
         explore = torch.rand(greedy.shape, device=greedy.device) < epsilon
         return Decision(torch.where(explore, anything, greedy))
 
-    def epsilon(self) -> Tensor:
-        """Return the share of random actions now; it stays on the device."""
+    def epsilon(self) -> float:
+        """Return the share of random actions now."""
         c = self.config
-        fall = (c.epsilon_final - c.epsilon) / max(c.epsilon_decisions, 1)
-        return (self.decisions * fall + c.epsilon).clamp_(min=c.epsilon_final)
+        fall = (c.epsilon - c.epsilon_final) / max(c.epsilon_decisions, 1)
+        return max(c.epsilon_final, c.epsilon - fall * self.decisions.value)
 
     # -- learning ---------------------------------------------------------------------------------
 
@@ -212,18 +213,32 @@ class DQN(Workflow[DQNConfig]):
     def update_controller(
         self, batch: Batch, *, phase: Phase
     ) -> Metrics | tuple[Metrics, dict[str, Tensor]]:
-        """Take one gradient step; return errors as priorities if the replay asks for them."""
-        t = transitions(batch, self.config.gamma)
-        taken, target = self.returns.taken(self.online(t.obs), t.action), self.targets(t)
-        losses = self.returns.loss(taken, target)
-        weight = batch.extras.get("weight")
-        loss = (losses if weight is None else losses * weight).mean()
-        grad_norm = self.opt.step(loss)
-        self.follow()
-        metrics = {"loss": loss.detach(), "grad_norm": grad_norm, "epsilon": self.epsilon()}
-        if weight is None:
-            return metrics
-        return metrics, {"priority": self.returns.priority(taken, target, losses).detach()}
+        """Take a gradient step per minibatch; return priorities if the replay asks for them."""
+        t, weight = transitions(batch, self.config.gamma), batch.extras.get("weight")
+        size = self.config.minibatch or len(t.reward)
+        # the network that gives the targets stands still, unless the one that learns chooses for it
+        ahead = None if self.config.double else self.targets(t)
+        losses: list[Tensor] = []
+        norms: list[Tensor] = []
+        priorities: list[Tensor] = []
+        for at in range(0, len(t.reward), size):
+            rows = slice(at, at + size)
+            part = t if size >= len(t.reward) else t.rows(rows)
+            target = self.targets(part) if ahead is None else ahead[rows]
+            taken = self.returns.taken(self.online(part.obs), part.action)
+            errors = self.returns.loss(taken, target)
+            loss = (errors if weight is None else errors * weight[rows]).mean()
+            norms.append(self.opt.step(loss))
+            losses.append(loss.detach())
+            if weight is not None:
+                priorities.append(self.returns.priority(taken, target, errors).detach())
+        self.follow(len(losses))
+        metrics = {
+            "loss": torch.stack(losses).mean(),
+            "grad_norm": torch.stack(norms).mean(),
+            "epsilon": torch.tensor(self.epsilon()),
+        }
+        return metrics if weight is None else (metrics, {"priority": torch.cat(priorities)})
 
     @torch.no_grad()
     def targets(self, t: Transitions) -> Tensor:
@@ -233,14 +248,11 @@ class DQN(Workflow[DQNConfig]):
         best = self.returns.q(chooser).argmax(-1)
         return self.returns.target(self.returns.taken(out, best), t)
 
-    def follow(self) -> None:
-        """Move the target network, every `target_every` updates, `tau` of the way.
-
-        The share is a tensor, 0 between the moves: nothing waits for the device to count.
-        """
-        self.updates.add_(1)
-        share = (self.updates % self.config.target_every == 0) * self.config.tau
-        self.follower.move(share)
+    def follow(self, steps: int) -> None:
+        """Move the target network `tau` of the way if `target_every` gradient steps are over."""
+        before, self.steps.value = self.steps.value, self.steps.value + steps
+        if self.steps.value // self.config.target_every > before // self.config.target_every:
+            self.follower.move(self.config.tau)
 
 
 def _describe(action: ArraySpec) -> str:

@@ -21,7 +21,7 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.dists import Dist
-from dreamlab.nn.mlp import linear
+from dreamlab.nn.mlp import chain, linear
 from dreamlab.ops.losses import clipped_surrogate
 from dreamlab.ops.returns import gae
 
@@ -113,7 +113,7 @@ class PPO(Workflow[PPOConfig]):
         """Sample from the policy; in evaluation take its mode."""
         x = self.encoder(self.tensors(step.obs))
         if not self.recurrent:
-            dist = self.actor(self.actor_net(x)[0])
+            dist = self.actor.dist(chain(self.actor_net, self.actor.layer, x)[0])
             return Decision(dist.sample() if mode is Mode.TRAIN else dist.mode())
         first = torch.from_numpy(step.is_first).to(x.device)[:, None]
         y, actor = self.actor_net(x[:, None], state["actor"], first)
@@ -134,6 +134,7 @@ class PPO(Workflow[PPOConfig]):
         num = len(samples.action)
         size = max(1, c.minibatch // samples.action.shape[1]) if self.recurrent else c.minibatch
         history: list[Metrics] = []
+        cuts: list[Tensor] = []
         for _ in range(c.epochs):
             # the last rows join the minibatch before them: a remainder of a few would be all noise
             cuts = [torch.arange(num)] if num < 2 * size else _cut(torch.randperm(num), size)
@@ -142,7 +143,8 @@ class PPO(Workflow[PPOConfig]):
                 history.append(self.minibatch(rows, clip))
             if c.target_kl is not None and history[-1]["kl"] > 1.5 * c.target_kl:
                 break
-        metrics = {k: torch.stack([m[k] for m in history]).mean() for k in history[0]}
+        last = history[-len(cuts) :]
+        metrics = {k: torch.stack([m[k] for m in last]).mean() for k in last[0]}
         return {**metrics, **self.diagnose(samples), "steps": torch.tensor(float(len(history)))}
 
     @torch.no_grad()
@@ -179,8 +181,9 @@ class PPO(Workflow[PPOConfig]):
         """Return the policy and the value at each step."""
         x = self.encoder(obs)
         actor, critic = (state["actor"], state["critic"]) if self.recurrent else ((), ())
-        policy = self.actor(self.actor_net(x, actor, is_first)[0])
-        return policy, self.critic(self.critic_net(x, critic, is_first)[0])[..., 0]
+        policy, _ = chain(self.actor_net, self.actor.layer, x, actor, is_first)
+        value, _ = chain(self.critic_net, self.critic, x, critic, is_first)
+        return self.actor.dist(policy), value[..., 0]
 
     def minibatch(self, s: Samples, clip: float) -> Metrics:
         """Take one gradient step (eq. 7 and 9 of the paper)."""

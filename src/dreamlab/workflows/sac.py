@@ -25,7 +25,7 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.dists import Categorical, TanhGaussian
-from dreamlab.nn.mlp import Act, stack
+from dreamlab.nn.mlp import MLP, Act, MLPConfig
 from dreamlab.nn.target import Follower, frozen_copy
 
 
@@ -58,14 +58,13 @@ class ContinuousActor(nn.Module):
     def __init__(self, config: SACConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         self.shape = action.shape
-        self.net = stack([in_dim, *config.hidden], config.act)
-        self.head = TanhGaussianHead(config.hidden[-1], action)
+        self.net = MLP(MLPConfig(config.hidden, config.act, gain=None), in_dim)
+        self.head = TanhGaussianHead(self.net.out_dim, action)
         self.target_entropy = -float(action.size)
 
     def dist(self, z: Tensor) -> TanhGaussian:
-        """Return the policy; in full precision, whatever its layers compute in."""
-        dist = self.head(self.net(z))
-        return TanhGaussian(dist.mean.float(), dist.log_std.float())
+        """Return the policy."""
+        return self.head.dist(self.net.into(self.head.layer, z))
 
     def act(self, z: Tensor, mode: Mode) -> Tensor:
         """Return a sample, or the mode in evaluation."""
@@ -81,7 +80,7 @@ class ContinuousActor(nn.Module):
         The actor reads `z`, the critics `seen`: the same states through the target's encoder.
         """
         action, log_prob = self.dist(z).sample_with_log_prob()
-        q = critics(seen, action).amin(0)
+        q = critics(seen, action, learn=False).amin(0)
         return q - alpha * log_prob, -log_prob
 
 
@@ -91,23 +90,23 @@ class DiscreteActor(nn.Module):
     def __init__(self, config: SACConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         assert isinstance(action.classes, int), action
-        self.net = stack([in_dim, *config.hidden], config.act)
-        self.head = nn.Linear(config.hidden[-1], action.classes)
+        self.net = MLP(MLPConfig(config.hidden, config.act, gain=None), in_dim)
+        self.head = nn.Linear(self.net.out_dim, action.classes)
         self.target_entropy = 0.98 * math.log(action.classes)
 
     def act(self, z: Tensor, mode: Mode) -> Tensor:
         """Return a sample, or the mode in evaluation."""
-        dist = Categorical(self.head(self.net(z)))
+        dist = Categorical(self.net.into(self.head, z))
         return dist.sample() if mode is Mode.TRAIN else dist.mode()
 
     def value(
         self, z: Tensor, critics: DiscreteCritics, seen: Tensor, alpha: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the soft value [b] of states, and the policy's entropy [b] there."""
-        log_prob = log_softmax(self.head(self.net(z)).float(), -1)
+        log_prob = log_softmax(self.net.into(self.head, z).float(), -1)
         prob = log_prob.exp()
         entropy = -(prob * log_prob).sum(-1)
-        q = critics.every(seen).amin(0)
+        q = critics.every(seen, learn=False).amin(0)
         return (prob * q).sum(-1) + alpha * entropy, entropy
 
 

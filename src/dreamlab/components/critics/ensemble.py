@@ -20,9 +20,11 @@ class ContinuousCritics(nn.Module):
         super().__init__()
         self.net = EnsembleMLP(num, [in_dim + action.size, *hidden], 1, act)
 
-    def forward(self, z: Float[Tensor, "b z"], action: Tensor) -> Float[Tensor, "n b"]:
-        """Return what each critic thinks of an action."""
-        return self.net(torch.cat([z, action.flatten(1)], -1))[..., 0].float()
+    def forward(
+        self, z: Float[Tensor, "b z"], action: Tensor, learn: bool = True
+    ) -> Float[Tensor, "n b"]:
+        """Return what each critic thinks of an action; see EnsembleMLP for `learn`."""
+        return self.net(torch.cat([z, action.flatten(1)], -1), learn)[..., 0].float()
 
 
 class DiscreteCritics(nn.Module):
@@ -35,9 +37,9 @@ class DiscreteCritics(nn.Module):
         assert isinstance(action.classes, int), action
         self.net = EnsembleMLP(num, [in_dim, *hidden], action.classes, act)
 
-    def every(self, z: Float[Tensor, "b z"]) -> Float[Tensor, "n b a"]:
-        """Return what each critic thinks of every action."""
-        return self.net(z).float()
+    def every(self, z: Float[Tensor, "b z"], learn: bool = True) -> Float[Tensor, "n b a"]:
+        """Return what each critic thinks of every action; see EnsembleMLP for `learn`."""
+        return self.net(z, learn).float()
 
     def forward(self, z: Float[Tensor, "b z"], action: Tensor) -> Float[Tensor, "n b"]:
         """Return what each critic thinks of an action."""

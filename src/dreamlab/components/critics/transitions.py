@@ -22,6 +22,16 @@ class Transitions:
     """What the bootstrap is multiplied with: gamma^n, or 0 where the episode terminated."""
     next_obs: dict[str, Tensor]
 
+    def rows(self, rows: slice) -> Transitions:
+        """Return some of the transitions."""
+        return Transitions(
+            {k: v[rows] for k, v in self.obs.items()},
+            self.action[rows],
+            self.reward[rows],
+            self.factor[rows],
+            {k: v[rows] for k, v in self.next_obs.items()},
+        )
+
 
 def transitions(batch: Batch, gamma: float) -> Transitions:
     """Return the n-step transition of each window [b, n + 1] (the replay's `windows: transitions`).

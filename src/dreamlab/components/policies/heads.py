@@ -20,13 +20,19 @@ class CategoricalHead(nn.Module):
         total = self.classes if isinstance(self.classes, int) else sum(self.classes)
         self.logits = linear(in_dim, total, gain)
 
+    @property
+    def layer(self) -> nn.Linear:
+        """Return what makes the numbers that `dist` reads."""
+        return self.logits
+
+    def dist(self, logits: Tensor) -> Dist:
+        """Return the distribution with these logits."""
+        if isinstance(self.classes, int):
+            return Categorical(logits)
+        return MultiCategorical(logits, self.classes)
+
     def forward(self, x: Tensor) -> Dist:
-        logits = self.logits(x)
-        return (
-            Categorical(logits)
-            if isinstance(self.classes, int)
-            else MultiCategorical(logits, self.classes)
-        )
+        return self.dist(self.logits(x))
 
 
 class GaussianHead(nn.Module):
@@ -37,8 +43,17 @@ class GaussianHead(nn.Module):
         self.mean = linear(in_dim, action.size, 0.01)
         self.log_std = nn.Parameter(torch.full((action.size,), log_std))
 
+    @property
+    def layer(self) -> nn.Linear:
+        """Return what makes the numbers that `dist` reads."""
+        return self.mean
+
+    def dist(self, mean: Tensor) -> Dist:
+        """Return the distribution with this mean."""
+        return Gaussian(mean, self.log_std)
+
     def forward(self, x: Tensor) -> Dist:
-        return Gaussian(self.mean(x), self.log_std)
+        return self.dist(self.mean(x))
 
 
 class TanhGaussianHead(nn.Module):
@@ -51,11 +66,20 @@ class TanhGaussianHead(nn.Module):
         self.out = nn.Linear(in_dim, 2 * action.size)
         self.low, self.high = bounds
 
-    def forward(self, x: Tensor) -> TanhGaussian:
-        mean, log_std = self.out(x).chunk(2, -1)
+    @property
+    def layer(self) -> nn.Linear:
+        """Return what makes the numbers that `dist` reads."""
+        return self.out
+
+    def dist(self, out: Tensor) -> TanhGaussian:
+        """Return the distribution; in full precision, whatever `out` was computed in."""
+        mean, log_std = out.float().chunk(2, -1)
         return TanhGaussian(mean, log_std.clamp(self.low, self.high))
 
+    def forward(self, x: Tensor) -> TanhGaussian:
+        return self.dist(self.out(x))
 
-def policy_head(in_dim: int, action: ArraySpec) -> nn.Module:
+
+def policy_head(in_dim: int, action: ArraySpec) -> CategoricalHead | GaussianHead:
     """Return the head that suits an action space: categorical if it is discrete, else Gaussian."""
     return CategoricalHead(in_dim, action) if action.is_discrete else GaussianHead(in_dim, action)

@@ -1,0 +1,118 @@
+"""A whole MLP as one node of the graph: for networks so small that bookkeeping is the cost.
+
+On the CPU an update of a 64 x 64 network spends most of its time between the products: in nodes of
+the graph, in torch's tanh (ten times slower than numpy's) and in products with a narrow result,
+which the library behind torch computes up to ten times slower than the one behind numpy. The
+results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+NARROW = 32
+
+
+def usable(x: Tensor) -> bool:
+    """Tell whether an input may take this way."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b, by numpy where the result has few columns."""
+    if b.shape[-1] <= NARROW < a.shape[-2] and a.shape[-1] > 1:
+        return torch.from_numpy(np.matmul(a.detach().numpy(), b.detach().numpy()))
+    return torch.matmul(a, b)
+
+
+def layers(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the input and the output of every layer; a head has no activation.
+
+    `params` are weights and biases in turn: [out, in] and [out], or [n, in, out] and [n, 1, out]
+    for n networks at once.
+    """
+    outputs = [x]
+    last = len(params) - 2
+    for i in range(0, len(params), 2):
+        weight, bias = params[i], params[i + 1]
+        weight = weight if weight.ndim == 3 else weight.t()
+        if weight.shape[-1] <= NARROW:
+            y = product(outputs[-1], weight).add_(bias)
+        elif weight.ndim == 3:
+            y = torch.baddbmm(bias, outputs[-1], weight)
+        else:
+            y = torch.addmm(bias, outputs[-1], weight)
+        if head and i == last:
+            pass
+        elif act == "tanh":
+            np.tanh(array := y.numpy(), out=array)
+        else:
+            y.relu_()
+        outputs.append(y)
+    return outputs
+
+
+class _FusedMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, act: str, head: bool, *params: Tensor) -> Tensor:
+        outputs = layers(x, act, head, params)
+        ctx.act, ctx.head = act, head
+        ctx.save_for_backward(*outputs[:-1], *params[::2], *([] if head else outputs[-1:]))
+        return outputs[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved = ctx.saved_tensors
+        num = len(saved) // 2
+        outputs, weights = [*saved[:num], *saved[2 * num :]], saved[num : 2 * num]
+        learn, pass_on = ctx.needs_input_grad[3], ctx.needs_input_grad[0]
+        ours = False  # the gradient that came in belongs to others and must stay as it is
+        grads: list[Tensor | None] = []
+        for i in reversed(range(num)):
+            if not (ctx.head and i == num - 1):
+                grad = _through(ctx.act, grad, outputs[i + 1], ours)
+                ours = True
+            if learn:
+                grads += _of_layer(grad, outputs[i], weights[i])
+            else:
+                grads += [None, None]
+            if i > 0 or pass_on:
+                weight = weights[i]
+                grad = product(grad, weight.mT if weight.ndim == 3 else weight)
+                ours = True
+        return grad if pass_on else None, None, None, *reversed(grads)
+
+
+def _through(act: str, grad: Tensor, output: Tensor, in_place: bool) -> Tensor:
+    """Return the gradient before an activation with this output."""
+    out = grad if in_place else torch.empty_like(output)
+    if act == "tanh":
+        return torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=out)
+    return torch.ops.aten.threshold_backward.grad_input(grad, output, 0, grad_input=out)
+
+
+def _of_layer(grad: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
+    """Return the gradients of a layer's bias and weight."""
+    if weight.ndim == 3:
+        return [grad.sum(1, keepdim=True), product(x.mT, grad)]
+    return [grad.sum(0), product(grad.t(), x)]
+
+
+def fused_mlp(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> Tensor:
+    """Return what an MLP makes of rows [b, in] (or of [n, b, in] by n networks)."""
+    if torch.is_grad_enabled():
+        out: Any = _FusedMLP.apply(x, act, head, *params)
+        return out
+    return layers(x, act, head, params)[-1]
