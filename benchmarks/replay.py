@@ -177,6 +177,7 @@ def rate(work: Callable[[], Any], seconds: float, threads: int) -> float:
     which others had the core, and on an idle one it is the same as that of the clock.
     """
     clock = time.process_time if threads == 1 else time.perf_counter
+    time.sleep(0.2)  # what the one before still prefetches is not this one's time
     work()
     count, start = 0, clock()
     while (elapsed := clock() - start) < seconds or count == 0:

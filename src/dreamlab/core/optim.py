@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,19 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Adam, as every paper uses it."""
+    """Adam as every paper uses it, or LaProp as DreamerV3 does."""
 
+    kind: Literal["adam", "laprop"] = "adam"
     lr: float = 3e-4
     eps: float = 1e-8
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     clip: float = 0.0
     """Largest global gradient norm; 0 does not clip."""
+    agc: float = 0.0
+    """Largest norm of each gradient as a share of its parameter's; 0 does not clip."""
+    warmup: int = 0
+    """Steps over which the learning rate rises from 0."""
 
 
 class Adam:
@@ -68,15 +73,62 @@ class Adam:
         self.square = [v.to(d).clone() for d, _, v in pairs]
 
 
+class LaProp:
+    """LaProp (Ziyin et al. 2020, arXiv:2002.04839): gradients are normalised, then averaged.
+
+    Every number that changes is a tensor on the parameters' device, so that a step can be captured.
+    """
+
+    def __init__(self, config: OptimConfig, params: list[nn.Parameter]) -> None:
+        self.config, self.params, self.lr = config, params, config.lr
+        self.count: Tensor | None = None
+        self.mean: list[Tensor] = []
+        self.square: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor | None]) -> None:
+        """Move the parameters; one without a gradient moves on by its momentum."""
+        c, params = self.config, self.params
+        if self.count is None:
+            self.count = torch.zeros((), dtype=torch.float64, device=params[0].device)
+            self.mean = [torch.zeros_like(p) for p in params]
+            self.square = [torch.zeros_like(p) for p in params]
+        full = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
+        full = self._clipped(full)
+        beta1, beta2 = c.betas
+        rise = (self.count / c.warmup).clamp(max=1.0) if c.warmup else 1.0
+        self.count += 1
+        torch._foreach_mul_(self.square, beta2)
+        torch._foreach_addcmul_(self.square, full, full, value=1 - beta2)
+        scale = torch._foreach_div(self.square, (1 - beta2**self.count).float())
+        torch._foreach_sqrt_(scale)
+        torch._foreach_add_(scale, c.eps)
+        torch._foreach_div_(full, scale)
+        torch._foreach_lerp_(self.mean, full, 1 - beta1)
+        move = torch._foreach_mul(self.mean, (-self.lr * rise / (1 - beta1**self.count)).float())
+        torch._foreach_add_(params, move)
+
+    def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
+        """Return gradients no longer than a share of their parameters."""
+        if self.config.agc <= 0:
+            return [g.clone() for g in grads]
+        lengths = torch.stack(torch._foreach_norm(grads))
+        limits = torch.stack(torch._foreach_norm(self.params)).clamp(min=1e-3) * self.config.agc
+        return list(torch._foreach_div(grads, list((lengths / limits).clamp(min=1.0).unbind())))
+
+    state_dict = Adam.state_dict
+    load_state_dict = Adam.load_state_dict
+
+
 class Optimizer:
-    """One Adam over `params`. With `accumulate` = k, every k-th `step` moves the weights."""
+    """One Adam or LaProp over `params`. With `accumulate` = k, every k-th `step` moves the weights."""
 
     def __init__(self, config: OptimConfig, params: Iterable[nn.Parameter]) -> None:
         self.config = config
         self.params = list(params)
         self.accumulate = 1
         self.pending = 0
-        self.inner = Adam(config, self.params)
+        self.inner = (Adam if config.kind == "adam" else LaProp)(config, self.params)
 
     @property
     def lr(self) -> float:
@@ -86,13 +138,16 @@ class Optimizer:
         """Use this learning rate from the next step on."""
         self.inner.lr = lr
 
-    def step(self, loss: Tensor) -> Tensor:
+    def step(self, loss: Tensor, keep_graph: bool = False) -> Tensor:
         """Follow the gradient of `loss` and return its norm before clipping.
 
-        Only this optimizer's parameters receive a gradient, whatever else the loss went through.
+        Only this optimizer's parameters receive a gradient, whatever else the loss went through;
+        `keep_graph` lets another optimizer follow a loss of the same graph afterwards.
         """
         scaled = loss / self.accumulate if self.accumulate > 1 else loss
-        new = torch.autograd.grad(scaled, self.params, allow_unused=True)
+        new = torch.autograd.grad(
+            scaled, self.params, allow_unused=True, retain_graph=keep_graph or None
+        )
         for p, g in zip(self.params, new, strict=True):
             p.grad = _sum(p.grad, g) if self.pending > 0 else g
         self.pending += 1

@@ -29,6 +29,8 @@ class ReplayConfig:
     """Keep fewer steps if they would take more memory than this."""
     batch: int = 16
     length: int = 64
+    context: int = 0
+    """Of these steps, how many only lead into the rest: a train ratio does not count them."""
     windows: Literal["across", "inside", "transitions"] = "across"
     """Where a window may lie: anywhere; inside one episode; or anywhere that starts with a
     transition (for n-step targets, which stop at the end of the episode by themselves)."""
@@ -69,7 +71,7 @@ class Replay:
 
     @property
     def steps_per_sample(self) -> int:
-        return self.config.batch * self.config.length
+        return self.config.batch * (self.config.length - self.config.context)
 
     def nbytes(self) -> int:
         return 0 if self.store is None else self.store.nbytes + self.episode.nbytes

@@ -11,7 +11,7 @@ def lambda_return(
     reward: Float[Tensor, "b t"],
     discount: Float[Tensor, "b t"],
     value: Float[Tensor, "b t"],
-    lam: float,
+    lam: float | Float[Tensor, "b t"],
 ) -> Float[Tensor, "b t-1"]:
     """Return the TD(lambda) return of every step but the last.
 
@@ -22,7 +22,10 @@ def lambda_return(
     return     R0    R1    R2              R[i] = r[i+1] + d[i+1] * ((1-lam) v[i+1] + lam R[i+1])
 
     The last return bootstraps from v3 alone. lam = 1 is the Monte Carlo return, lam = 0 one step.
+    A tensor of lam is read as the discount is: lam[i+1] decides how much of R[i+1] is believed.
     """
+    if isinstance(lam, Tensor):
+        lam = lam[:, 1:]
     target = reward[:, 1:] + discount[:, 1:] * (1 - lam) * value[:, 1:]
     decay = lam * discount[:, 1:]
     ret = value[:, -1]

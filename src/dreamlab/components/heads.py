@@ -1,0 +1,115 @@
+"""What is read off a latent state: rewards and values as distributions, continuation, actions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.core.types import ArraySpec
+from dreamlab.nn.dists import Categorical, Dist, Gaussian, MultiCategorical
+from dreamlab.nn.norm import ActKind, NormKind, Tower, dense
+from dreamlab.ops.scaling import Bins, symexp, symexp_bins, symlog, symmetric_mean, two_hot_loss
+
+
+class TwoHotHead(nn.Module):
+    """A number as a distribution over bins; it starts at exactly 0.
+
+    `symexp` bins lie far apart where numbers are large, and the number is their mean; `symlog`
+    bins are even in symlog space, and the number is symexp of their mean (DreamerV3 of 2023).
+    """
+
+    bins: Tensor
+
+    def __init__(
+        self, in_dim: int, units: int, layers: int, num_bins: int = 255, kind: Bins = "symexp",
+        norm: NormKind = "rms", act: ActKind = "silu",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.net = Tower(in_dim, units, layers, norm, act)
+        self.out = dense(self.net.out_dim, num_bins, scale=0.0)
+        self.kind = kind
+        even = torch.linspace(-20, 20, num_bins)
+        bins = symexp_bins(num_bins) if kind == "symexp" else even
+        self.register_buffer("bins", bins, persistent=False)
+
+    def forward(self, feature: Tensor) -> Tensor:
+        """Return logits [*b, bins]."""
+        return self.out(self.net(feature)).float()
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Return the number that logits stand for."""
+        mean = symmetric_mean(torch.softmax(logits, -1), self.bins)
+        return mean if self.kind == "symexp" else symexp(mean)
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the cross-entropy [*b] to a number."""
+        return two_hot_loss(logits, target if self.kind == "symexp" else symlog(target), self.bins)
+
+
+class BinaryHead(nn.Module):
+    """The logit of a probability."""
+
+    def __init__(
+        self, in_dim: int, units: int, layers: int, norm: NormKind = "rms", act: ActKind = "silu"
+    ) -> None:
+        super().__init__()
+        self.net = Tower(in_dim, units, layers, norm, act)
+        self.out = dense(self.net.out_dim, 1)
+
+    def forward(self, feature: Tensor) -> Tensor:
+        """Return logits [*b]."""
+        return self.out(self.net(feature)).float()[..., 0]
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the cross-entropy [*b] to a probability."""
+        return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+
+
+class LatentPolicy(nn.Module):
+    """Actions from latent states: classes, or normals with a bounded mean and deviation.
+
+    Continuous samples are neither squashed nor clipped; the environment clips what it executes.
+    """
+
+    def __init__(
+        self, in_dim: int, action: ArraySpec, units: int, layers: int, unimix: float = 0.0,
+        norm: NormKind = "rms", act: ActKind = "silu", std: tuple[float, float] = (0.1, 1.0),
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.action, self.unimix, self.std = action, unimix, std
+        self.net = Tower(in_dim, units, layers, norm, act)
+        classes = action.classes
+        if classes is None:
+            self.mean = dense(self.net.out_dim, action.size, scale=0.01)
+            self.stddev = dense(self.net.out_dim, action.size, scale=0.01)
+            self.dim = action.size
+        else:
+            self.dim = classes if isinstance(classes, int) else sum(classes)
+            self.logits = dense(self.net.out_dim, self.dim, scale=0.01)
+
+    def forward(self, feature: Tensor) -> Dist:
+        """Return the policy; log-probabilities are summed over an action's entries."""
+        x = self.net(feature)
+        if self.action.classes is None:
+            low, high = self.std
+            std = (high - low) * torch.sigmoid(self.stddev(x).float() + 2) + low
+            return Gaussian(torch.tanh(self.mean(x).float()), std.log())
+        logits = self.logits(x).float()
+        if isinstance(self.action.classes, int):
+            return Categorical(_mix(logits, self.unimix))
+        parts = [_mix(part, self.unimix) for part in logits.split(self.action.classes, -1)]
+        return MultiCategorical(torch.cat(parts, -1), self.action.classes)
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """Return sampled actions in the environment's shape."""
+        if self.action.classes is None:
+            return flat.unflatten(-1, self.action.shape) if len(self.action.shape) != 1 else flat
+        return flat
+
+
+def _mix(logits: Tensor, unimix: float) -> Tensor:
+    if not unimix:
+        return logits
+    probs = (1 - unimix) * torch.softmax(logits, -1) + unimix / logits.shape[-1]
+    return probs.log()

@@ -1,0 +1,215 @@
+"""Recurrent state-space model (Hafner et al. 2019, arXiv:1811.04551), as DreamerV3 has it.
+
+A latent state is a deterministic memory `deter` and a random part `stoch`: 32 choices of `classes`
+each, one-hot. The posterior has seen the observation of its step, the prior has not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.nn.norm import ActKind, BlockLinear, NormAct, NormKind, Tower, dense, norm, ACTS
+
+
+class Latent(NamedTuple):
+    """States of the world model: `deter` [*b, deter] and `stoch` [*b, stoch * classes]."""
+
+    deter: Tensor
+    stoch: Tensor
+
+    @property
+    def feature(self) -> Tensor:
+        """Return what the heads read: both parts end to end."""
+        return torch.cat([self.deter, self.stoch], -1)
+
+    def detach(self) -> Latent:
+        return Latent(self.deter.detach(), self.stoch.detach())
+
+    def flat(self) -> Latent:
+        """Return [b, t, ...] as [b * t, ...]."""
+        return Latent(self.deter.flatten(0, 1), self.stoch.flatten(0, 1))
+
+    def masked(self, keep: Tensor) -> Latent:
+        """Return zeros where `keep` [*b, 1] is 0: the state before an episode begins."""
+        return Latent(self.deter * keep, self.stoch * keep)
+
+
+@dataclass(frozen=True)
+class RSSMConfig:
+    """Sizes and layers."""
+
+    deter: int = 8192
+    hidden: int = 1024
+    stoch: int = 32
+    classes: int = 64
+    blocks: int = 8
+    unimix: float = 0.01
+    """Share of the uniform distribution in every latent, so that nothing is impossible."""
+    prior_layers: int = 2
+    post_layers: int = 1
+    dyn_layers: int = 1
+    norm: NormKind = "rms"
+    act: ActKind = "silu"
+
+    def __post_init__(self) -> None:
+        if self.deter % self.blocks:
+            raise ValueError(f"deter={self.deter} must be a multiple of blocks={self.blocks}")
+
+
+class BlockGRU(nn.Module):
+    """The recurrent cell: its memory is cut into blocks, each with a gated unit of its own."""
+
+    def __init__(self, config: RSSMConfig, action_dim: int) -> None:
+        super().__init__()
+        c = self.config = config
+        stoch = c.stoch * c.classes
+        self.inputs = nn.ModuleList(
+            NormAct(n, c.hidden, c.norm, c.act) for n in (c.deter, stoch, action_dim)
+        )
+        width = c.deter // c.blocks
+        dims = [width + 3 * c.hidden] + [width] * c.dyn_layers
+        pairs = zip(dims, dims[1:], strict=False)
+        self.hidden = nn.ModuleList(BlockLinear(c.blocks, a, b) for a, b in pairs)
+        self.norms = nn.ModuleList(norm(c.norm, c.deter) for _ in range(c.dyn_layers))
+        self.gates = BlockLinear(c.blocks, width, 3 * width)
+        self.act = ACTS[c.act]
+
+    def forward(self, state: Latent, action: Float[Tensor, "b a"]) -> Float[Tensor, "b d"]:
+        """Return the next memory."""
+        deter, blocks = state.deter, self.config.blocks
+        n = len(deter)
+        parts = (deter, state.stoch, action)
+        x = torch.cat([net(p) for net, p in zip(self.inputs, parts, strict=True)], -1)
+        memory = deter.view(n, blocks, -1)
+        x = torch.cat([memory, x[:, None].expand(n, blocks, x.shape[-1])], -1)
+        for linear, normalise in zip(self.hidden, self.norms, strict=True):
+            x = self.act(normalise(linear(x).flatten(1))).view(n, blocks, -1)
+        reset, cand, update = self.gates(x).chunk(3, -1)
+        cand = torch.tanh(torch.sigmoid(reset) * cand)
+        update = torch.sigmoid(update - 1)
+        return (update * cand + (1 - update) * memory).reshape(n, -1)
+
+
+class OneHot:
+    """Independent choices with logits [*b, stoch, classes], mixed with a little chance."""
+
+    def __init__(self, logits: Tensor, unimix: float) -> None:
+        probs = torch.softmax(logits.float(), -1)
+        if unimix:
+            probs = (1 - unimix) * probs + unimix / logits.shape[-1]
+        self.probs, self.log_probs = probs, torch.log(probs)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return one-hot samples [*b, stoch * classes]; gradients pass as if through `probs`.
+
+        `noise` is Gumbel noise of the logits' shape: zeros give the mode.
+        """
+        index = (self.log_probs + noise).argmax(-1)
+        hard = F.one_hot(index, self.probs.shape[-1]).to(self.probs.dtype)
+        return (hard + (self.probs - self.probs.detach())).flatten(-2)
+
+    def entropy(self) -> Tensor:
+        return -(self.probs * self.log_probs).sum((-1, -2))
+
+    def kl(self, other: OneHot) -> Tensor:
+        """Return the divergence [*b] of `other` from this one, summed over the choices."""
+        return (self.probs * (self.log_probs - other.log_probs)).sum((-1, -2))
+
+    def detach(self) -> OneHot:
+        out = object.__new__(OneHot)
+        out.probs, out.log_probs = self.probs.detach(), self.log_probs.detach()
+        return out
+
+
+class RSSM(nn.Module):
+    """The recurrent cell, and the heads that guess the random part with and without looking."""
+
+    Config = RSSMConfig
+
+    def __init__(self, config: RSSMConfig, token_dim: int, action_dim: int) -> None:
+        super().__init__()
+        c = self.config = config
+        self.stoch_dim = c.stoch * c.classes
+        self.out_dim = c.deter + self.stoch_dim
+        self.cell = BlockGRU(c, action_dim)
+        layers = (c.norm, c.act)
+        self.prior_net = Tower(c.deter, c.hidden, c.prior_layers, *layers)
+        self.prior_out = dense(self.prior_net.out_dim, self.stoch_dim)
+        self.post_net = Tower(c.deter + token_dim, c.hidden, c.post_layers, *layers)
+        self.post_out = dense(self.post_net.out_dim, self.stoch_dim)
+
+    def initial(self, num: int, device: Any) -> Latent:
+        """Return the state before the first step: zeros."""
+        zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
+        return Latent(zeros(self.config.deter), zeros(self.stoch_dim))
+
+    def noise(self, *shape: int, device: Any) -> Tensor:
+        """Return Gumbel noise for states of this shape."""
+        c = self.config
+        uniform = torch.empty(*shape, c.stoch, c.classes, device=device).exponential_()
+        return uniform.log_().neg_()
+
+    def prior(self, deter: Tensor) -> Tensor:
+        """Return the logits [*b, stoch, classes] of the random part, from memory alone."""
+        return self._logits(self.prior_out(self.prior_net(deter)))
+
+    def posterior(self, deter: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logits [*b, stoch, classes] of the random part, having seen the step."""
+        return self._logits(self.post_out(self.post_net(torch.cat([deter, tokens], -1))))
+
+    def _logits(self, flat: Tensor) -> Tensor:
+        return flat.unflatten(-1, (self.config.stoch, self.config.classes))
+
+    def dist(self, logits: Tensor) -> OneHot:
+        """Return the distribution with these logits."""
+        return OneHot(logits, self.config.unimix)
+
+    def observe_step(
+        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[Latent, Tensor]:
+        """Return the next state and the posterior's logits; `action` led to this step."""
+        keep = (~is_first)[:, None].to(action.dtype)
+        state, action = state.masked(keep), action * keep
+        deter = self.cell(state, action)
+        logits = self.posterior(deter, tokens)
+        return Latent(deter, self.dist(logits).sample(noise).to(deter.dtype)), logits
+
+    def observe(
+        self,
+        state: Latent,
+        action: Float[Tensor, "b t a"],
+        tokens: Float[Tensor, "b t e"],
+        is_first: Bool[Tensor, "b t"],
+        noise: Tensor | None = None,
+    ) -> tuple[Latent, Tensor]:
+        """Follow a sequence from `state`; `action[:, i]` led to step i. Return states and logits."""
+        b, t = is_first.shape
+        noise = self.noise(t, b, device=tokens.device) if noise is None else noise
+        states: list[Latent] = []
+        logits: list[Tensor] = []
+        steps = zip(action.unbind(1), tokens.unbind(1), is_first.unbind(1), noise, strict=True)
+        for a, e, first, g in steps:
+            state, out = self.observe_step(state, a, e, first, g)
+            states.append(state)
+            logits.append(out)
+        deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
+        return Latent(deter, stoch), torch.stack(logits, 1)
+
+    def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> tuple[Latent, Tensor]:
+        """Return the next state and the prior's logits without looking."""
+        deter = self.cell(state, action)
+        logits = self.prior(deter)
+        return Latent(deter, self.dist(logits).sample(noise).to(deter.dtype)), logits
+
+    def kl(self, post: Tensor, prior: Tensor, free: float) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return the losses [*b] that train the prior, and the posterior, each at least `free`."""
+        p, q = self.dist(post), self.dist(prior)
+        dyn = p.detach().kl(q).clamp(min=free)
+        rep = p.kl(q.detach()).clamp(min=free)
+        return dyn, rep, {"dyn_ent": q.entropy().mean(), "rep_ent": p.entropy().mean()}

@@ -1,0 +1,134 @@
+"""DreamerV3's world model: encoder, RSSM, decoder, and heads for reward and continuation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.components.heads import BinaryHead, TwoHotHead
+from dreamlab.components.representation.codec import (
+    CodecConfig,
+    Decoder,
+    Encoder,
+    Obs,
+    one_hot,
+    width,
+)
+from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
+from dreamlab.core.types import Spec
+from dreamlab.ops.scaling import Bins
+
+Policy = Callable[[Latent], Tensor]
+"""States [n, ...] to actions [n, ...] as an environment takes them."""
+
+
+@dataclass(frozen=True)
+class WorldModelConfig:
+    """Parts of the model."""
+
+    rssm: RSSMConfig
+    encoder: CodecConfig
+    decoder: CodecConfig
+    units: int
+    reward_layers: int = 1
+    cont_layers: int = 1
+    num_bins: int = 255
+    bins: Bins = "symexp"
+    horizon: int = 333
+    """Continuation is learnt with the discount 1 - 1 / horizon in it."""
+    free_nats: float = 1.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the model makes of sequences [b, t]."""
+
+    tokens: Tensor
+    latent: Latent
+    post: Tensor
+    prior: Tensor
+
+    @property
+    def feature(self) -> Tensor:
+        return self.latent.feature
+
+
+class WorldModel(nn.Module):
+    """Compresses sequences into latent states, and continues them in imagination."""
+
+    def __init__(self, config: WorldModelConfig, spec: Spec) -> None:
+        super().__init__()
+        c = self.config = config
+        self.action = spec.action
+        self.encoder = Encoder(c.encoder, spec.obs)
+        self.rssm = RSSM(c.rssm, self.encoder.out_dim, width(spec.action))
+        self.decoder = Decoder(c.decoder, spec.obs, c.rssm.deter, self.rssm.stoch_dim)
+        layers = (c.rssm.norm, c.rssm.act)
+        dim = self.rssm.out_dim
+        self.reward = TwoHotHead(dim, c.units, c.reward_layers, c.num_bins, c.bins, *layers)
+        self.cont = BinaryHead(dim, c.units, c.cont_layers, *layers)
+
+    @property
+    def discount(self) -> float:
+        return 1 - 1 / self.config.horizon
+
+    def embed(self, action: Tensor) -> Tensor:
+        """Return actions [*b, ...] as numbers in [-1, 1] [*b, a]: classes as one-hot."""
+        if self.action.classes is not None:
+            return one_hot(action, self.action.classes)
+        flat = action.float().reshape(*action.shape[: action.ndim - len(self.action.shape)], -1)
+        return flat / flat.detach().abs().clamp(min=1)
+
+    def observe(
+        self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent, noise: Tensor | None = None
+    ) -> Seen:
+        """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
+        tokens = self.encoder(obs)
+        latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
+        return Seen(tokens, latent, post, self.rssm.prior(latent.deter))
+
+    def losses(
+        self, seen: Seen, obs: Obs, reward: Tensor, is_terminal: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the losses [b, t] (one per observation, `rew`, `con`, `dyn`, `rep`), and metrics."""
+        shape = reward.shape
+        dyn, rep, metrics = self.rssm.kl(seen.post, seen.prior, self.config.free_nats)
+        flat = seen.latent.flat()
+        predicted = self.decoder(flat.deter, flat.stoch)
+        truth = {k: v.flatten(0, 1) for k, v in obs.items()}
+        errors = self.decoder.losses(predicted, truth)
+        out = {k: v.view(shape) for k, v in errors.items()}
+        feature = seen.feature
+        out["rew"] = self.reward.loss(self.reward(feature), reward)
+        out["con"] = self.cont.loss(self.cont(feature), (~is_terminal).float() * self.discount)
+        return {"dyn": dyn, "rep": rep, **out}, metrics
+
+    def imagine(
+        self, start: Latent, policy: Policy, horizon: int, noise: Tensor | None = None
+    ) -> tuple[Latent, Tensor]:
+        """Dream on from states [n, ...]: return states [n, horizon + 1] and actions likewise.
+
+        The first state is the start; the last action is decided but not carried out.
+        """
+        n, device = len(start.deter), start.deter.device
+        noise = self.rssm.noise(horizon, n, device=device) if noise is None else noise
+        states, actions = [start], [policy(start)]
+        for i in range(horizon):
+            state, _ = self.rssm.imagine_step(states[-1], self.embed(actions[-1]), noise[i])
+            states.append(state)
+            actions.append(policy(state))
+        deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
+        return Latent(deter, stoch), torch.stack(actions, 1)
+
+    def predict(self, latent: Latent) -> dict[str, Any]:
+        """Return the decoded observations, reward and continuation of states [n, ...]."""
+        feature = latent.feature
+        return {
+            "obs": self.decoder(latent.deter, latent.stoch),
+            "reward": self.reward.mean(self.reward(feature)),
+            "cont": torch.sigmoid(self.cont(feature)),
+        }

@@ -1,0 +1,224 @@
+"""Does our DreamerV3 compute what the original did? A fixture folder in, a table of errors out.
+
+    python -m dreamlab.interop.parity shared/golden/dreamerv3_proprio
+
+The folder holds weights, inputs, the original's random samples and everything it computed from
+them. The samples are fed in where the original drew them; all the rest is compared: the forward
+pass, every loss, and the weights after two updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.representation.world_model import Policy, Seen
+from dreamlab.core.types import Array
+from dreamlab.interop import dreamerv3
+from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3
+
+REL, ABS, NEAR, SHARE = 1e-4, 1e-5, 1e-5, 0.96
+Arrays = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One compared tensor."""
+
+    name: str
+    absolute: float
+    relative: float
+    ok: bool
+    note: str = ""
+
+    def __str__(self) -> str:
+        mark = "ok" if self.ok else "DIFFERS"
+        tail = f"  {self.note}" if self.note else ""
+        return f"{self.name:<44} abs {self.absolute:9.2e}  rel {self.relative:9.2e}  {mark}{tail}"
+
+
+def compare(name: str, ours: Tensor, theirs: Array) -> Line:
+    """Return how far apart two tensors are: relative to the largest entry of the original's."""
+    a = ours.detach().double().numpy()
+    b = np.asarray(theirs, np.float64)
+    if a.size != b.size:
+        return Line(name, np.inf, np.inf, False, f"shape {a.shape} for {b.shape}")
+    error = float(np.abs(a.reshape(b.shape) - b).max(initial=0.0))
+    scale = float(np.abs(b).max(initial=0.0))
+    relative = error / scale if scale else error
+    return Line(name, error, relative, error <= ABS or relative <= REL)
+
+
+def compare_update(name: str, ours: Array, theirs: Array) -> Line:
+    """Return how many entries of an updated tensor agree."""
+    error = np.abs(np.asarray(ours, np.float64).reshape(theirs.shape) - theirs)
+    share = float((error <= NEAR).mean())
+    scale = float(np.abs(theirs).max(initial=0.0)) or 1.0
+    largest = float(error.max(initial=0.0))
+    return Line(name, largest, largest / scale, share >= SHARE, f"{share:.1%} of the entries agree")
+
+
+class Fixture:
+    """A folder in the format of golden/README.md."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        self.weights = self.load("weights.npz")
+        inputs = self.load("inputs.npz")
+        self.obs = {k[4:]: v for k, v in inputs.items() if k.startswith("obs/")}
+        self.action = torch.from_numpy(inputs["prev_action/action"])
+        self.carry = Latent(
+            torch.from_numpy(inputs["carry/deter"]),
+            torch.from_numpy(inputs["carry/stoch"]).flatten(-2),
+        )
+
+    def load(self, name: str) -> Arrays:
+        """Return the arrays of one file."""
+        with np.load(self.folder / name) as file:
+            return dict(file)
+
+    def agent(self) -> DreamerV3:
+        """Return our agent with the fixture's weights."""
+        stoch = self.load("inputs.npz")["carry/stoch"].shape[-2]
+        config = dreamerv3.config_of(
+            self.weights, stoch=stoch, lr=self.meta["lr"], warmup=self.meta["warmup"],
+            imagine=self.meta["imagine"],
+        )  # fmt: skip
+        agent = DreamerV3(config, dreamerv3.spec_of(self.obs, self.weights))
+        dreamerv3.load_weights(agent, self.weights)
+        return agent
+
+
+def forced(stoch: Array) -> Tensor:
+    """Return noise with which a sample of one-hot latents comes out as given."""
+    return torch.from_numpy(np.asarray(stoch, np.float32)) * 1e9
+
+
+def recorded(actions: Array) -> Policy:
+    """Return a policy that takes the recorded actions, one step after another."""
+    steps = iter(torch.from_numpy(actions).unbind(1))
+    return lambda latent: next(steps)
+
+
+def run_update(
+    agent: DreamerV3, fixture: Fixture, outputs: Arrays
+) -> tuple[Seen, Dream, dict[str, Tensor]]:
+    """Compute the losses of the fixture's batch with the original's samples."""
+    tensor = lambda k: torch.from_numpy(fixture.obs[k])  # noqa: E731
+    obs = {k: tensor(k) for k in agent.spec.obs}
+    reward, first, last, terminal = (tensor(k) for k in dreamerv3.FLAGS)
+    noise = forced(outputs["post/stoch"]).transpose(0, 1)
+    seen = agent.model.observe(obs, fixture.action, first, fixture.carry, noise)
+    losses, _ = agent.model.losses(seen, obs, reward, terminal)
+    dreamt = forced(outputs["imagine/stoch"][:, 1:]).transpose(0, 1)
+    dream = agent.dream(seen.latent.flat(), recorded(outputs["imagine/action"]), dreamt)
+    more, _ = agent.behaviour(dream, seen.feature, reward, last, terminal)
+    return seen, dream, losses | more
+
+
+@torch.no_grad()
+def computed(agent: DreamerV3, fixture: Fixture, seen: Seen, dream: Dream) -> dict[str, Tensor]:
+    """Return everything the original wrote down, as we compute it, under its names."""
+    model, flat = agent.model, seen.latent.flat()
+    shape, rssm = seen.tokens.shape[:2], model.rssm
+    stoch = lambda x: x.unflatten(-1, (rssm.config.stoch, rssm.config.classes))  # noqa: E731
+    reward, cont = model.reward(seen.feature), model.cont(seen.feature)
+    out = {
+        "tokens": seen.tokens, "feat": seen.feature, "post/deter": seen.latent.deter,
+        "post/stoch": stoch(seen.latent.stoch), "post/logit": seen.post, "prior/logit": seen.prior,
+        "reward/logits": reward, "reward/pred": model.reward.mean(reward),
+        "cont/logit": cont, "cont/prob": torch.sigmoid(cont),
+    }  # fmt: skip
+    decoded = model.decoder(flat.deter, flat.stoch)
+    out |= {f"decoder/{k}": v.view(*shape, *v.shape[1:]) for k, v in decoded.items()}
+    deter, chosen = dream.feature.split([rssm.config.deter, rssm.stoch_dim], -1)
+    dist = agent.actor(dream.feature)
+    logits = agent.critic(dream.feature)
+    before = seen.post.flatten(0, 1)[:, None]
+    value_loss = agent.critic.loss(logits[:, :-1], dream.ret)
+    value_loss = value_loss + agent.critic.loss(logits[:, :-1], dream.slow_value[:, :-1])
+    out |= {
+        "imagine/deter": deter, "imagine/stoch": stoch(chosen), "imagine/action": dream.action,
+        "imagine/logit": torch.cat([before, rssm.prior(deter[:, 1:])], 1),
+        "imagine/reward": dream.reward, "imagine/cont": dream.cont, "imagine/value": dream.value,
+        "imagine/slow_value": dream.slow_value, "imagine/value_logits": logits,
+        "imagine/return": dream.ret, "imagine/logp": dist.log_prob(dream.action),
+        "imagine/entropy": dist.entropy(), "imagine/value_loss": value_loss * dream.weight[:, :-1],
+    }  # fmt: skip
+    if agent.spec.action.is_discrete:
+        out["imagine/policy_logits"] = dist.logits
+    else:
+        out |= {"imagine/policy_mean": dist.mean, "imagine/policy_std": dist.log_std.exp()}
+    tensor = lambda k: torch.from_numpy(fixture.obs[k])  # noqa: E731
+    reward, _, last, terminal = (tensor(k) for k in dreamerv3.FLAGS)
+    out["replay/return"] = agent.replay_return(dream.ret[:, 0].view(shape), reward, last, terminal)
+    return out
+
+
+def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Line]:
+    """Compare one update: what it computes, its losses, and the weights it leaves."""
+    suffix = "" if number == 1 else f"_step{number}"
+    outputs = fixture.load(f"outputs{suffix}.npz")
+    seen, dream, losses = run_update(agent, fixture, outputs)
+    found = computed(agent, fixture, seen, dream)
+    found |= {f"loss/{k}": v for k, v in losses.items()}
+    with torch.no_grad():
+        scale = (agent.high - agent.low).clamp(min=1.0)
+        dist = agent.actor(dream.feature)
+        advantage = (dream.ret - dream.value[:, :-1]) / scale
+        gain = dist.log_prob(dream.action)[:, :-1] * advantage
+        gain = gain + agent.config.entropy * dist.entropy()[:, :-1]
+        found["imagine/policy_loss"] = -dream.weight[:, :-1] * gain
+    found["loss/total"] = agent.learn(losses)["loss"]
+    prefix = f"update {number}: "
+    for name, theirs in sorted(outputs.items()):
+        if name in found:
+            yield compare(prefix + name, found[name], theirs)
+        else:
+            yield Line(prefix + name, np.inf, np.inf, False, "not computed by us")
+    after = fixture.load(f"weights_step{number}.npz")
+    names = dreamerv3.official_names(agent)
+    params = dict(agent.named_parameters())
+    for ours, theirs_name in sorted(names.items(), key=lambda pair: pair[1]):
+        value = dreamerv3.to_theirs(params[ours], theirs_name)
+        yield compare_update(prefix + theirs_name, value, after[theirs_name])
+    for buffer, name in ((agent.low, "retnorm/lo/value"), (agent.high, "retnorm/hi/value")):
+        yield compare(prefix + name, buffer, after[name])
+
+
+def check(folder: Path) -> Iterator[Line]:
+    """Compare both updates of a fixture, line by line."""
+    fixture = Fixture(folder)
+    agent = fixture.agent()
+    for number in (1, 2):
+        yield from check_update(agent, fixture, number)
+
+
+def main() -> int:
+    """Print a line per tensor; return 0 if all agree."""
+    parser = argparse.ArgumentParser(prog="python -m dreamlab.interop.parity", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="+")
+    wrong = total = 0
+    for folder in parser.parse_args().folder:
+        print(f"# {folder.name}")
+        for line in check(folder):
+            print(line)
+            total += 1
+            wrong += not line.ok
+    print(f"{total - wrong} of {total} agree")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Images to features and back, as the Dreamer family does it. Maps are [n, height, width, c]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.nn.norm import ACTS, ActKind, BlockLinear, NormAct, NormKind, dense, norm, trunc_normal_
+
+
+class Conv(nn.Module):
+    """A 5x5 convolution of the same size over maps [n, h, w, c]."""
+
+    def __init__(self, in_dim: int, out_dim: int, kernel: int = 5) -> None:
+        super().__init__()
+        weight = torch.empty(out_dim, in_dim, kernel, kernel)
+        trunc_normal_(weight, in_dim * kernel * kernel)
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(torch.zeros(out_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.conv2d(x.permute(0, 3, 1, 2), self.weight, self.bias, padding="same")
+        return y.permute(0, 2, 3, 1)
+
+
+def pool(x: Tensor) -> Tensor:
+    """Return the maximum of every 2 x 2 pixels."""
+    n, h, w, c = x.shape
+    return x.reshape(n, h // 2, 2, w // 2, 2, c).amax((2, 4))
+
+
+def double(x: Tensor) -> Tensor:
+    """Return every pixel as 2 x 2 of them."""
+    n, h, w, c = x.shape
+    return x[:, :, None, :, None].expand(n, h, 2, w, 2, c).reshape(n, 2 * h, 2 * w, c)
+
+
+class PoolEncoder(nn.Module):
+    """Convolutions, each halving the map by its maxima; the features in the order h, w, c."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], depths: tuple[int, ...], kind: NormKind, act: ActKind
+    ) -> None:
+        super().__init__()
+        height, width, channels = shape
+        dims = [channels, *depths]
+        self.convs = nn.ModuleList(Conv(a, b) for a, b in zip(dims, dims[1:], strict=False))
+        self.norms = nn.ModuleList(norm(kind, d) for d in depths)
+        self.act = ACTS[act]
+        scale = 2 ** len(depths)
+        self.out_dim = height // scale * (width // scale) * depths[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features [n, out_dim] of images [n, h, w, c] in [0, 255]."""
+        x = x.float() / 255 - 0.5
+        for conv, normalise in zip(self.convs, self.norms, strict=True):
+            x = self.act(normalise(pool(conv(x))))
+        return x.flatten(1)
+
+
+class UpDecoder(nn.Module):
+    """Latents to a small map (deterministic part by blocks), then doubled until it is an image."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], deter: int, stoch: int, depths: tuple[int, ...],
+        units: int, blocks: int, kind: NormKind, act: ActKind,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        height, width, channels = shape
+        scale = 2 ** len(depths)
+        self.small = (height // scale, width // scale, depths[-1])
+        size = self.small[0] * self.small[1] * depths[-1]
+        self.blocks = blocks
+        self.from_deter = BlockLinear(blocks, deter // blocks, size // blocks)
+        self.from_stoch = nn.Sequential(NormAct(stoch, 2 * units, kind, act), dense(2 * units, size))
+        self.norm = norm(kind, depths[-1])
+        dims = [depths[-1], *reversed(depths[:-1])]
+        self.convs = nn.ModuleList(Conv(a, b) for a, b in zip(dims, dims[1:], strict=False))
+        self.norms = nn.ModuleList(norm(kind, d) for d in dims[1:])
+        self.out = Conv(dims[-1], channels)
+        self.act = ACTS[act]
+
+    def forward(self, deter: Tensor, stoch: Tensor) -> Tensor:
+        """Return images [n, h, w, c] in (0, 1)."""
+        n, (h, w, c) = len(deter), self.small
+        x = self.from_deter(deter.view(n, self.blocks, -1))
+        x = x.view(n, self.blocks, h, w, -1).permute(0, 2, 3, 1, 4).reshape(n, h, w, c)
+        x = x + self.from_stoch(stoch).view(n, h, w, c)
+        x = self.act(self.norm(x))
+        for conv, normalise in zip(self.convs, self.norms, strict=True):
+            x = self.act(normalise(conv(double(x))))
+        return torch.sigmoid(self.out(double(x)))

@@ -1,0 +1,59 @@
+"""Numbers of any size made fit for networks: symlog, and values as two-hot distributions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Bins = Literal["symexp", "symlog"]
+
+
+def symlog(x: Tensor) -> Tensor:
+    """Return sign(x) ln(1 + |x|): like x near zero, like a logarithm far from it."""
+    return torch.sign(x) * torch.log1p(x.abs())
+
+
+def symexp(x: Tensor) -> Tensor:
+    """Return the inverse of `symlog`."""
+    return torch.sign(x) * torch.expm1(x.abs())
+
+
+def symexp_bins(num: int, reach: float = 20.0) -> Float[Tensor, " num"]:
+    """Return bins from -e^reach to e^reach, dense around zero, exactly symmetric."""
+    half = symexp(torch.linspace(-reach, 0, (num + 1) // 2))
+    mirrored = -(half[:-1] if num % 2 else half).flip(0)
+    return torch.cat([half, mirrored])
+
+
+def symmetric_mean(probs: Float[Tensor, "*b n"], bins: Float[Tensor, " n"]) -> Float[Tensor, "*b"]:
+    """Return the mean of a distribution over symmetric bins, 0 exactly if it is uniform.
+
+    Bins reach 4.85e8: summed from left to right, rounding alone would give a value of thousands.
+    """
+    n = bins.shape[0]
+    weighted = probs * bins
+    below, above = weighted[..., : n // 2], weighted[..., (n + 1) // 2 :]
+    total = (below.flip(-1) + above).sum(-1)
+    return total + weighted[..., n // 2] if n % 2 else total
+
+
+def two_hot_loss(
+    logits: Float[Tensor, "*b n"], target: Float[Tensor, "*b"], bins: Float[Tensor, " n"]
+) -> Float[Tensor, "*b"]:
+    """Return the cross-entropy to the two bins around each target, weighted by nearness."""
+    target = target.detach().contiguous()
+    last = bins.shape[0] - 1
+    above = torch.searchsorted(bins, target, right=True)
+    below = (above - 1).clamp(0, last)
+    above = above.clamp(0, last)
+    to_below, to_above = (bins[below] - target).abs(), (bins[above] - target).abs()
+    same = below == above
+    to_below, to_above = to_below.masked_fill(same, 1.0), to_above.masked_fill(same, 1.0)
+    share = to_above / (to_below + to_above)
+    log_prob = torch.log_softmax(logits.float(), -1)
+    low = log_prob.gather(-1, below[..., None])[..., 0]
+    high = log_prob.gather(-1, above[..., None])[..., 0]
+    return -(share * low + (1 - share) * high)

@@ -1,0 +1,356 @@
+"""DreamerV3 (Hafner et al. 2025, doi:10.1038/s41586-025-08744-2): learn a world model, act in it.
+
+One update: the world model follows replayed sequences; from every state it passes it dreams
+`imagine` steps ahead with the present policy; actor and critic learn from these dreams, the critic
+also from the sequences themselves; then one step of one optimizer for everything.
+
+Exactly the original as of 2026; its older forms are switches (`norm`, `bins`, `actor_grad`,
+`optimizer`, `actor_unimix`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dreamlab.components.heads import LatentPolicy, TwoHotHead
+from dreamlab.components.representation.codec import CodecConfig
+from dreamlab.components.representation.rssm import Latent, RSSMConfig
+from dreamlab.components.representation.world_model import Policy, WorldModel, WorldModelConfig
+from dreamlab.core.optim import OptimConfig
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, hook
+from dreamlab.nn.dists import Dist
+from dreamlab.nn.norm import NormKind
+from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.ops.returns import lambda_return
+from dreamlab.ops.scaling import Bins
+
+Size = Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What makes a model large."""
+
+    deter: int
+    hidden: int
+    classes: int
+    depth: int
+    units: int
+
+
+SIZES: dict[str, Sizes] = {
+    "1m": Sizes(512, 64, 4, 4, 64),
+    "12m": Sizes(2048, 256, 16, 16, 256),
+    "25m": Sizes(3072, 384, 24, 24, 384),
+    "50m": Sizes(4096, 512, 32, 32, 512),
+    "100m": Sizes(6144, 768, 48, 48, 768),
+    "200m": Sizes(8192, 1024, 64, 64, 1024),
+    "400m": Sizes(12288, 1536, 96, 96, 1536),
+}
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Weights of the losses; `rec` is that of every observation."""
+
+    rec: float = 1.0
+    rew: float = 1.0
+    con: float = 1.0
+    dyn: float = 1.0
+    rep: float = 0.1
+    policy: float = 1.0
+    value: float = 1.0
+    repval: float = 0.3
+
+
+@dataclass(frozen=True)
+class DreamerV3Config:
+    """Defaults of the original; a size sets five of them unless they are given."""
+
+    size: Size = "200m"
+    deter: int | None = None
+    hidden: int | None = None
+    classes: int | None = None
+    depth: int | None = None
+    units: int | None = None
+    stoch: int = 32
+    blocks: int = 8
+    mults: tuple[int, ...] = (2, 3, 4, 4)
+    layers: int = 3
+    """Hidden layers of the vector encoder and decoder, the actor and the critic."""
+    num_bins: int = 255
+    horizon: int = 333
+    """Steps that count: the discount is 1 - 1 / horizon."""
+    imagine: int = 15
+    lam: float = 0.95
+    entropy: float = 3e-4
+    slow_rate: float = 0.02
+    """How far the slow critic moves towards the critic at each update."""
+    return_rate: float = 0.01
+    """How fast the range of returns, by which advantages are divided, is followed."""
+    scales: Scales = field(default_factory=Scales)
+    free_nats: float = 1.0
+    unimix: float = 0.01
+    lr: float = 4e-5
+    agc: float = 0.3
+    warmup: int = 1000
+    norm: NormKind = "rms"
+    """`layer` is that of 2023."""
+    bins: Bins = "symexp"
+    """`symlog` is that of 2023."""
+    actor_grad: Literal["reinforce", "dynamics"] = "reinforce"
+    """`dynamics` lets the gradient of returns flow back through the dream (2023, continuous)."""
+    actor_unimix: float = 0.0
+    """0.01 until 2024."""
+    optimizer: Literal["laprop", "adam"] = "laprop"
+    """`adam`: one each for model, actor and critic, as in 2023; `lr` is that of the model."""
+    act_in_eval: Literal["sample", "mode"] = "sample"
+    """The original samples in evaluation too."""
+
+    def __post_init__(self) -> None:
+        if self.actor_grad == "dynamics" and self.optimizer != "adam":
+            raise ValueError("actor_grad=dynamics needs optimizer=adam: one for each part")
+
+    @property
+    def sizes(self) -> Sizes:
+        """Return the preset's numbers with those given in their place."""
+        names = ("deter", "hidden", "classes", "depth", "units")
+        given = {k: getattr(self, k) for k in names}
+        preset = SIZES[self.size]
+        return Sizes(**{k: getattr(preset, k) if v is None else v for k, v in given.items()})
+
+
+@dataclass(frozen=True)
+class Dream:
+    """Imagined states [n, horizon + 1] and what they are worth; nothing carries a gradient."""
+
+    feature: Tensor
+    action: Tensor
+    reward: Tensor
+    cont: Tensor
+    value: Tensor
+    slow_value: Tensor
+    weight: Tensor
+    ret: Tensor
+    """Returns [n, horizon] of every state but the last."""
+
+
+class DreamerV3(Workflow[DreamerV3Config]):
+    """World model, actor and critic."""
+
+    Config = DreamerV3Config
+    tiny: ClassVar[dict[str, Any]] = {
+        "size": "1m", "deter": 16, "hidden": 8, "classes": 4, "depth": 2, "units": 8, "stoch": 4,
+        "blocks": 4, "layers": 1, "num_bins": 15, "imagine": 3,
+    }  # fmt: skip
+    low: Tensor
+    high: Tensor
+
+    def build(self, spec: Spec) -> None:
+        c, s = self.config, self.config.sizes
+        rssm = RSSMConfig(
+            s.deter, s.hidden, c.stoch, s.classes, c.blocks, c.unimix, norm=c.norm
+        )
+        codec = CodecConfig(s.depth, c.mults, c.layers, s.units, c.blocks, c.norm)
+        self.model = WorldModel(
+            WorldModelConfig(
+                rssm, codec, codec, s.units, num_bins=c.num_bins, bins=c.bins, horizon=c.horizon,
+                free_nats=c.free_nats,
+            ),
+            spec,
+        )  # fmt: skip
+        dim = self.model.rssm.out_dim
+        self.actor = LatentPolicy(dim, spec.action, s.units, c.layers, c.actor_unimix, c.norm)
+        self.critic = TwoHotHead(dim, s.units, c.layers, c.num_bins, c.bins, c.norm)
+        self.slow = frozen_copy(self.critic)
+        self.follower = Follower(self.slow, self.critic)
+        self.register_buffer("low", torch.zeros(()))
+        self.register_buffer("high", torch.zeros(()))
+        self._build_optimizers()
+
+    def _build_optimizers(self) -> None:
+        c = self.config
+        parts = {"model": self.model, "actor": self.actor, "critic": self.critic}
+        if c.optimizer == "adam":
+            rates = {"model": (c.lr, 1000.0), "actor": (3e-5, 100.0), "critic": (3e-5, 100.0)}
+            for name, module in parts.items():
+                lr, clip = rates[name]
+                config = OptimConfig(lr=lr, eps=1e-8 if name == "model" else 1e-5, clip=clip)
+                self.optimizer(name, module.parameters(), config)
+            return
+        params = [p for module in parts.values() for p in module.parameters()]
+        config = OptimConfig("laprop", c.lr, 1e-20, agc=c.agc, warmup=c.warmup)
+        self.optimizer("agent", params, config)
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Return the latent state and the action before the first step."""
+        latent = self.model.rssm.initial(num_envs, self.device)
+        spec = self.spec.action
+        dtype = torch.int64 if spec.is_discrete else torch.float32
+        action = torch.zeros(num_envs, *spec.shape, dtype=dtype, device=self.device)
+        return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Take the step into the latent state and act on it; the latents are stored beside it."""
+        model, rssm = self.model, self.model.rssm
+        obs = {k: v for k, v in self.tensors(step.obs).items()}
+        first = torch.from_numpy(step.is_first).to(self.device)
+        noise = rssm.noise(len(first), device=self.device)
+        latent = Latent(state["deter"], state["stoch"])
+        latent, _ = rssm.observe_step(
+            latent, model.embed(state["action"]), model.encoder(obs), first, noise
+        )
+        dist = self.actor(latent.feature)
+        sampled = mode is Mode.TRAIN or self.config.act_in_eval == "sample"
+        action = self.actor.shaped(dist.sample() if sampled else dist.mode())
+        after = {"deter": latent.deter, "stoch": latent.stoch, "action": action}
+        return Decision(action, after, self.stored(latent))
+
+    def stored(self, latent: Latent) -> dict[str, Tensor]:
+        """Return states as the replay keeps them: half precision, and numbers of classes."""
+        c = self.model.rssm.config
+        index = latent.stoch.unflatten(-1, (c.stoch, c.classes)).argmax(-1)
+        return {"deter": latent.deter.to(torch.bfloat16), "stoch": index.to(torch.uint8)}
+
+    def restored(self, extras: dict[str, Tensor]) -> Latent:
+        """Return the states that `stored` wrote down."""
+        classes = self.model.rssm.config.classes
+        stoch = torch.nn.functional.one_hot(extras["stoch"].long(), classes).flatten(-2)
+        return Latent(extras["deter"].float(), stoch.float())
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @hook
+    def update_agent(
+        self, batch: Batch, *, phase: Phase
+    ) -> tuple[Metrics, dict[str, Tensor]]:
+        """Learn from windows [b, 1 + t]; the first step only lends its stored state and action.
+
+        The states computed here go back to the replay, so that the next window starts from them.
+        """
+        start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
+        obs = {k: v[:, 1:] for k, v in batch.obs.items()}
+        first, last, terminal = (x[:, 1:] for x in (batch.is_first, batch.is_last, batch.is_terminal))
+        reward = batch.reward[:, 1:]
+        seen = self.model.observe(obs, batch.action[:, :-1], first, start)
+        losses, metrics = self.model.losses(seen, obs, reward, terminal)
+        dream = self.dream(seen.latent.flat())
+        more, facts = self.behaviour(dream, seen.feature, reward, last, terminal)
+        metrics |= facts | self.learn(losses | more)
+        metrics |= {f"loss/{k}": v.mean() for k, v in (losses | more).items()}
+        fresh = self.stored(seen.latent.detach())
+        extras = {k: torch.cat([batch.extras[k][:, :1], v], 1) for k, v in fresh.items()}
+        return {k: v.detach() for k, v in metrics.items()}, extras
+
+    def learn(self, losses: dict[str, Tensor]) -> Metrics:
+        """Follow the gradient of the weighted losses, then move the slow critic."""
+        scales = self.config.scales
+        weighted = {k: v.mean() * getattr(scales, k, scales.rec) for k, v in losses.items()}
+        metrics: Metrics = {}
+        if "agent" in self.optimizers:
+            total = torch.stack(list(weighted.values())).sum()
+            metrics["grad_norm"] = self.optimizers["agent"].step(total)
+        else:  # the actor first: its gradient flows through a model that has not moved yet
+            policy, value = weighted.pop("policy"), weighted.pop("value")
+            metrics["actor_grad_norm"] = self.optimizers["actor"].step(policy, keep_graph=True)
+            total = torch.stack([value, *weighted.values()]).sum()
+            metrics["critic_grad_norm"] = self.optimizers["critic"].step(total, keep_graph=True)
+            metrics["model_grad_norm"] = self.optimizers["model"].step(total)
+        self.follower.move(self.config.slow_rate)
+        return {**metrics, "loss": total}
+
+    def policy(self, latent: Latent) -> Tensor:
+        """Return sampled actions for states [n, ...]; the states get no gradient from them."""
+        return self.actor.shaped(self.actor(latent.detach().feature).sample())
+
+    def imagine(
+        self, start: Latent, horizon: int, policy: Policy | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Latent, Tensor]:  # fmt: skip
+        """Dream on from states [n, ...] with this policy; return states and actions [n, h + 1]."""
+        return self.model.imagine(start, policy or self.policy, horizon, noise)
+
+    def dream(
+        self, start: Latent, policy: Policy | None = None, noise: Tensor | None = None
+    ) -> Dream:
+        """Dream from every state and value what is seen there."""
+        through = self.config.actor_grad == "dynamics"
+        with torch.set_grad_enabled(through):
+            latent, action = self.imagine(start.detach(), self.config.imagine, policy, noise)
+            feature = latent.feature
+            reward = self.model.reward.mean(self.model.reward(feature))
+            cont = torch.sigmoid(self.model.cont(feature))
+            value = self.critic.mean(self.critic(feature))
+            ret = lambda_return(reward, cont, value, self.config.lam)
+        with torch.no_grad():
+            slow_value = self.slow.mean(self.slow(feature))
+            weight = torch.cumprod(cont, 1)
+        return Dream(feature, action, reward, cont, value, slow_value, weight, ret)
+
+    def behaviour(
+        self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
+    ) -> tuple[dict[str, Tensor], Metrics]:
+        """Return the losses of actor and critic, in dreams and on the sequences themselves."""
+        shape = reward.shape
+        policy, facts = self.actor_loss(dream)
+        value = self.critic_loss(dream.feature[:, :-1].detach(), dream.ret, dream.slow_value[:, :-1])
+        value = value * dream.weight[:, :-1]
+        losses = {"policy": policy.mean(1).view(shape), "value": value.mean(1).view(shape)}
+        if self.config.scales.repval:
+            ret = self.replay_return(dream.ret[:, 0].view(shape), reward, last, terminal)
+            with torch.no_grad():
+                slow = self.slow.mean(self.slow(feature[:, :-1]))
+            error = self.critic_loss(feature[:, :-1], ret, slow)
+            losses["repval"] = error * (~last[:, :-1]).float()
+        return losses, facts
+
+    def actor_loss(self, dream: Dream) -> tuple[Tensor, Metrics]:
+        """Return the policy's loss [n, horizon], and the range of returns it was scaled by."""
+        c = self.config
+        scale = self.return_scale(dream.ret.detach())
+        advantage = (dream.ret - dream.value[:, :-1]) / scale
+        dist: Dist = self.actor(dream.feature.detach())
+        entropy = dist.entropy()[:, :-1]
+        if c.actor_grad == "reinforce":
+            gain = dist.log_prob(dream.action)[:, :-1] * advantage.detach()
+        else:
+            gain = advantage
+        loss = -dream.weight[:, :-1] * (gain + c.entropy * entropy)
+        facts = {
+            "return": dream.ret.mean(), "value": dream.value.mean(), "advantage": advantage.mean(),
+            "advantage_size": advantage.abs().mean(), "return_scale": scale,
+            "entropy": entropy.mean(), "imagined_reward": dream.reward.mean(),
+            "imagined_cont": dream.cont.mean(), "weight": dream.weight.mean(),
+        }  # fmt: skip
+        return loss, facts
+
+    @torch.no_grad()
+    def return_scale(self, ret: Tensor) -> Tensor:
+        """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
+        marks = torch.tensor([0.05, 0.95], device=ret.device)
+        low, high = torch.quantile(ret.flatten(), marks).unbind()
+        self.low.lerp_(low, self.config.return_rate)
+        self.high.lerp_(high, self.config.return_rate)
+        return (self.high - self.low).clamp(min=1.0)
+
+    def critic_loss(self, feature: Tensor, ret: Tensor, slow: Tensor) -> Tensor:
+        """Return the distance [n, t] of values from returns, and from the slow critic's values."""
+        logits = self.critic(feature)
+        return self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
+
+    def replay_return(
+        self, boot: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
+    ) -> Tensor:
+        """Return what happened after each step [b, t - 1], bootstrapped with dreamt returns."""
+        discount = (~terminal).float() * self.model.discount
+        lam = (~last).float() * self.config.lam
+        return lambda_return(reward, discount, boot.detach(), lam)

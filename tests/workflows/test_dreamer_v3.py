@@ -1,0 +1,150 @@
+"""DreamerV3: parameter counts and the weight-free conformance numbers of the original."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.types import ArraySpec, Batch, Spec
+from dreamlab.interop import dreamerv3
+from dreamlab.workflows.dreamer_v3 import SIZES, DreamerV3, DreamerV3Config
+
+WALKER = Spec(
+    {"height": ArraySpec(()), "orientations": ArraySpec((14,)), "velocity": ArraySpec((9,))},
+    ArraySpec((6,), low=-1.0, high=1.0),
+)
+CRAFTER = Spec({"image": ArraySpec((64, 64, 3), "uint8")}, ArraySpec((), "int64", classes=17))
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+COUNTS = {
+    "1m": 687_875, "12m": 10_498_259, "25m": 23_495_475, "50m": 41_658_259, "100m": 93_480_531,
+    "200m": 165_965_075, "400m": 372_920_979,
+}  # fmt: skip
+
+
+def count(size: str, spec: Spec) -> int:
+    with torch.device("meta"):
+        agent = DreamerV3(DreamerV3Config(size=size), spec)  # type: ignore[arg-type]
+    return sum(p.numel() for n, p in agent.named_parameters() if not n.startswith("slow."))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_have_the_original_number_of_parameters(size):
+    assert count(size, CRAFTER) == COUNTS[size]
+
+
+@pytest.mark.parametrize(("size", "params"), [("1m", 640_867), ("12m", 9_738_019)])
+def test_sizes_from_vectors(size, params):
+    assert count(size, WALKER) == params
+
+
+# -- conformance: the recipe of the specification, numbers of the original ------------------------
+
+EXPECTED = {
+    "proprio": {
+        "total": 43.235096, "dyn": 8.698365, "rew": 3.021652, "con": 0.817045,
+        "orientations": 15.164072, "height": 1.016694, "velocity": 11.735288,
+        "policy": 0.037051, "value": 0.344903, "repval": 5.100624, "norm": 78.058186,
+        "steps": [43.235096, 42.067348, 41.282871], "moved": [25.3068, 49.3715, 72.6732],
+        "slow": [-2454.1076, -2459.4459, -2464.6802], "range": [0.001011, 0.004046],
+    },
+    "image": {
+        "total": 1266.932007, "dyn": 10.724916, "rew": 3.224544, "con": 0.773232,
+        "image": 1249.282104, "policy": -0.167546, "value": 0.426290, "repval": 5.320242,
+        "norm": 2677.568567, "steps": [1266.932007, 1250.706909, 1238.089844],
+        "moved": [26.5983, 51.3378, 74.8758], "slow": [-2454.2822, -2459.6258, -2464.8675],
+        "range": [-0.011344, 0.000012],
+    },
+}  # fmt: skip
+
+
+def recipe_weights(agent: DreamerV3) -> dict[str, np.ndarray]:
+    """Return the weights that the specification draws with numpy."""
+    params = dict(agent.named_parameters())
+    ours = {v: k for k, v in dreamerv3.official_names(agent).items()}
+    names = sorted(n for n in ours if not n.startswith("slowval/"))
+    out: dict[str, np.ndarray] = {}
+    for i, name in enumerate(names):
+        shape = dreamerv3.to_theirs(params[ours[name]], name).shape
+        draw = np.random.RandomState(1000 + i).standard_normal(shape)
+        if name.endswith("/kernel"):
+            value = draw * math.sqrt(1 / np.prod(shape[:-1]))
+        elif name.endswith("/scale"):
+            value = 1 + 0.1 * draw
+        else:
+            value = 0.1 * draw
+            if name in ("rew/head/logits/bias", "val/head/logits/bias"):
+                value = value - 0.18 * np.abs(np.arange(255) - 127)
+        out[name] = value.astype(np.float32)
+    slow = {n.replace("val/", "slowval/", 1): 0.9 * v for n, v in out.items() if n[:4] == "val/"}
+    return out | slow
+
+
+def recipe_batch(kind: str) -> tuple[Batch, Latent]:
+    """Return the batch that the specification draws with numpy, and the state before it."""
+    r = np.random.RandomState(7)
+    if kind == "proprio":
+        action = r.uniform(-1.5, 1.5, (2, 9, 6))
+        obs = {"height": 2 * r.randn(2, 9), "orientations": 2 * r.randn(2, 9, 14)}
+        reward = r.randn(2, 9)
+        obs["velocity"] = 2 * r.randn(2, 9, 9)
+        action = action.astype(np.float32)
+        obs = {k: v.astype(np.float32) for k, v in obs.items()}
+    else:
+        action = r.randint(0, 17, (2, 9))
+        obs = {"image": r.randint(0, 256, (2, 9, 64, 64, 3)).astype(np.uint8)}
+        reward = r.randn(2, 9)
+    deter = np.tanh(r.randn(2, 9, 512)).astype(np.float32)
+    stoch = np.eye(4, dtype=np.float32)[r.randint(0, 4, (2, 9, 32))]
+    first, last, terminal = (np.zeros((2, 9), bool) for _ in range(3))
+    last[0, 3] = terminal[0, 3] = first[0, 4] = last[1, 5] = first[1, 6] = True
+    tensors = [torch.from_numpy(x) for x in (action, reward.astype(np.float32), first, last, terminal)]
+    batch = Batch({k: torch.from_numpy(v) for k, v in obs.items()}, *tensors)
+    start = Latent(torch.from_numpy(deter[:, 0]), torch.from_numpy(stoch[:, 0]).flatten(-2))
+    return batch, start
+
+
+def update(agent: DreamerV3, batch: Batch, start: Latent) -> tuple[dict, dict]:
+    """Take one update in which every sample is replaced by the specification's choice."""
+    rssm = agent.model.rssm
+
+    def choose(latent: Latent) -> torch.Tensor:
+        dist = agent.actor(latent.feature)
+        return dist.mode() if agent.spec.action.is_discrete else dist.mean + 0.5 * dist.log_std.exp()
+
+    zeros = lambda t, n: torch.zeros(t, n, rssm.config.stoch, rssm.config.classes)  # noqa: E731
+    obs = {k: v[:, 1:] for k, v in batch.obs.items()}
+    first, last, terminal = (x[:, 1:] for x in (batch.is_first, batch.is_last, batch.is_terminal))
+    seen = agent.model.observe(obs, batch.action[:, :-1], first, start, zeros(8, 2))
+    losses, _ = agent.model.losses(seen, obs, batch.reward[:, 1:], terminal)
+    dream = agent.dream(seen.latent.flat(), choose, zeros(15, 16))
+    more, _ = agent.behaviour(dream, seen.feature, batch.reward[:, 1:], last, terminal)
+    losses = losses | more
+    return losses, agent.learn(losses)
+
+
+@pytest.mark.parametrize("kind", ["proprio", "image"])
+def test_conformance_with_the_original(kind):
+    expected = EXPECTED[kind]
+    agent = DreamerV3(DreamerV3Config(size="1m", warmup=0), WALKER if kind == "proprio" else CRAFTER)
+    dreamerv3.load_weights(agent, recipe_weights(agent))
+    batch, start = recipe_batch(kind)
+    before = torch.cat([p.detach().flatten() for p in agent.optimizers["agent"].params])
+    for i in range(3):
+        losses, metrics = update(agent, batch, start)
+        assert float(metrics["loss"]) == pytest.approx(expected["steps"][i], rel=1e-5)
+        if i == 0:
+            for name, value in losses.items():
+                assert float(value.mean()) == pytest.approx(expected.get(name, expected["dyn"]), rel=2e-5)
+            assert float(metrics["grad_norm"]) == pytest.approx(expected["norm"], rel=1e-4)
+            assert [float(agent.low), float(agent.high)] == pytest.approx(expected["range"], abs=2e-6)
+        now = torch.cat([p.detach().flatten() for p in agent.optimizers["agent"].params])
+        moved = float((now - before).abs().double().sum())
+        assert moved == pytest.approx(expected["moved"][i], rel=1e-3)
+        slow = sum(float(p.double().sum()) for p in agent.slow.parameters())
+        assert slow == pytest.approx(expected["slow"][i], rel=1e-5)
