@@ -125,7 +125,8 @@ def update(agent: DreamerV3, batch: Batch, start: Latent) -> tuple[dict, dict]:
     dream = agent.dream(seen.latent.flat(), choose, zeros(15, 16))
     more, _ = agent.behaviour(dream, seen.feature, batch.reward[:, 1:], last, terminal)
     losses = losses | more
-    return losses, agent.learn(losses)
+    metrics = {k: v.detach() for k, v in agent.learn(losses).items()}
+    return {k: v.detach() for k, v in losses.items()}, metrics
 
 
 @pytest.mark.parametrize("kind", ["proprio", "image"])

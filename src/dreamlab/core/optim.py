@@ -77,7 +77,11 @@ class LaProp:
     """LaProp (Ziyin et al. 2020, arXiv:2002.04839): gradients are normalised, then averaged.
 
     Every number that changes is a tensor on the parameters' device, so that a step can be captured.
+    `flush` treats squares below the smallest normal float as 0, as XLA does on a CPU: gradients of
+    1e-18 then move their weights by hundreds of learning rates. Only a comparison wants that.
     """
+
+    flush = False
 
     def __init__(self, config: OptimConfig, params: list[nn.Parameter]) -> None:
         self.config, self.params, self.lr = config, params, config.lr
@@ -99,7 +103,8 @@ class LaProp:
         rise = (self.count / c.warmup).clamp(max=1.0) if c.warmup else 1.0
         self.count += 1
         torch._foreach_mul_(self.square, beta2)
-        torch._foreach_addcmul_(self.square, full, full, value=1 - beta2)
+        new = torch._foreach_mul(torch._foreach_mul(full, full), 1 - beta2)
+        torch._foreach_add_(self.square, [_flushed(x) for x in new] if self.flush else new)
         scale = torch._foreach_div(self.square, (1 - beta2**self.count).float())
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, c.eps)
@@ -190,3 +195,7 @@ class Optimizer:
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
+
+
+def _flushed(x: Tensor) -> Tensor:
+    return x.where(x.abs() >= torch.finfo(x.dtype).tiny, 0.0)

@@ -26,5 +26,5 @@ class Follower(Generic[M]):
     @torch.no_grad()
     def move(self, share: float | Tensor) -> None:
         """Go `share` of the way: 0 stays, 1 copies exactly. A tensor is not read by the host."""
-        weight = [share] * len(self.target) if isinstance(share, Tensor) else share
-        torch._foreach_lerp_(self.target, self.online, weight)
+        torch._foreach_mul_(self.target, 1 - share)
+        torch._foreach_add_(self.target, torch._foreach_mul(self.online, share))
