@@ -103,7 +103,9 @@ def recipe_batch(kind: str) -> tuple[Batch, Latent]:
     stoch = np.eye(4, dtype=np.float32)[r.randint(0, 4, (2, 9, 32))]
     first, last, terminal = (np.zeros((2, 9), bool) for _ in range(3))
     last[0, 3] = terminal[0, 3] = first[0, 4] = last[1, 5] = first[1, 6] = True
-    tensors = [torch.from_numpy(x) for x in (action, reward.astype(np.float32), first, last, terminal)]
+    tensors = [
+        torch.from_numpy(x) for x in (action, reward.astype(np.float32), first, last, terminal)
+    ]
     batch = Batch({k: torch.from_numpy(v) for k, v in obs.items()}, *tensors)
     start = Latent(torch.from_numpy(deter[:, 0]), torch.from_numpy(stoch[:, 0]).flatten(-2))
     return batch, start
@@ -115,7 +117,9 @@ def update(agent: DreamerV3, batch: Batch, start: Latent) -> tuple[dict, dict]:
 
     def choose(latent: Latent) -> torch.Tensor:
         dist = agent.actor(latent.feature)
-        return dist.mode() if agent.spec.action.is_discrete else dist.mean + 0.5 * dist.log_std.exp()
+        return (
+            dist.mode() if agent.spec.action.is_discrete else dist.mean + 0.5 * dist.log_std.exp()
+        )
 
     zeros = lambda t, n: torch.zeros(t, n, rssm.config.stoch, rssm.config.classes)  # noqa: E731
     obs = {k: v[:, 1:] for k, v in batch.obs.items()}
@@ -132,7 +136,9 @@ def update(agent: DreamerV3, batch: Batch, start: Latent) -> tuple[dict, dict]:
 @pytest.mark.parametrize("kind", ["proprio", "image"])
 def test_conformance_with_the_original(kind):
     expected = EXPECTED[kind]
-    agent = DreamerV3(DreamerV3Config(size="1m", warmup=0), WALKER if kind == "proprio" else CRAFTER)
+    agent = DreamerV3(
+        DreamerV3Config(size="1m", warmup=0), WALKER if kind == "proprio" else CRAFTER
+    )
     dreamerv3.load_weights(agent, recipe_weights(agent))
     batch, start = recipe_batch(kind)
     before = torch.cat([p.detach().flatten() for p in agent.optimizers["agent"].params])
@@ -141,9 +147,13 @@ def test_conformance_with_the_original(kind):
         assert float(metrics["loss"]) == pytest.approx(expected["steps"][i], rel=1e-5)
         if i == 0:
             for name, value in losses.items():
-                assert float(value.mean()) == pytest.approx(expected.get(name, expected["dyn"]), rel=2e-5)
+                assert float(value.mean()) == pytest.approx(
+                    expected.get(name, expected["dyn"]), rel=2e-5
+                )
             assert float(metrics["grad_norm"]) == pytest.approx(expected["norm"], rel=1e-4)
-            assert [float(agent.low), float(agent.high)] == pytest.approx(expected["range"], abs=2e-6)
+            assert [float(agent.low), float(agent.high)] == pytest.approx(
+                expected["range"], abs=2e-6
+            )
         now = torch.cat([p.detach().flatten() for p in agent.optimizers["agent"].params])
         moved = float((now - before).abs().double().sum())
         assert moved == pytest.approx(expected["moved"][i], rel=1e-3)

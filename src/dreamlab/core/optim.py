@@ -111,14 +111,16 @@ class LaProp:
         torch._foreach_div_(full, scale)
         torch._foreach_lerp_(self.mean, full, 1 - beta1)
         move = torch._foreach_mul(self.mean, (-self.lr * rise / (1 - beta1**self.count)).float())
-        torch._foreach_add_(params, move)
+        torch._foreach_add_(tuple(params), move)
 
     def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
         """Return gradients no longer than a share of their parameters."""
         if self.config.agc <= 0:
             return [g.clone() for g in grads]
         lengths = torch.stack(torch._foreach_norm(grads))
-        limits = torch.stack(torch._foreach_norm(self.params)).clamp(min=1e-3) * self.config.agc
+        limits = (
+            torch.stack(torch._foreach_norm(tuple(self.params))).clamp(min=1e-3) * self.config.agc
+        )
         return list(torch._foreach_div(grads, list((lengths / limits).clamp(min=1.0).unbind())))
 
     state_dict = Adam.state_dict
@@ -126,7 +128,7 @@ class LaProp:
 
 
 class Optimizer:
-    """One Adam or LaProp over `params`. With `accumulate` = k, every k-th `step` moves the weights."""
+    """Moves `params` along gradients. With `accumulate` = k, only every k-th `step` does."""
 
     def __init__(self, config: OptimConfig, params: Iterable[nn.Parameter]) -> None:
         self.config = config

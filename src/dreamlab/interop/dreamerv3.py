@@ -110,12 +110,14 @@ def to_theirs(value: Tensor, name: str) -> Array:
 
 @torch.no_grad()
 def load_weights(agent: DreamerV3, weights: Weights) -> None:
-    """Copy every parameter and the return normaliser; raise naming what is missing or does not fit."""
+    """Copy every parameter and the return normaliser; raise naming what does not fit."""
     params = dict(agent.named_parameters())
     names = official_names(agent)
     missing = sorted(set(names.values()) - set(weights))
     if missing:
-        raise LabError(f"interop: the checkpoint lacks {len(missing)} tensors, first {missing[0]!r}")
+        raise LabError(
+            f"interop: the checkpoint lacks {len(missing)} tensors, first {missing[0]!r}"
+        )
     for ours, theirs in names.items():
         if weights[theirs].size != params[ours].numel():
             shape = weights[theirs].shape

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.world_model import Policy, Seen
+from dreamlab.core.optim import LaProp
 from dreamlab.core.types import Array
 from dreamlab.interop import dreamerv3
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3
@@ -98,7 +99,9 @@ class Fixture:
         )  # fmt: skip
         agent = DreamerV3(config, dreamerv3.spec_of(self.obs, self.weights))
         dreamerv3.load_weights(agent, self.weights)
-        agent.optimizers["agent"].inner.flush = True  # the originals ran on XLA's CPU backend
+        inner = agent.optimizers["agent"].inner
+        assert isinstance(inner, LaProp)
+        inner.flush = True  # the original ran on XLA's CPU backend
         return agent
 
 

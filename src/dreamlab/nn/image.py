@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dreamlab.nn.norm import ACTS, ActKind, BlockLinear, NormAct, NormKind, dense, norm, trunc_normal_
+from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, dense, norm, trunc_normal_
 
 
 class Conv(nn.Module):
@@ -38,15 +40,13 @@ def double(x: Tensor) -> Tensor:
 class PoolEncoder(nn.Module):
     """Convolutions, each halving the map by its maxima; the features in the order h, w, c."""
 
-    def __init__(
-        self, shape: tuple[int, int, int], depths: tuple[int, ...], kind: NormKind, act: ActKind
-    ) -> None:
+    def __init__(self, shape: tuple[int, int, int], depths: tuple[int, ...], style: Style) -> None:
         super().__init__()
         height, width, channels = shape
         dims = [channels, *depths]
-        self.convs = nn.ModuleList(Conv(a, b) for a, b in zip(dims, dims[1:], strict=False))
-        self.norms = nn.ModuleList(norm(kind, d) for d in depths)
-        self.act = ACTS[act]
+        self.convs = nn.ModuleList(Conv(a, b) for a, b in pairwise(dims))
+        self.norms = nn.ModuleList(norm(style.norm, d) for d in depths)
+        self.act = ACTS[style.act]
         scale = 2 ** len(depths)
         self.out_dim = height // scale * (width // scale) * depths[-1]
 
@@ -63,7 +63,7 @@ class UpDecoder(nn.Module):
 
     def __init__(
         self, shape: tuple[int, int, int], deter: int, stoch: int, depths: tuple[int, ...],
-        units: int, blocks: int, kind: NormKind, act: ActKind,
+        units: int, blocks: int, style: Style,
     ) -> None:  # fmt: skip
         super().__init__()
         height, width, channels = shape
@@ -72,13 +72,14 @@ class UpDecoder(nn.Module):
         size = self.small[0] * self.small[1] * depths[-1]
         self.blocks = blocks
         self.from_deter = BlockLinear(blocks, deter // blocks, size // blocks)
-        self.from_stoch = nn.Sequential(NormAct(stoch, 2 * units, kind, act), dense(2 * units, size))
-        self.norm = norm(kind, depths[-1])
+        wide = NormAct(stoch, 2 * units, style)
+        self.from_stoch = nn.Sequential(wide, dense(2 * units, size))
+        self.norm = norm(style.norm, depths[-1])
         dims = [depths[-1], *reversed(depths[:-1])]
-        self.convs = nn.ModuleList(Conv(a, b) for a, b in zip(dims, dims[1:], strict=False))
-        self.norms = nn.ModuleList(norm(kind, d) for d in dims[1:])
+        self.convs = nn.ModuleList(Conv(a, b) for a, b in pairwise(dims))
+        self.norms = nn.ModuleList(norm(style.norm, d) for d in dims[1:])
         self.out = Conv(dims[-1], channels)
-        self.act = ACTS[act]
+        self.act = ACTS[style.act]
 
     def forward(self, deter: Tensor, stoch: Tensor) -> Tensor:
         """Return images [n, h, w, c] in (0, 1)."""

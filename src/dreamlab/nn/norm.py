@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,16 @@ from torch.nn import functional as F
 NormKind = Literal["rms", "layer", "none"]
 ACTS = {"silu": F.silu, "elu": F.elu, "relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
 ActKind = Literal["silu", "elu", "relu", "tanh", "gelu"]
+
+
+class Style(NamedTuple):
+    """What follows every linear layer of a network."""
+
+    norm: NormKind = "rms"
+    act: ActKind = "silu"
+
+
+DEFAULT = Style()
 
 
 class RMSNorm(nn.Module):
@@ -81,12 +92,12 @@ class BlockLinear(nn.Module):
 class NormAct(nn.Module):
     """A linear layer, normalised, then an activation."""
 
-    def __init__(self, in_dim: int, out_dim: int, kind: NormKind, act: ActKind) -> None:
+    def __init__(self, in_dim: int, out_dim: int, style: Style) -> None:
         super().__init__()
         # before a norm with a shift a bias would do nothing
-        self.linear = dense(in_dim, out_dim, bias=kind != "layer")
-        self.norm = norm(kind, out_dim)
-        self.act = ACTS[act]
+        self.linear = dense(in_dim, out_dim, bias=style.norm != "layer")
+        self.norm = norm(style.norm, out_dim)
+        self.act = ACTS[style.act]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.norm(self.linear(x)))
@@ -95,9 +106,7 @@ class NormAct(nn.Module):
 class Tower(nn.Sequential):
     """Normalised hidden layers of one width."""
 
-    def __init__(
-        self, in_dim: int, units: int, layers: int, kind: NormKind = "rms", act: ActKind = "silu"
-    ) -> None:
+    def __init__(self, in_dim: int, units: int, layers: int, style: Style) -> None:
         dims = [in_dim] + [units] * layers
-        super().__init__(*(NormAct(a, b, kind, act) for a, b in zip(dims, dims[1:], strict=False)))
+        super().__init__(*(NormAct(a, b, style) for a, b in pairwise(dims)))
         self.out_dim = dims[-1]

@@ -25,7 +25,7 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.dists import Dist
-from dreamlab.nn.norm import NormKind
+from dreamlab.nn.norm import NormKind, Style
 from dreamlab.nn.target import Follower, frozen_copy
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import Bins
@@ -88,6 +88,9 @@ class DreamerV3Config:
     horizon: int = 333
     """Steps that count: the discount is 1 - 1 / horizon."""
     imagine: int = 15
+    """Steps of each dream."""
+    imagine_last: int = 0
+    """Dream from this many last states of each window only; 0 takes all."""
     lam: float = 0.95
     entropy: float = 3e-4
     slow_rate: float = 0.02
@@ -154,10 +157,9 @@ class DreamerV3(Workflow[DreamerV3Config]):
 
     def build(self, spec: Spec) -> None:
         c, s = self.config, self.config.sizes
-        rssm = RSSMConfig(
-            s.deter, s.hidden, c.stoch, s.classes, c.blocks, c.unimix, norm=c.norm
-        )
-        codec = CodecConfig(s.depth, c.mults, c.layers, s.units, c.blocks, c.norm)
+        style = Style(c.norm)
+        rssm = RSSMConfig(s.deter, s.hidden, c.stoch, s.classes, c.blocks, c.unimix, style=style)
+        codec = CodecConfig(s.depth, c.mults, c.layers, s.units, c.blocks, style)
         self.model = WorldModel(
             WorldModelConfig(
                 rssm, codec, codec, s.units, num_bins=c.num_bins, bins=c.bins, horizon=c.horizon,
@@ -166,8 +168,8 @@ class DreamerV3(Workflow[DreamerV3Config]):
             spec,
         )  # fmt: skip
         dim = self.model.rssm.out_dim
-        self.actor = LatentPolicy(dim, spec.action, s.units, c.layers, c.actor_unimix, c.norm)
-        self.critic = TwoHotHead(dim, s.units, c.layers, c.num_bins, c.bins, c.norm)
+        self.actor = LatentPolicy(dim, spec.action, s.units, c.layers, c.actor_unimix, style)
+        self.critic = TwoHotHead(dim, s.units, c.layers, c.num_bins, c.bins, style)
         self.slow = frozen_copy(self.critic)
         self.follower = Follower(self.slow, self.critic)
         self.register_buffer("low", torch.zeros(()))
@@ -202,12 +204,15 @@ class DreamerV3(Workflow[DreamerV3Config]):
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and act on it; the latents are stored beside it."""
         model, rssm = self.model, self.model.rssm
-        obs = {k: v for k, v in self.tensors(step.obs).items()}
         first = torch.from_numpy(step.is_first).to(self.device)
         noise = rssm.noise(len(first), device=self.device)
         latent = Latent(state["deter"], state["stoch"])
         latent, _ = rssm.observe_step(
-            latent, model.embed(state["action"]), model.encoder(obs), first, noise
+            latent,
+            model.embed(state["action"]),
+            model.encoder(self.tensors(step.obs)),
+            first,
+            noise,
         )
         dist = self.actor(latent.feature)
         sampled = mode is Mode.TRAIN or self.config.act_in_eval == "sample"
@@ -230,21 +235,21 @@ class DreamerV3(Workflow[DreamerV3Config]):
     # -- learning ---------------------------------------------------------------------------------
 
     @hook
-    def update_agent(
-        self, batch: Batch, *, phase: Phase
-    ) -> tuple[Metrics, dict[str, Tensor]]:
+    def update_agent(self, batch: Batch, *, phase: Phase) -> tuple[Metrics, dict[str, Tensor]]:
         """Learn from windows [b, 1 + t]; the first step only lends its stored state and action.
 
         The states computed here go back to the replay, so that the next window starts from them.
         """
         start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
-        first, last, terminal = (x[:, 1:] for x in (batch.is_first, batch.is_last, batch.is_terminal))
-        reward = batch.reward[:, 1:]
+        flags = (batch.reward, batch.is_first, batch.is_last, batch.is_terminal)
+        reward, first, last, terminal = (x[:, 1:] for x in flags)
         seen = self.model.observe(obs, batch.action[:, :-1], first, start)
         losses, metrics = self.model.losses(seen, obs, reward, terminal)
-        dream = self.dream(seen.latent.flat())
-        more, facts = self.behaviour(dream, seen.feature, reward, last, terminal)
+        recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
+        dream = self.dream(Latent(*(x[:, recent] for x in seen.latent)).flat())
+        known = (x[:, recent] for x in (seen.feature, reward, last, terminal))
+        more, facts = self.behaviour(dream, *known)
         metrics |= facts | self.learn(losses | more)
         metrics |= {f"loss/{k}": v.mean() for k, v in (losses | more).items()}
         fresh = self.stored(seen.latent.detach())
@@ -302,7 +307,9 @@ class DreamerV3(Workflow[DreamerV3Config]):
         """Return the losses of actor and critic, in dreams and on the sequences themselves."""
         shape = reward.shape
         policy, facts = self.actor_loss(dream)
-        value = self.critic_loss(dream.feature[:, :-1].detach(), dream.ret, dream.slow_value[:, :-1])
+        value = self.critic_loss(
+            dream.feature[:, :-1].detach(), dream.ret, dream.slow_value[:, :-1]
+        )
         value = value * dream.weight[:, :-1]
         losses = {"policy": policy.mean(1).view(shape), "value": value.mean(1).view(shape)}
         if self.config.scales.repval:
@@ -347,9 +354,7 @@ class DreamerV3(Workflow[DreamerV3Config]):
         logits = self.critic(feature)
         return self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
 
-    def replay_return(
-        self, boot: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
-    ) -> Tensor:
+    def replay_return(self, boot: Tensor, reward: Tensor, last: Tensor, terminal: Tensor) -> Tensor:
         """Return what happened after each step [b, t - 1], bootstrapped with dreamt returns."""
         discount = (~terminal).float() * self.model.discount
         lam = (~last).float() * self.config.lam

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.image import PoolEncoder, UpDecoder
-from dreamlab.nn.norm import ActKind, NormKind, Tower, dense
+from dreamlab.nn.norm import Style, Tower, dense
 from dreamlab.ops.scaling import symlog
 
 Obs = dict[str, Tensor]
@@ -28,8 +28,7 @@ class CodecConfig:
     layers: int = 3
     units: int = 1024
     blocks: int = 8
-    norm: NormKind = "rms"
-    act: ActKind = "silu"
+    style: Style = Style()
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -86,12 +85,12 @@ class Encoder(nn.Module):
         self.out_dim = 0
         if vectors:
             dim = sum(width(s) for s in vectors.values())
-            self.mlp = Tower(dim, config.units, config.layers, config.norm, config.act)
+            self.mlp = Tower(dim, config.units, config.layers, config.style)
             self.out_dim += self.mlp.out_dim
         if images:
             shape = _stacked(images)
             check_size(shape, len(config.mults))
-            self.cnn = PoolEncoder(shape, config.depths, config.norm, config.act)
+            self.cnn = PoolEncoder(shape, config.depths, config.style)
             self.out_dim += self.cnn.out_dim
 
     def forward(self, obs: Obs) -> Tensor:
@@ -118,13 +117,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.images, self.vectors = split_spec(obs)
         if self.vectors:
-            self.mlp = Tower(deter + stoch, config.units, config.layers, config.norm, config.act)
+            self.mlp = Tower(deter + stoch, config.units, config.layers, config.style)
             dim = self.mlp.out_dim
             self.out = nn.ModuleDict({k: dense(dim, width(s)) for k, s in self.vectors.items()})
         if self.images:
             self.cnn = UpDecoder(
                 _stacked(self.images), deter, stoch, config.depths, config.units, config.blocks,
-                config.norm, config.act,
+                config.style,
             )  # fmt: skip
 
     def forward(self, deter: Tensor, stoch: Tensor) -> Obs:

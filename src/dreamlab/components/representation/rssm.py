@@ -7,14 +7,15 @@ each, one-hot. The posterior has seen the observation of its step, the prior has
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from dreamlab.nn.norm import ActKind, BlockLinear, NormAct, NormKind, Tower, dense, norm, ACTS
+from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, Tower, dense, norm
+from dreamlab.ops.fast import gumbel, one_hot_max, small_softmax, tanh
 
 
 class Latent(NamedTuple):
@@ -54,8 +55,7 @@ class RSSMConfig:
     prior_layers: int = 2
     post_layers: int = 1
     dyn_layers: int = 1
-    norm: NormKind = "rms"
-    act: ActKind = "silu"
+    style: Style = Style()
 
     def __post_init__(self) -> None:
         if self.deter % self.blocks:
@@ -70,15 +70,15 @@ class BlockGRU(nn.Module):
         c = self.config = config
         stoch = c.stoch * c.classes
         self.inputs = nn.ModuleList(
-            NormAct(n, c.hidden, c.norm, c.act) for n in (c.deter, stoch, action_dim)
+            NormAct(n, c.hidden, c.style) for n in (c.deter, stoch, action_dim)
         )
         width = c.deter // c.blocks
         dims = [width + 3 * c.hidden] + [width] * c.dyn_layers
-        pairs = zip(dims, dims[1:], strict=False)
+        pairs = pairwise(dims)
         self.hidden = nn.ModuleList(BlockLinear(c.blocks, a, b) for a, b in pairs)
-        self.norms = nn.ModuleList(norm(c.norm, c.deter) for _ in range(c.dyn_layers))
+        self.norms = nn.ModuleList(norm(c.style.norm, c.deter) for _ in range(c.dyn_layers))
         self.gates = BlockLinear(c.blocks, width, 3 * width)
-        self.act = ACTS[c.act]
+        self.act = ACTS[c.style.act]
 
     def forward(self, state: Latent, action: Float[Tensor, "b a"]) -> Float[Tensor, "b d"]:
         """Return the next memory."""
@@ -91,7 +91,7 @@ class BlockGRU(nn.Module):
         for linear, normalise in zip(self.hidden, self.norms, strict=True):
             x = self.act(normalise(linear(x).flatten(1))).view(n, blocks, -1)
         reset, cand, update = self.gates(x).chunk(3, -1)
-        cand = torch.tanh(torch.sigmoid(reset) * cand)
+        cand = tanh(torch.sigmoid(reset) * cand)
         update = torch.sigmoid(update - 1)
         return (update * cand + (1 - update) * memory).reshape(n, -1)
 
@@ -100,7 +100,7 @@ class OneHot:
     """Independent choices with logits [*b, stoch, classes], mixed with a little chance."""
 
     def __init__(self, logits: Tensor, unimix: float) -> None:
-        probs = torch.softmax(logits.float(), -1)
+        probs = small_softmax(logits.float())
         if unimix:
             probs = (1 - unimix) * probs + unimix / logits.shape[-1]
         self.probs, self.log_probs = probs, torch.log(probs)
@@ -110,9 +110,10 @@ class OneHot:
 
         `noise` is Gumbel noise of the logits' shape: zeros give the mode.
         """
-        index = (self.log_probs + noise).argmax(-1)
-        hard = F.one_hot(index, self.probs.shape[-1]).to(self.probs.dtype)
-        return (hard + (self.probs - self.probs.detach())).flatten(-2)
+        hard = one_hot_max(self.log_probs.detach() + noise)
+        if self.probs.requires_grad:
+            hard = hard + (self.probs - self.probs.detach())
+        return hard.flatten(-2)
 
     def entropy(self) -> Tensor:
         return -(self.probs * self.log_probs).sum((-1, -2))
@@ -138,10 +139,9 @@ class RSSM(nn.Module):
         self.stoch_dim = c.stoch * c.classes
         self.out_dim = c.deter + self.stoch_dim
         self.cell = BlockGRU(c, action_dim)
-        layers = (c.norm, c.act)
-        self.prior_net = Tower(c.deter, c.hidden, c.prior_layers, *layers)
+        self.prior_net = Tower(c.deter, c.hidden, c.prior_layers, c.style)
         self.prior_out = dense(self.prior_net.out_dim, self.stoch_dim)
-        self.post_net = Tower(c.deter + token_dim, c.hidden, c.post_layers, *layers)
+        self.post_net = Tower(c.deter + token_dim, c.hidden, c.post_layers, c.style)
         self.post_out = dense(self.post_net.out_dim, self.stoch_dim)
 
     def initial(self, num: int, device: Any) -> Latent:
@@ -151,9 +151,7 @@ class RSSM(nn.Module):
 
     def noise(self, *shape: int, device: Any) -> Tensor:
         """Return Gumbel noise for states of this shape."""
-        c = self.config
-        uniform = torch.empty(*shape, c.stoch, c.classes, device=device).exponential_()
-        return uniform.log_().neg_()
+        return gumbel(*shape, self.config.stoch, self.config.classes, device=device)
 
     def prior(self, deter: Tensor) -> Tensor:
         """Return the logits [*b, stoch, classes] of the random part, from memory alone."""
@@ -188,7 +186,7 @@ class RSSM(nn.Module):
         is_first: Bool[Tensor, "b t"],
         noise: Tensor | None = None,
     ) -> tuple[Latent, Tensor]:
-        """Follow a sequence from `state`; `action[:, i]` led to step i. Return states and logits."""
+        """Follow a sequence from `state`, `action[:, i]` led to step i; return states, logits."""
         b, t = is_first.shape
         noise = self.noise(t, b, device=tokens.device) if noise is None else noise
         states: list[Latent] = []

@@ -67,10 +67,9 @@ class WorldModel(nn.Module):
         self.encoder = Encoder(c.encoder, spec.obs)
         self.rssm = RSSM(c.rssm, self.encoder.out_dim, width(spec.action))
         self.decoder = Decoder(c.decoder, spec.obs, c.rssm.deter, self.rssm.stoch_dim)
-        layers = (c.rssm.norm, c.rssm.act)
         dim = self.rssm.out_dim
-        self.reward = TwoHotHead(dim, c.units, c.reward_layers, c.num_bins, c.bins, *layers)
-        self.cont = BinaryHead(dim, c.units, c.cont_layers, *layers)
+        self.reward = TwoHotHead(dim, c.units, c.reward_layers, c.num_bins, c.bins, c.rssm.style)
+        self.cont = BinaryHead(dim, c.units, c.cont_layers, c.rssm.style)
 
     @property
     def discount(self) -> float:
@@ -94,7 +93,7 @@ class WorldModel(nn.Module):
     def losses(
         self, seen: Seen, obs: Obs, reward: Tensor, is_terminal: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the losses [b, t] (one per observation, `rew`, `con`, `dyn`, `rep`), and metrics."""
+        """Return losses [b, t] (one per observation, `rew`, `con`, `dyn`, `rep`) and metrics."""
         shape = reward.shape
         dyn, rep, metrics = self.rssm.kl(seen.post, seen.prior, self.config.free_nats)
         flat = seen.latent.flat()
