@@ -69,7 +69,8 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
         workflow, collector, buffers, build_evaluator(config),
         build_logger(config, run, terminal), terminal, run,
     )  # fmt: skip
-    engine = EngineConfig(config.log, config.eval, config.checkpoint, config.watch, config.compute)
+    c = config
+    engine = EngineConfig(c.log, c.eval, c.report, c.checkpoint, c.watch, c.compute)
     return Orchestrator(engine, config.training.phases, config.training.total_frames, parts)
 
 
@@ -179,7 +180,7 @@ def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
     return run, merged, True
 
 
-FREE = ("run", "log", "watch", "checkpoint", "eval", "schema", "training.total_frames")
+FREE = ("run", "log", "watch", "checkpoint", "eval", "report", "schema", "training.total_frames")
 
 
 def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:

@@ -23,6 +23,7 @@ from dreamlab.engine.accelerate import ComputeConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.evaluator import EvalConfig
 from dreamlab.engine.logger import LogConfig
+from dreamlab.engine.report import ReportConfig
 from dreamlab.engine.watch import WatchConfig
 from dreamlab.envs.vector import EnvConfig
 
@@ -71,6 +72,7 @@ class LabConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     log: LogConfig = field(default_factory=LogConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     run: RunConfig = field(default_factory=RunConfig)

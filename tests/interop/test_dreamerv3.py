@@ -86,7 +86,7 @@ def write_fixture(folder, agent: DreamerV3) -> None:
         seen_obs = {k: tensors[k] for k in BOTH.obs}
         with torch.no_grad():
             seen = ours.model.observe(seen_obs, fixture.action, flags[1], fixture.carry)
-            latent, action = ours.imagine(seen.latent.flat(), 3)
+            latent, action = ours.imagine(3, seen.latent.flat())
         shape = (c.stoch, c.classes)
         samples = {
             "post/stoch": seen.latent.stoch.unflatten(-1, shape).numpy(),
@@ -110,7 +110,11 @@ def test_a_fixture_of_vectors_and_images_together_agrees_until_it_is_changed(tmp
     lines = list(parity.check(tmp_path))
     assert all(line.ok for line in lines), [str(x) for x in lines if not x.ok]
     names = {line.name for line in lines}
-    assert {"update 1: decoder/image", "update 2: loss/joints", "update 2: dec/imgout/bias"} <= names
+    assert {
+        "update 1: decoder/image",
+        "update 2: loss/joints",
+        "update 2: dec/imgout/bias",
+    } <= names
 
     with np.load(tmp_path / "outputs.npz") as file:
         outputs = dict(file)

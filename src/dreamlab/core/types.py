@@ -97,6 +97,24 @@ class Decision:
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Curves:
+    """Numbers [t, n] as they were and as they were dreamt; the dream begins after `context`."""
+
+    truth: Array
+    dream: Array
+    context: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A look inside an algorithm: numbers, films [t, h, w, 3] and curves, all by name."""
+
+    metrics: Metrics
+    films: dict[str, Array] = field(default_factory=dict)
+    curves: dict[str, Curves] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """B sequences of T consecutive steps, each with the action taken *from* that step.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dreamlab.core.optim import OptimConfig, Optimizer
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Array, Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import Array, Batch, Decision, Metrics, Mode, Report, Spec, Step, Tree
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,6 +56,10 @@ class Workflow(nn.Module, ABC, Generic[C]):
     def initial_state(self, num_envs: int) -> Tree:
         """Return the state that act() receives before the first step."""
         return ()
+
+    def report(self, batch: Batch) -> Report | None:
+        """Return what can be seen inside, on a batch; None if there is nothing to see."""
+        return None
 
     def optimizer(
         self, name: str, params: Iterable[nn.Parameter], config: OptimConfig

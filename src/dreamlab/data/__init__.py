@@ -7,4 +7,5 @@ PARTS = {
     "prioritised": "dreamlab.data.samplers.Prioritised",
     "recency": "dreamlab.data.samplers.Recency",
     "mixture": "dreamlab.data.samplers.Mixture",
+    "online": "dreamlab.data.samplers.Online",
 }

@@ -49,6 +49,10 @@ class Buffer(Protocol):
         """Draw a batch; it is valid until the next one is drawn."""
         ...
 
+    def peek(self, seed: int) -> Batch | None:
+        """Draw a batch to look at, changing nothing; None if what is stored is only used once."""
+        ...
+
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
         """Write extras back at the steps `index` of an earlier batch."""
         ...

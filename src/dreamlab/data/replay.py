@@ -15,7 +15,7 @@ from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.types import Array, Batch, Decision, Step
 from dreamlab.data.buffer import Place, as_tensor, batch_of, record
 from dreamlab.data.chunks import ChunkFiles
-from dreamlab.data.samplers import Sampler, Window
+from dreamlab.data.samplers import Sampler, Uniform, UniformConfig, Window
 from dreamlab.data.storage import Store, send
 
 
@@ -140,7 +140,7 @@ class Replay:
         oldest = max(0, self.added - self.ticks) * self.num_envs
         newest = (self.added - self.config.length + 1) * self.num_envs
         valid = None if self.config.windows == "across" else self._valid
-        return Window(oldest, newest, valid, self.num_envs)
+        return Window(oldest, newest, valid, self.num_envs, self.config.length)
 
     def sample(self) -> Batch:
         """Draw windows of consecutive steps by the sampler's choice.
@@ -149,9 +149,16 @@ class Replay:
         unknown; `is_last` is set before a seam even if the episode was abandoned there.
         `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
         """
-        assert self.store is not None, "nothing is stored yet"
-        assert self.sampler is not None
-        ids, weight = self.sampler.draw(self.window(), self.config.batch, self.rng)
+        assert self.sampler is not None, "nothing is stored yet"
+        return self._batch(*self.sampler.draw(self.window(), self.config.batch, self.rng))
+
+    def peek(self, seed: int) -> Batch | None:
+        """Draw windows uniformly to look at; the next `sample` is what it would have been."""
+        draw = Uniform(UniformConfig(), 0).draw
+        return self._batch(*draw(self.window(), self.config.batch, np.random.default_rng(seed)))
+
+    def _batch(self, ids: Array, weight: Array | None) -> Batch:
+        assert self.store is not None
         index = torch.from_numpy(ids)[:, None] + self.offsets
         rows = self.read(index)
         rows["is_first"][:, 0] = True

@@ -24,6 +24,8 @@ class Window:
     valid: Callable[[Array], Array] | None = None
     """Tells which starts may be drawn (None: all of them)."""
     num_envs: int = 1
+    length: int = 1
+    """Steps of a window."""
 
     def ids(self) -> Array:
         """Return every start that may be drawn."""
@@ -320,3 +322,68 @@ class Mixture:
     def set_state(self, state: dict[str, Any]) -> None:
         for k, s in self.members.items():
             s.set_state(state[k])
+
+
+@dataclass(frozen=True)
+class OnlineConfig:
+    """Fresh windows first, the rest by another sampler."""
+
+    base: Part = part("uniform", home="dreamlab.data")
+    every: int = 0
+    """Ticks from one fresh window of a stream to the next; 0 is their length: they just touch."""
+
+
+class Online:
+    """Every step once soon after it was stored, as DreamerV3 does; beyond that, the base sampler.
+
+    tick      0  1  2  3  4  5  6  7  8  9      two environments, windows of length 4
+    queue     0  .  .  .  8  .  .  .  .  .      number 0, number 2: starts in stream 0
+              1  .  .  .  9  .  .  .  .  .      number 1, number 3: starts in stream 1
+
+    What waits follows from the streams alone, so the queue is the number of its next window. One
+    that is overwritten before its turn, or that may not be drawn, loses it.
+    """
+
+    Config = OnlineConfig
+
+    def __init__(self, config: OnlineConfig, capacity: int) -> None:
+        self.every = config.every
+        self.base: Sampler = config.base.build(capacity)
+        self.learns = self.base.learns
+        self.next = 0
+
+    def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
+        ids, weight = self.base.draw(window, num, rng)
+        fresh = self._pop(window, num)
+        if fresh.size:  # a base may draw in layers: any of them makes room, not always the lowest
+            places = rng.choice(num, fresh.size, replace=False)
+            ids[places] = fresh
+            if weight is not None:
+                weight[places] = 1.0
+        return ids, weight
+
+    def _pop(self, window: Window, num: int) -> Array:
+        """Return up to `num` starts that wait, the oldest first."""
+        num_envs = window.num_envs
+        stride = (self.every or window.length) * num_envs
+        first, end = (-(-x // stride) * num_envs for x in (window.oldest, window.newest))
+        numbers = np.arange(max(self.next, first), end)
+        ids = numbers // num_envs * stride + numbers % num_envs
+        if window.valid is not None:
+            usable = window.valid(ids)
+            numbers, ids = numbers[usable], ids[usable]
+        self.next = end if len(ids) < num else int(numbers[num - 1]) + 1
+        return ids[:num]
+
+    def insert(self, ids: Array, usable: Array) -> None:
+        self.base.insert(ids, usable)
+
+    def update(self, ids: Array, priority: Array) -> None:
+        self.base.update(ids, priority)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"next": self.next, "base": self.base.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.next = int(state["next"])
+        self.base.set_state(state["base"])

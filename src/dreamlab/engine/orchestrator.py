@@ -24,6 +24,7 @@ from dreamlab.engine.collector import Collected, Collector
 from dreamlab.engine.evaluator import EvalConfig, EvalResult, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.phase_scheduler import UPDATE, Counters, PhaseScheduler
+from dreamlab.engine.report import ReportConfig, write_report
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Watch, WatchConfig, run_command
 
@@ -43,6 +44,7 @@ class EngineConfig:
 
     log: LogConfig = field(default_factory=LogConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
@@ -90,6 +92,7 @@ class Orchestrator:
         self.log_due = Every(config.log.every_frames)
         self.eval_due = Every(config.eval.every_frames)
         self.save_due = Every(config.checkpoint.every_frames)
+        self.report_due = Every(config.report.every_frames)
         self.stop_requested = False
         self.batch: Batch | None = None
         self.score: float | None = None
@@ -194,6 +197,8 @@ class Orchestrator:
         count = frames if planned else s.updates
         if self.eval_due(count):
             self.evaluate()
+        if self.report_due(count):
+            self.report()
         if self.log_due(count):
             self.flush()
         limit = self.config.checkpoint.every_s
@@ -209,6 +214,7 @@ class Orchestrator:
             self.run_log.update(status="interrupted")
             return "interrupted"
         result = self.evaluate(video=self.config.eval.video)
+        self.report()
         self.flush()
         self.save()
         self.run_log.event("finished", env_frames=self.counters.env_frames)
@@ -226,6 +232,19 @@ class Orchestrator:
         self.parts.logger.add(metrics)
         self.score = metrics["eval/return"]
         return result
+
+    def report(self) -> list[Path]:
+        """Look inside the algorithm, if it lets us, and write down what is seen."""
+        buffer = self._buffer()
+        if not buffer.ready() or (batch := buffer.peek(self.counters.env_frames)) is None:
+            return []
+        with random.fork(self.counters.env_frames):
+            report = self.workflow.report(batch)
+        if report is None:
+            return []
+        self.parts.logger.add(report.metrics, "report/")
+        folder = self.run_log.folder / "report"
+        return write_report(report, folder, self.counters.env_frames, self.config.report.fps)
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""
@@ -315,6 +334,12 @@ class Orchestrator:
 
     # -- state ------------------------------------------------------------------------------------
 
+    def _dues(self) -> dict[str, Every]:
+        return {
+            "log": self.log_due, "eval": self.eval_due, "save": self.save_due,
+            "report": self.report_due,
+        }  # fmt: skip
+
     def save(self) -> Path:
         """Write a checkpoint of everything the next step depends on."""
         buffers = {name: buffer.save() for name, buffer in self.parts.buffers.items()}
@@ -327,7 +352,7 @@ class Orchestrator:
             "logger": self.parts.logger.get_state(),
             "watch": self.watch.get_state(),
             "rng": random.get_state(),
-            "due": [self.log_due.last, self.eval_due.last, self.save_due.last],
+            "due": {name: due.last for name, due in self._dues().items()},
             "score": self.score,
             "wall_s": self.wall_s,
         }
@@ -354,7 +379,8 @@ class Orchestrator:
         self.counters = Counters(**state["counters"])
         self.parts.logger.set_state(state["logger"])
         self.watch.set_state(state["watch"])
-        self.log_due.last, self.eval_due.last, self.save_due.last = state["due"]
+        for name, due in self._dues().items():
+            due.last = state["due"][name]
         self.score, self.wall_s = state["score"], state["wall_s"]
         lost = self.parts.collector.set_state(state["collector"])
         if lost:

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from dreamlab.components.heads import LatentPolicy, TwoHotHead
+from dreamlab.components.representation import open_loop
 from dreamlab.components.representation.codec import CodecConfig
+from dreamlab.components.representation.open_loop import Sequences
 from dreamlab.components.representation.rssm import Latent, RSSMConfig
 from dreamlab.components.representation.world_model import Policy, WorldModel, WorldModelConfig
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Report, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.norm import NormKind, Style
@@ -113,8 +115,6 @@ class DreamerV3Config:
     """0.01 until 2024."""
     optimizer: Literal["laprop", "adam"] = "laprop"
     """`adam`: one each for model, actor and critic, as in 2023; `lr` is that of the model."""
-    act_in_eval: Literal["sample", "mode"] = "sample"
-    """The original samples in evaluation too."""
 
     def __post_init__(self) -> None:
         if self.actor_grad == "dynamics" and self.optimizer != "adam":
@@ -215,8 +215,7 @@ class DreamerV3(Workflow[DreamerV3Config]):
             noise,
         )
         dist = self.actor(latent.feature)
-        sampled = mode is Mode.TRAIN or self.config.act_in_eval == "sample"
-        action = self.actor.shaped(dist.sample() if sampled else dist.mode())
+        action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
         after = {"deter": latent.deter, "stoch": latent.stoch, "action": action}
         return Decision(action, after, self.stored(latent))
 
@@ -273,12 +272,21 @@ class DreamerV3(Workflow[DreamerV3Config]):
         self.follower.move(self.config.slow_rate)
         return {**metrics, "loss": total}
 
+    def report(self, batch: Batch) -> Report:
+        """Return how well the model dreams on from replayed sequences, and pictures of it."""
+        start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
+        obs = {k: v[:, 1:] for k, v in batch.obs.items()}
+        flags = (batch.reward, batch.is_first, batch.is_terminal)
+        reward, first, terminal = (x[:, 1:] for x in flags)
+        seq = Sequences(obs, batch.action[:, :-1], reward, first, terminal, start)
+        return open_loop.report(self.model, seq, self.policy, self.model.discount)
+
     def policy(self, latent: Latent) -> Tensor:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
     def imagine(
-        self, start: Latent, horizon: int, policy: Policy | None = None,
+        self, horizon: int, start: Latent, policy: Policy | None = None,
         noise: Tensor | None = None,
     ) -> tuple[Latent, Tensor]:  # fmt: skip
         """Dream on from states [n, ...] with this policy; return states and actions [n, h + 1]."""
@@ -290,7 +298,7 @@ class DreamerV3(Workflow[DreamerV3Config]):
         """Dream from every state and value what is seen there."""
         through = self.config.actor_grad == "dynamics"
         with torch.set_grad_enabled(through):
-            latent, action = self.imagine(start.detach(), self.config.imagine, policy, noise)
+            latent, action = self.imagine(self.config.imagine, start.detach(), policy, noise)
             feature = latent.feature
             reward = self.model.reward.mean(self.model.reward(feature))
             cont = torch.sigmoid(self.model.cont(feature))

@@ -1,0 +1,58 @@
+"""Writes what an algorithm shows of its inside: films, curves and numbers, on a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dreamlab.core.types import Curves, Report
+from dreamlab.engine.video import write_video
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """How often to look inside."""
+
+    every_frames: int = 0
+    """Env frames between reports; 0 reports at the end only."""
+    fps: int = 15
+
+
+def write_report(report: Report, folder: Path, stamp: int, fps: int) -> list[Path]:
+    """Write films and curves under `folder`, named by what they show and the frames so far."""
+    paths: list[Path] = []
+    for name, film in report.films.items():
+        path = folder / f"{_safe(name)}_{stamp:012d}.mp4"
+        paths.append(write_video(path, list(film), fps))
+    for name, curves in report.curves.items():
+        paths.append(draw(curves, folder / f"{_safe(name)}_{stamp:012d}.png", name))
+    return paths
+
+
+def _safe(name: str) -> str:
+    return name.replace("/", "_")
+
+
+def draw(curves: Curves, path: Path, title: str, largest: int = 6) -> Path:
+    """Draw truth and dream over time, one small picture per number (the first `largest`)."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    num = min(curves.truth.shape[1], largest)
+    figure, axes = plt.subplots(num, 1, figsize=(7, 1.5 * num + 0.8), dpi=110, squeeze=False)
+    for i, axis in enumerate(axes[:, 0]):
+        axis.plot(curves.truth[:, i], color="black", lw=1.5, label="truth")
+        axis.plot(curves.dream[:, i], color="tab:red", lw=1.5, ls="--", label="dream")
+        axis.axvspan(0, curves.context - 1, color="tab:green", alpha=0.12, lw=0)
+        axis.set_ylabel(str(i))
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_title(f"{title}: seen (green), then dreamt with the true actions", fontsize=9)
+    axes[0, 0].legend(loc="upper right", fontsize=8)
+    axes[-1, 0].set_xlabel("step")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+    return path
