@@ -1,0 +1,184 @@
+"""The world model of PlaNet, DreamerV1 and DreamerV2: codec, RSSM, heads for what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.components.heads import BinaryHead
+from dreamlab.components.representation.codec import Obs, one_hot, width
+from dreamlab.components.representation.codec_classic import ClassicCodec, ClassicCodecConfig
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.representation.rssm_classic import (
+    ClassicRSSM,
+    ClassicRSSMConfig,
+    ResetBeforeCell,
+)
+from dreamlab.components.representation.world_model import Policy
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.types import ArraySpec, Batch, Spec, Step, Tree
+from dreamlab.nn.glorot import glorot
+from dreamlab.nn.norm import Style, Tower, dense
+
+
+class NormalHead(nn.Module):
+    """A number as a normal of deviation 1."""
+
+    def __init__(self, in_dim: int, units: int, layers: int, style: Style) -> None:
+        super().__init__()
+        self.net = Tower(in_dim, units, layers, style)
+        self.out = dense(self.net.out_dim, 1)
+
+    def forward(self, feature: Tensor) -> Tensor:
+        """Return means [*b]."""
+        return self.out(self.net(feature)).float()[..., 0]
+
+    def loss(self, mean: Tensor, target: Tensor) -> Tensor:
+        """Return the negative log-likelihood [*b] of a number, without its constant."""
+        return 0.5 * (mean - target).square()
+
+
+@dataclass(frozen=True)
+class ClassicModelConfig:
+    """Parts of the model."""
+
+    rssm: ClassicRSSMConfig
+    codec: ClassicCodecConfig
+    units: int = 400
+    """Of the heads."""
+    reward_layers: int = 2
+    cont_layers: int = 0
+    """0: there is no head for continuation, nothing ever ends."""
+    gamma: float = 0.99
+    """Continuation is learnt with this discount in it."""
+
+    @property
+    def style(self) -> Style:
+        return Style("none", self.rssm.act)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What the model makes of sequences [b, t]: states, and what describes both guesses."""
+
+    ready: Obs
+    latent: Latent
+    post: Tensor
+    prior: Tensor
+
+
+class ClassicModel(nn.Module):
+    """Compresses sequences into latent states, and continues them in imagination."""
+
+    def __init__(self, config: ClassicModelConfig, spec: Spec) -> None:
+        super().__init__()
+        c = self.config = config
+        self.action = spec.action
+        self.dim = c.rssm.deter + c.rssm.stoch_dim
+        self.codec = ClassicCodec(c.codec, spec.obs, self.dim)
+        self.rssm = ClassicRSSM(c.rssm, self.codec.token_dim, width(spec.action))
+        self.reward = NormalHead(self.dim, c.units, c.reward_layers, c.style)
+        has_cont = c.cont_layers > 0
+        self.cont = BinaryHead(self.dim, c.units, c.cont_layers, c.style) if has_cont else None
+        glorot(self)
+        if isinstance(self.rssm.cell, ResetBeforeCell):
+            self.rssm.cell.start()
+
+    def embed(self, action: Tensor) -> Tensor:
+        """Return actions [*b, ...] as numbers [*b, a]; classes become one-hot unless they are."""
+        if self.action.classes is not None:
+            hot = action.is_floating_point()
+            return action if hot else one_hot(action, self.action.classes)
+        return action.float().reshape(*action.shape[: action.ndim - len(self.action.shape)], -1)
+
+    # -- following what happens -------------------------------------------------------------------
+
+    def before(self, num: int, device: Any) -> Tree:
+        """Return the state of an agent that has seen and done nothing."""
+        latent, spec = self.rssm.initial(num, device), self.action
+        dtype = torch.int64 if spec.is_discrete else torch.float32
+        action = torch.zeros(num, *spec.shape, dtype=dtype, device=device)
+        return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
+
+    def after(self, step: Step, obs: Obs, state: Tree) -> Latent:
+        """Return the latent state once a step was seen; `state` holds the one before."""
+        first = torch.from_numpy(step.is_first).to(state["deter"].device)
+        noise = self.rssm.noise(len(first), device=first.device)
+        latent = Latent(state["deter"], state["stoch"])
+        tokens = self.codec.encode(self.codec.ready(obs))
+        action = self.embed(state["action"])
+        return self.rssm.observe_step(latent, action, tokens, first, noise)[0]
+
+    def follow(self, batch: Batch, noise: Tensor | None = None) -> Followed:
+        """Follow windows [b, t] from the state before anything was seen.
+
+        step      0      1      2
+        action    0      a0     a1        what enters the cell: the action that led there
+        """
+        b, t = batch.shape
+        ready = self.codec.ready(batch.obs)
+        tokens = self.codec.encode(ready)
+        action = self.embed(batch.action)
+        led = torch.cat([torch.zeros_like(action[:, :1]), action[:, :-1]], 1)
+        noise = self.rssm.noise(t, b, device=led.device) if noise is None else noise
+        start = self.rssm.initial(b, led.device)
+        latent, post = self.rssm.observe(start, led, tokens, batch.is_first, noise)
+        return Followed(ready, latent, post, self.rssm.prior(latent.deter))
+
+    def losses(self, seen: Followed, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
+        """Return losses [b, t]: one per observation, `reward`, and `cont` if it is predicted."""
+        shape, flat = reward.shape, seen.latent.flat().feature
+        truth = {k: v.flatten(0, 1) for k, v in seen.ready.items()}
+        errors = self.codec.losses(self.codec.decode(flat), truth)
+        out = {f"obs/{k}": v.view(shape) for k, v in errors.items()}
+        out["reward"] = self.reward.loss(self.reward(flat).view(shape), reward)
+        if self.cont is not None:
+            target = (~is_terminal).float() * self.config.gamma
+            out["cont"] = self.cont.loss(self.cont(flat).view(shape), target)
+        return out
+
+    # -- imagining --------------------------------------------------------------------------------
+
+    def imagine(
+        self, start: Latent, policy: Policy, horizon: int, noise: Tensor | None = None
+    ) -> tuple[Latent, Tensor]:
+        """Dream on from states [n, ...]: return states [n, horizon + 1] and actions likewise.
+
+        The first state is the start; the last action is decided but not carried out.
+        """
+        n, device = len(start.deter), start.deter.device
+        noise = self.rssm.noise(horizon, n, device=device) if noise is None else noise
+        states, actions = [start], [policy(start)]
+        for i in range(horizon):
+            states.append(self.rssm.imagine_step(states[-1], self.embed(actions[-1]), noise[i]))
+            actions.append(policy(states[-1]))
+        deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
+        return Latent(deter, stoch), torch.stack(actions, 1)
+
+    def discount(self, feature: Tensor) -> Tensor:
+        """Return how much what follows a state counts: gamma times the chance to go on."""
+        if self.cont is None:
+            return torch.full_like(feature[..., 0], self.config.gamma)
+        return torch.sigmoid(self.cont(feature))
+
+
+def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
+    """Raise unless the actions are numbers in [-1, 1]."""
+    if action.is_discrete:
+        raise ConfigError(
+            f"workflow: {name} needs continuous actions, but this environment's are discrete. "
+            f"Use {instead} instead."
+        )
+    check_range(action, name)
+
+
+def check_range(action: ArraySpec, name: str) -> None:
+    """Raise if continuous actions have other bounds than -1 and 1."""
+    if not action.is_discrete and (action.low, action.high) != (-1.0, 1.0):
+        raise ConfigError(
+            f"workflow: {name} acts in [-1, 1], but this environment's actions are in "
+            f"[{action.low}, {action.high}]. Set env.scale_actions=true."
+        )

@@ -1,0 +1,54 @@
+"""The normal distribution cut off at -1 and 1."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dreamlab.nn.dists import LOG_2PI
+
+EDGE = 1e-6  # samples keep this far away from the ends, where the density ends
+
+
+class TruncatedNormal:
+    """Independent normals given that every entry lies in [-1, 1].
+
+    Samples are found through the inverse of the distribution function, so gradients flow through
+    them. Log-probabilities and entropies are summed over the entries.
+    """
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        self.mean, self.std = mean, std
+        self.low, self.high = (-1 - mean) / std, (1 - mean) / std
+        self.below = _mass_below(self.low)
+        self.mass = (_mass_below(self.high) - self.below).clamp(min=1e-8)
+
+    def sample(self) -> Tensor:
+        """Return a draw that gradients of mean and deviation flow through."""
+        share = self.below + torch.rand_like(self.mean) * self.mass
+        unit = math.sqrt(2) * torch.erfinv((2 * share - 1).clamp(-1 + EDGE, 1 - EDGE))
+        value = self.mean + self.std * unit
+        return value + (value.clamp(-1 + EDGE, 1 - EDGE) - value).detach()
+
+    def mode(self) -> Tensor:
+        return self.mean.clamp(-1, 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        unit = (value - self.mean) / self.std
+        density = -0.5 * (unit.square() + LOG_2PI) - self.std.log()
+        return (density - self.mass.log()).sum(-1)
+
+    def entropy(self) -> Tensor:
+        edges = self.low * _density(self.low) - self.high * _density(self.high)
+        whole = 0.5 * (1 + LOG_2PI) + self.std.log() + self.mass.log()
+        return (whole + 0.5 * edges / self.mass).sum(-1)
+
+
+def _density(x: Tensor) -> Tensor:
+    return (-0.5 * (x.square() + LOG_2PI)).exp()
+
+
+def _mass_below(x: Tensor) -> Tensor:
+    return 0.5 * (1 + torch.erf(x / math.sqrt(2)))

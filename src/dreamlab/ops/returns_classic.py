@@ -1,0 +1,32 @@
+"""Returns as the first two Dreamers index them."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dreamlab.ops.returns import lambda_return
+
+
+def own_lambda_return(
+    reward: Float[Tensor, "b t"],
+    discount: Float[Tensor, "b t"],
+    value: Float[Tensor, "b t"],
+    lam: float,
+) -> Float[Tensor, "b t-1"]:
+    """Return the TD(lambda) return of every state but the last, with the state's own reward.
+
+    state      0     1     2     3 = t-1
+    reward     r0    r1    r2    -         received on arriving there
+    discount   d0    d1    d2    -         0 where nothing follows that state
+    value      -     v1    v2    v3        worth of a state, its own reward included
+    return     R0    R1    R2              R[i] = r[i] + d[i] * ((1-lam) v[i+1] + lam R[i+1])
+
+    `lambda_return` starts with the reward of the next state instead; here all is one step later.
+    """
+    return lambda_return(_later(reward), _later(discount), value, lam)
+
+
+def _later(x: Tensor) -> Tensor:
+    return torch.cat([x[:, :1], x[:, :-1]], 1)

@@ -1,0 +1,292 @@
+"""DreamerV2 (Hafner et al. 2021, arXiv:2010.02193): a world model of choices, and an actor in it.
+
+One update: the world model takes a step on replayed sequences; from every state it passed it dreams
+`imagine` steps ahead with the present policy; actor and critic learn from these dreams alone.
+
+Defaults are those for Atari; docs/algorithms/dreamer_v2.md lists those for continuous control.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dreamlab.components.heads import LatentPolicy
+from dreamlab.components.representation.codec import one_hot
+from dreamlab.components.representation.codec_classic import ClassicCodecConfig
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
+from dreamlab.components.representation.world_model import Policy
+from dreamlab.components.representation.world_model_classic import (
+    ClassicModel,
+    ClassicModelConfig,
+    Followed,
+    NormalHead,
+    check_range,
+)
+from dreamlab.core.optim import OptimConfig
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, hook
+from dreamlab.nn.dists import Categorical, Dist, MultiCategorical
+from dreamlab.nn.glorot import glorot
+from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.nn.truncated import TruncatedNormal
+from dreamlab.ops.returns_classic import own_lambda_return
+
+
+@dataclass(frozen=True)
+class DreamerV2Config:
+    """Defaults of the paper's Atari agent."""
+
+    deter: int = 600
+    hidden: int = 600
+    stoch: int = 32
+    classes: int = 32
+    """0 makes the random part of a state `stoch` normals."""
+    depth: int = 48
+    units: int = 400
+    layers: int = 4
+    """Hidden layers of every head, of the actor, the critic, and for vectors."""
+    symlog: bool = False
+    """Compress the numbers of vectors before they are seen and predicted."""
+    squash_reward: bool = False
+    """Learn tanh of the rewards, as the paper does on Atari."""
+    kl_scale: float = 0.1
+    kl_balance: float = 0.8
+    """Share of the divergence that moves the prior; the rest moves the posterior."""
+    free_nats: float = 0.0
+    """Divergence, averaged over a batch, below which it is left alone."""
+    cont_scale: float = 5.0
+    """Weight of predicted continuation; 0 predicts none, nothing ever ends."""
+    gamma: float = 0.999
+    lam: float = 0.95
+    imagine: int = 15
+    """Steps of each dream."""
+    actor_grad: Literal["auto", "reinforce", "dynamics", "both"] = "auto"
+    """How the actor learns: from scores of its actions, through the dream, or from both;
+    `auto` is `reinforce` for discrete actions and `dynamics` for continuous ones."""
+    actor_mix: float = 0.1
+    """With `both`, the share of what comes through the dream."""
+    entropy: float = 1e-3
+    slow_every: int = 100
+    """Updates after which the slow critic becomes a copy of the critic."""
+    model_lr: float = 2e-4
+    actor_lr: float = 4e-5
+    critic_lr: float = 1e-4
+    eps: float = 1e-5
+    clip: float = 100.0
+    decay: float = 1e-6
+    """Share by which every weight shrinks at each update."""
+
+
+@dataclass(frozen=True)
+class Dream:
+    """Imagined states [n, horizon + 1] and what they are worth.
+
+    state      0     1     2     3 = horizon      the first was lived, the others are dreamt
+    action     a0    a1    a2    a3               taken there; the last is not carried out
+    reward     r0    r1    r2    r3               received on arriving there
+    discount   d0    d1    d2    d3               of what follows
+    weight     1     d0    d0d1  d0d1d2           how likely the dream gets there
+    value      v0    v1    v2    v3               of the slow critic
+    target     t0    t1    t2                     t[i] = r[i] + d[i] ((1-lam) v[i+1] + lam t[i+1])
+    """
+
+    feature: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    weight: Tensor
+    value: Tensor
+    target: Tensor
+
+
+class Actor(LatentPolicy):
+    """Actions from latent states: classes, or normals cut off at -1 and 1."""
+
+    def forward(self, feature: Tensor) -> Dist:
+        if self.action.classes is not None:
+            return super().forward(feature)
+        x = self.net(feature)
+        std = 2 * torch.sigmoid(self.stddev(x).float() / 2) + 0.1
+        return TruncatedNormal(torch.tanh(self.mean(x).float()), std)
+
+    def passing(self, dist: Dist, action: Tensor) -> Tensor:
+        """Return sampled actions so that gradients pass: classes as if through probabilities."""
+        if self.action.classes is None:
+            return self.shaped(action)
+        single = isinstance(dist, Categorical)
+        parts = [dist] if single else cast(MultiCategorical, dist).parts
+        probs = torch.cat([F.softmax(p.logits, -1) for p in parts], -1)
+        return one_hot(action, self.action.classes) + (probs - probs.detach())
+
+    def log_prob(self, dist: Dist, action: Tensor) -> Tensor:
+        """Return the log-probability [*b] of what `sample`, `shaped` or `passing` returned."""
+        action, classes = action.detach(), self.action.classes
+        if classes is None:
+            return dist.log_prob(action.flatten(action.ndim - len(self.action.shape)))
+        if action.is_floating_point():
+            sizes = [classes] if isinstance(classes, int) else list(classes)
+            chosen = [part.argmax(-1) for part in action.split(sizes, -1)]
+            action = chosen[0] if isinstance(classes, int) else torch.stack(chosen, -1)
+        return dist.log_prob(action)
+
+
+class DreamerV2(Workflow[DreamerV2Config]):
+    """World model, actor, critic and its slow copy."""
+
+    Config = DreamerV2Config
+    tiny: ClassVar[dict[str, Any]] = {
+        "deter": 16, "hidden": 8, "stoch": 4, "classes": 4, "depth": 2, "units": 8, "layers": 1,
+        "imagine": 3, "slow_every": 2,
+    }  # fmt: skip
+    updates: Tensor
+
+    def build(self, spec: Spec) -> None:
+        c = self.config
+        check_range(spec.action, "DreamerV2")
+        rssm = ClassicRSSMConfig(c.deter, c.hidden, c.stoch, c.classes, "layer_norm", "elu")
+        codec = ClassicCodecConfig(c.depth, c.layers, c.units, "elu", "elu", symlog=c.symlog)
+        cont_layers = c.layers if c.cont_scale else 0
+        config = ClassicModelConfig(rssm, codec, c.units, c.layers, cont_layers, c.gamma)
+        self.model = ClassicModel(config, spec)
+        dim, style = self.model.dim, config.style
+        self.actor = glorot(Actor(dim, spec.action, c.units, c.layers, style=style))
+        self.critic = glorot(NormalHead(dim, c.units, c.layers, style))
+        self.slow = frozen_copy(self.critic)
+        self.follower = Follower(self.slow, self.critic)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        discrete = "reinforce" if spec.action.is_discrete else "dynamics"
+        self.actor_grad = discrete if c.actor_grad == "auto" else c.actor_grad
+        rates = {"model": c.model_lr, "actor": c.actor_lr, "critic": c.critic_lr}
+        for name, lr in rates.items():
+            params = getattr(self, name).parameters()
+            # our decay is a share of the learning rate, the paper's is not
+            optim = OptimConfig(lr=lr, eps=c.eps, clip=c.clip, weight_decay=c.decay / lr)
+            self.optimizer(name, params, optim)
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Return the latent state and the action before the first step."""
+        return self.model.before(num_envs, self.device)
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Take the step into the latent state and sample an action; in evaluation the likeliest."""
+        latent = self.model.after(step, self.tensors(step.obs), state)
+        dist = self.actor(latent.feature)
+        action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
+        return Decision(action, {"deter": latent.deter, "stoch": latent.stoch, "action": action})
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @hook
+    def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take a step each on the world model, then on actor and critic in its dreams."""
+        metrics, seen = self.learn_model(batch)
+        metrics |= self.learn_behaviour(seen.latent.detach().flat(), batch.is_terminal.flatten())
+        return {k: v.detach() for k, v in metrics.items()}
+
+    def learn_model(self, batch: Batch) -> tuple[Metrics, Followed]:
+        """Take one step on the world model (eq. 2); return what it made of the sequences."""
+        c = self.config
+        reward = torch.tanh(batch.reward) if c.squash_reward else batch.reward
+        seen = self.model.follow(batch)
+        losses = {k: v.mean() for k, v in self.losses(seen, reward, batch.is_terminal).items()}
+        scales = {"kl": c.kl_scale, "cont": c.cont_scale}
+        loss = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
+        norm = self.optimizers["model"].step(loss)
+        post, prior = (self.model.rssm.dist(x.detach()) for x in (seen.post, seen.prior))
+        facts = {"post_entropy": post.entropy().mean(), "prior_entropy": prior.entropy().mean()}
+        named = {f"loss/{k}": v for k, v in losses.items()}
+        return {"model_loss": loss, "model_grad_norm": norm, **named, **facts}, seen
+
+    def losses(self, seen: Followed, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
+        """Return the losses of the world model, not yet weighted nor averaged."""
+        out = self.model.losses(seen, reward, is_terminal)
+        return {**out, "kl": self.balanced_kl(seen.post, seen.prior)}
+
+    def balanced_kl(self, post: Tensor, prior: Tensor) -> Tensor:
+        """Return the divergence, mostly moving the prior to the posterior (algorithm 2)."""
+        c = self.config
+        p, q = self.model.rssm.dist(post), self.model.rssm.dist(prior)
+        to_prior = p.detach().kl(q).mean().clamp(min=c.free_nats)
+        to_post = p.kl(q.detach()).mean().clamp(min=c.free_nats)
+        return c.kl_balance * to_prior + (1 - c.kl_balance) * to_post
+
+    def learn_behaviour(self, start: Latent, is_terminal: Tensor) -> Metrics:
+        """Take one step each on actor and critic, in dreams from states [n, ...]."""
+        dream = self.dream(start, is_terminal)
+        policy, metrics = self.actor_loss(dream)
+        metrics |= {"actor_loss": policy, "actor_grad_norm": self.optimizers["actor"].step(policy)}
+        value = self.critic_loss(dream)
+        metrics |= {"critic_loss": value, "critic_grad_norm": self.optimizers["critic"].step(value)}
+        due = self.updates % self.config.slow_every == 0
+        self.follower.move(due.float())
+        self.updates += 1
+        return metrics
+
+    def policy(self, latent: Latent) -> Tensor:
+        """Return sampled actions for states [n, ...]; the states get no gradient from them."""
+        return self.actor.shaped(self.actor(latent.detach().feature).sample())
+
+    def passing_policy(self, latent: Latent) -> Tensor:
+        """Return sampled actions that gradients pass through."""
+        dist = self.actor(latent.detach().feature)
+        return self.actor.passing(dist, dist.sample())
+
+    def imagine(
+        self, start: Latent, horizon: int, policy: Policy | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Latent, Tensor]:  # fmt: skip
+        """Dream on from states [n, ...] with this policy; return states and actions [n, h + 1]."""
+        return self.model.imagine(start, policy or self.policy, horizon, noise)
+
+    def dream(self, start: Latent, is_terminal: Tensor, policy: Policy | None = None) -> Dream:
+        """Dream from every state and value what is seen there; of the first, the end is known."""
+        c = self.config
+        through = self.actor_grad != "reinforce"
+        with torch.set_grad_enabled(through):
+            chosen = policy or (self.passing_policy if through else self.policy)
+            latent, action = self.imagine(start, c.imagine, chosen)
+            feature = latent.feature
+            reward, value = self.model.reward(feature), self.slow(feature)
+            discount = self.model.discount(feature)
+            if self.model.cont is not None:
+                known = (~is_terminal).float()[:, None] * c.gamma
+                discount = torch.cat([known, discount[:, 1:]], 1)
+            target = own_lambda_return(reward, discount, value, c.lam)
+        reached = torch.cat([torch.ones_like(discount[:, :1]), discount[:, :-1]], 1)
+        weight = torch.cumprod(reached.detach(), 1)
+        return Dream(feature, action, reward, discount, weight, value, target)
+
+    def actor_loss(self, dream: Dream) -> tuple[Tensor, Metrics]:
+        """Return the actor's loss (eq. 6): an action answers for what follows its state."""
+        c = self.config
+        dist = self.actor(dream.feature[:, :-2].detach())
+        later, baseline = dream.target[:, 1:], dream.value[:, :-2]
+        gain = later
+        if self.actor_grad != "dynamics":
+            score = self.actor.log_prob(dist, dream.action[:, :-2])
+            gain = score * (later - baseline).detach()
+        if self.actor_grad == "both":
+            gain = c.actor_mix * later + (1 - c.actor_mix) * gain
+        entropy = dist.entropy()
+        loss = -(dream.weight[:, :-2] * (gain + c.entropy * entropy)).mean()
+        facts = {
+            "return": dream.target.mean(), "value": dream.value.mean(), "entropy": entropy.mean(),
+            "imagined_reward": dream.reward.mean(), "weight": dream.weight.mean(),
+        }  # fmt: skip
+        return loss, facts
+
+    def critic_loss(self, dream: Dream) -> Tensor:
+        """Return how far values are from targets (eq. 5), where the dream still goes on."""
+        value = self.critic(dream.feature[:, :-1].detach())
+        error = self.critic.loss(value, dream.target.detach())
+        return (dream.weight[:, :-1] * error).mean()
