@@ -219,6 +219,15 @@ class DreamerV3(Workflow[DreamerV3Config]):
         after = {"deter": latent.deter, "stoch": latent.stoch, "action": action}
         return Decision(action, after, self.stored(latent))
 
+    def latent_of(self, state: Tree) -> Latent:
+        """Return the world model's part of a policy state."""
+        return Latent(state["deter"], state["stoch"])
+
+    def view(self, latent: Latent) -> dict[str, Any]:
+        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
+        seen = self.model.predict(latent)
+        return {**seen, "cont": (seen["cont"] / self.model.discount).clamp(max=1.0)}
+
     def stored(self, latent: Latent) -> dict[str, Tensor]:
         """Return states as the replay keeps them: half precision, and numbers of classes."""
         c = self.model.rssm.config

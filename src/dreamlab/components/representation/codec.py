@@ -13,7 +13,7 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.image import PoolEncoder, UpDecoder
 from dreamlab.nn.norm import Style, Tower, dense
-from dreamlab.ops.scaling import symlog
+from dreamlab.ops.scaling import symexp, symlog
 
 Obs = dict[str, Tensor]
 
@@ -136,6 +136,20 @@ class Decoder(nn.Module):
             image = self.cnn(deter, stoch).float()
             parts = image.split([s.shape[-1] for s in self.images.values()], -1)
             out |= dict(zip(self.images, parts, strict=True))
+        return out
+
+    def natural(self, predicted: Obs) -> Obs:
+        """Return predictions in the observations' own units; images stay in (0, 1)."""
+        out = dict(predicted)
+        for name, spec in self.vectors.items():
+            if spec.classes is None:
+                out[name] = symexp(predicted[name]).unflatten(-1, spec.shape or (1,))
+                out[name] = out[name] if spec.shape else out[name][..., 0]
+            elif isinstance(spec.classes, int):
+                out[name] = predicted[name].argmax(-1)
+            else:
+                parts = predicted[name].split(spec.classes, -1)
+                out[name] = torch.stack([p.argmax(-1) for p in parts], -1)
         return out
 
     def losses(self, predicted: Obs, obs: Obs) -> Obs:

@@ -12,7 +12,6 @@ from dreamlab.components.representation.codec import Obs
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.world_model import Policy, WorldModel
 from dreamlab.core.types import Array, Curves, Report
-from dreamlab.ops.scaling import symexp
 
 HORIZONS = (1, 2, 4, 8, 16, 32)
 GREEN, RED = (0, 255, 0), (255, 0, 0)
@@ -58,16 +57,9 @@ def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
     latent = Latent(*(torch.cat([a, b[:, 1:].to(a.dtype)], 1) for a, b in pairs))
     flat = model.predict(latent.flat())
     shape = seq.reward.shape
-    obs = {k: _natural(model, k, v).view(*shape, *v.shape[1:]) for k, v in flat["obs"].items()}
+    obs = {k: v.view(*shape, *v.shape[1:]) for k, v in flat["obs"].items()}
     reward, cont = flat["reward"].view(shape), flat["cont"].view(shape)
     return OpenLoop(obs, reward, cont, context, waking)
-
-
-def _natural(model: WorldModel, name: str, value: Tensor) -> Tensor:
-    """Return a prediction in the observation's own units (classes stay logits)."""
-    decoder = model.decoder
-    plain = name in decoder.vectors and decoder.vectors[name].classes is None
-    return symexp(value) if plain else value
 
 
 def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> Report:
@@ -79,19 +71,16 @@ def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> R
         for k, v in loop.obs.items()
         if k in model.decoder.images
     }
+    row = int(alive(seq, context)[:, -1].int().argmax())  # one without a new episode, if there is
+    one = lambda x: x[row].float().reshape(x.shape[1], -1).cpu().numpy()  # noqa: E731
     curves = {
-        f"openloop/{k}": Curves(_first(seq.obs[k]), _first(v), context)
+        f"openloop/{k}": Curves(one(seq.obs[k]), one(v), context)
         for k, v in loop.obs.items()
         if k in model.decoder.vectors and model.decoder.vectors[k].classes is None
     }
-    curves["openloop/reward"] = Curves(_first(seq.reward), _first(loop.reward), context)
+    curves["openloop/reward"] = Curves(one(seq.reward), one(loop.reward), context)
     metrics = {**errors(model, seq, loop), **exploit_gap(model, seq, loop, policy, gamma)}
     return Report(metrics, films, curves)
-
-
-def _first(value: Tensor) -> Array:
-    """Return the first sequence [t, n]."""
-    return value[0].float().reshape(value.shape[1], -1).cpu().numpy()
 
 
 def alive(seq: Sequences, context: int) -> Tensor:

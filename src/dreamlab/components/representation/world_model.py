@@ -126,7 +126,7 @@ class WorldModel(nn.Module):
     def predict(self, latent: Latent) -> dict[str, Any]:
         """Return the decoded observations, reward and continuation of states [n, ...]."""
         obs = self.decoder(latent.deter, latent.stoch)
-        return {"obs": obs, **self.predict_reward(latent)}
+        return {"obs": self.decoder.natural(obs), **self.predict_reward(latent)}
 
     def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
         """Return reward and continuation of states [*b, ...]."""

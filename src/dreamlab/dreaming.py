@@ -1,0 +1,80 @@
+"""The dream of a trained run as an environment: `env.suite=imagined env.id=<run folder>`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dreamlab import build
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.tree import tree_map
+from dreamlab.core.types import Array, Mode
+from dreamlab.envs.imagined import ImaginedEnv
+from dreamlab.envs.vector import Envs
+
+
+class RunDreamer:
+    """A run's world model, one state at a time."""
+
+    def __init__(self, trained: build.Trained) -> None:
+        self.workflow = trained.workflow.eval()
+        self.spec = self.workflow.spec
+
+    @torch.no_grad()
+    def dream_step(self, state: Any, action: Tensor, generator: torch.Generator) -> Any:
+        """Return the state after an action, its chance drawn from `generator` alone."""
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            states, _ = self.workflow.imagine(1, state, lambda _: action)  # type: ignore[attr-defined]
+        return type(state)(*(x[:, -1] for x in states))
+
+    @torch.no_grad()
+    def dream_view(self, state: Any) -> tuple[dict[str, Array], float, float]:
+        """Return the observation, reward and chance of going on that the model sees in a state."""
+        seen = self.workflow.view(state)  # type: ignore[attr-defined]
+        obs = {k: _as_observed(v[0], self.spec.obs[k].dtype) for k, v in seen["obs"].items()}
+        return obs, float(seen["reward"][0]), float(seen["cont"][0])
+
+
+def _as_observed(value: Tensor, dtype: str) -> Array:
+    array = value.numpy()
+    return np.clip(array * 255, 0, 255).astype(np.uint8) if dtype == "uint8" else array
+
+
+def visited(trained: build.Trained, num: int) -> list[Any]:
+    """Return latent states that the run's policy passes in its real environment."""
+    workflow, latents = trained.workflow, []
+    envs = Envs(trained.config.env, seed=trained.config.seed + 1)
+    try:
+        envs.normalizer.set_state(trained.statistics)
+        envs.normalizer.frozen = True
+        step, state = envs.reset(), workflow.initial_state(envs.num_envs)
+        while len(latents) < num:
+            decision = workflow.act(step, state, Mode.TRAIN)
+            state = decision.state
+            for i in np.flatnonzero(~step.is_last):
+                one = tree_map(lambda x, i=i: x[i : i + 1], state)
+                latents.append(workflow.latent_of(one))  # type: ignore[attr-defined]
+            step = envs.step(decision.action.cpu().numpy())
+    finally:
+        envs.close()
+    return latents[:num]
+
+
+def make(task: str, length: int = 64, starts: int = 512, terminal: float = 0.5) -> ImaginedEnv:
+    """Return the dream of the run in folder `task`; episodes begin in `starts` real states."""
+    trained = build.load_policy(Path(task))
+    if not hasattr(trained.workflow, "imagine"):
+        name = type(trained.workflow).__name__
+        raise ConfigError(f"env.id: {task} holds a run of {name}, which has no world model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(trained.config.seed)
+        states = visited(trained, starts)
+    return ImaginedEnv(
+        RunDreamer(trained), lambda rng: states[rng.integers(len(states))], length, terminal
+    )

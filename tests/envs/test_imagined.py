@@ -1,0 +1,61 @@
+"""A trained world model behind the Gymnasium interface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from dreamlab import build
+from dreamlab.config import compose, load_config
+from dreamlab.core.errors import ConfigError
+from dreamlab.envs.suites import make
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dream") / "run"
+    options = ["+experiment=dreamer_cartpole", "tiny=true", f"run.dir={folder}", "device=cpu"]
+    build.train(load_config(compose([*options, "training.total_frames=60", "log.terminal=off"])))
+    return folder
+
+
+def test_the_dream_is_a_gymnasium_environment(run):
+    env = make("imagined", str(run), {"length": 10, "starts": 20})
+    check_env(env, skip_render_check=True)
+    obs, _ = env.reset(seed=3)
+    assert obs["state"].shape == (4,)
+
+
+def test_an_episode_is_a_function_of_its_seed_and_actions(run):
+    env = make("imagined", str(run), {"length": 8, "starts": 20, "terminal": 0.0})
+
+    def play(seed):
+        out = [env.reset(seed=seed)[0]["state"]]
+        for i in range(8):
+            obs, _, _, truncated, _ = env.step(i % 2)
+            out.append(obs["state"])
+        assert truncated
+        return np.array(out)
+
+    assert np.array_equal(play(1), play(1))
+    assert not np.array_equal(play(1), play(2))
+
+
+def test_another_algorithm_trains_inside_the_dream_and_resumes_exactly(run, tmp_path):
+    options = [
+        "+experiment=ppo_cartpole", "tiny=true", "env.suite=imagined", f"env.id={run}",
+        "env.options={length: 6, starts: 20}", "env.num_envs=2", "eval.episodes=2",
+        "training.total_frames=80", "log.terminal=off", "eval.video=false", "device=cpu",
+        f"run.dir={tmp_path / 'ppo'}",
+    ]  # fmt: skip
+    finished, status = build.train(load_config(compose(options)))
+    assert status == "finished"
+    assert build.load_policy(finished.folder).env_frames >= 80
+
+
+def test_a_run_without_a_world_model_is_refused(tmp_path):
+    options = ["+experiment=ppo_cartpole", "tiny=true", f"run.dir={tmp_path / 'ppo'}", "device=cpu"]
+    build.train(load_config(compose([*options, "training.total_frames=64", "log.terminal=off"])))
+    with pytest.raises(ConfigError, match="PPO, which has no world model"):
+        make("imagined", str(tmp_path / "ppo"), {})
