@@ -28,6 +28,7 @@ from dreamlab.engine.orchestrator import EngineConfig, Orchestrator, Parts
 from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import disk_free, memory_available
+from dreamlab.envs.drawing import painter
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.runs.plot import learning_curve
 from dreamlab.runs.run import FolderLock, Run, command_line, new_folder
@@ -68,6 +69,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     parts = Parts(
         workflow, collector, buffers, build_evaluator(config),
         build_logger(config, run, terminal), terminal, run,
+        painter(config.env) if type(workflow).report is not Workflow.report else None,
     )  # fmt: skip
     c = config
     engine = EngineConfig(c.log, c.eval, c.report, c.checkpoint, c.watch, c.compute)

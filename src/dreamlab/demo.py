@@ -1,4 +1,4 @@
-"""The two-minute demonstration behind `make demo`."""
+"""The demonstration behind `make demo`: learn a world model, act in it, and show the dream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dreamlab.engine.terminal import Terminal
 from dreamlab.runs.plot import learning_curve
 from dreamlab.runs.run import FolderLock, new_folder
 
-EXPERIMENT = "ppo_cartpole"
+EXPERIMENT = "dreamer_cartpole"
 
 
 def run_demo(overrides: list[str]) -> int:
@@ -19,7 +19,7 @@ def run_demo(overrides: list[str]) -> int:
     folder = new_folder("demo")
     config = load_config(compose([f"+experiment={EXPERIMENT}", f"run.dir={folder}", *overrides]))
     run, config, _ = build.open_run(config)
-    terminal = Terminal(config.log.terminal, f"PPO learns {config.env.id}")
+    terminal = Terminal(config.log.terminal, f"DreamerV3 learns {config.env.id} in its dreams")
     began = time.monotonic()
     with FolderLock(run.folder):
         loop = build.build(config, run, terminal)
@@ -28,32 +28,29 @@ def run_demo(overrides: list[str]) -> int:
     if status != "finished":
         terminal.say(f"interrupted; go on with: dreamlab resume {folder}")
         return 130
-    curve = learning_curve(run.metrics(), folder / "report" / "learning_curve.png", config.name)
+    learning_curve(run.metrics(), folder / "report" / "learning_curve.png", config.name)
     after = run.manifest["final_eval"]["eval/return"]
-    _summary(terminal, folder, curve, before, after, time.monotonic() - began)
+    _summary(terminal, folder, before, after, time.monotonic() - began)
     return 0
 
 
-def _summary(
-    terminal: Terminal,
-    folder: Path,
-    curve: Path | None,
-    before: float,
-    after: float,
-    seconds: float,
-) -> None:
-    video = next(iter(sorted((folder / "videos").glob("*.mp4"))), None)
+def _summary(terminal: Terminal, folder: Path, before: float, after: float, seconds: float) -> None:
+    def last(pattern: str) -> Path | None:
+        return next(iter(sorted(folder.glob(pattern), reverse=True)), None)
+
     lines = [
         "",
         f"return before training  {before:8.1f}",
         f"return after training   {after:8.1f}   ({seconds:.0f} s)",
         f"run folder              {folder}",
-        f"learning curve          {curve}",
-        f"episode video           {video}",
+        f"learning curve          {last('report/learning_curve.png')}",
+        f"truth, dream and error  {last('report/openloop_*.mp4')}",
+        f"the same as curves      {last('report/openloop_state_*.png')}",
+        f"episode video           {last('videos/*.mp4')}",
         "",
         "try next:",
         f"  dreamlab eval {folder} --episodes 20 --video",
-        f"  dreamlab resume {folder} training.total_frames=150_000",
+        f"  dreamlab train +experiment=ppo_cartpole env.suite=imagined env.id={folder}",
         "  dreamlab train +experiment=sac_pendulum seed=1",
     ]
     for line in lines:

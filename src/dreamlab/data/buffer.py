@@ -49,8 +49,8 @@ class Buffer(Protocol):
         """Draw a batch; it is valid until the next one is drawn."""
         ...
 
-    def peek(self, seed: int) -> Batch | None:
-        """Draw a batch to look at, changing nothing; None if what is stored is only used once."""
+    def peek(self, seed: int, length: int) -> Batch | None:
+        """Draw windows to look at, changing nothing; None if what is stored is used only once."""
         ...
 
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.types import Array, Batch, Decision, Step
 from dreamlab.data.buffer import Place, as_tensor, batch_of, record
 from dreamlab.data.chunks import ChunkFiles
-from dreamlab.data.samplers import Sampler, Uniform, UniformConfig, Window
+from dreamlab.data.samplers import Sampler, Window
 from dreamlab.data.storage import Store, send
 
 
@@ -150,16 +150,20 @@ class Replay:
         `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
         """
         assert self.sampler is not None, "nothing is stored yet"
-        return self._batch(*self.sampler.draw(self.window(), self.config.batch, self.rng))
+        ids, weight = self.sampler.draw(self.window(), self.config.batch, self.rng)
+        return self._batch(ids, weight, self.offsets)
 
-    def peek(self, seed: int) -> Batch | None:
-        """Draw windows uniformly to look at; the next `sample` is what it would have been."""
-        draw = Uniform(UniformConfig(), 0).draw
-        return self._batch(*draw(self.window(), self.config.batch, np.random.default_rng(seed)))
+    def peek(self, seed: int, length: int) -> Batch | None:
+        """Draw windows of any length to look at; the next `sample` is what it would have been."""
+        have = min(self.added, self.ticks)
+        oldest = (self.added - have) * self.num_envs
+        newest = (self.added - min(length, have) + 1) * self.num_envs
+        ids = np.random.default_rng(seed).integers(oldest, newest, self.config.batch)
+        return self._batch(ids, None, torch.arange(min(length, have)) * self.num_envs)
 
-    def _batch(self, ids: Array, weight: Array | None) -> Batch:
+    def _batch(self, ids: Array, weight: Array | None, offsets: Tensor) -> Batch:
         assert self.store is not None
-        index = torch.from_numpy(ids)[:, None] + self.offsets
+        index = torch.from_numpy(ids)[:, None] + offsets
         rows = self.read(index)
         rows["is_first"][:, 0] = True
         rows["is_last"][:, :-1] |= rows["is_first"][:, 1:]

@@ -87,7 +87,7 @@ class Rollout:
         copies = {k: v.clone(memory_format=torch.contiguous_format) for k, v in whole.items()}
         return batch_of({k: v.to(self.place.device) for k, v in copies.items()})
 
-    def peek(self, seed: int) -> Batch | None:
+    def peek(self, seed: int, length: int) -> Batch | None:
         """Return None: a rollout is used once."""
         return None
 

@@ -24,7 +24,7 @@ from dreamlab.engine.collector import Collected, Collector
 from dreamlab.engine.evaluator import EvalConfig, EvalResult, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.phase_scheduler import UPDATE, Counters, PhaseScheduler
-from dreamlab.engine.report import ReportConfig, write_report
+from dreamlab.engine.report import Paint, ReportConfig, write_report
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Watch, WatchConfig, run_command
 
@@ -61,6 +61,7 @@ class Parts:
     logger: Logger
     terminal: Terminal
     run: RunLog
+    paint: Paint | None = None
 
 
 class Every:
@@ -236,7 +237,8 @@ class Orchestrator:
     def report(self) -> list[Path]:
         """Look inside the algorithm, if it lets us, and write down what is seen."""
         buffer = self._buffer()
-        if not buffer.ready() or (batch := buffer.peek(self.counters.env_frames)) is None:
+        seed, length = self.counters.env_frames, self.config.report.length
+        if not buffer.ready() or (batch := buffer.peek(seed, length)) is None:
             return []
         with random.fork(self.counters.env_frames):
             report = self.workflow.report(batch)
@@ -244,7 +246,7 @@ class Orchestrator:
             return []
         self.parts.logger.add(report.metrics, "report/")
         folder = self.run_log.folder / "report"
-        return write_report(report, folder, self.counters.env_frames, self.config.report.fps)
+        return write_report(report, folder, seed, self.config.report.fps, self.parts.paint)
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dreamlab.core.types import Curves, Report
+import numpy as np
+
+from dreamlab.core.types import Array, Curves, Report
 from dreamlab.engine.video import write_video
 
 
@@ -15,18 +18,46 @@ class ReportConfig:
 
     every_frames: int = 0
     """Env frames between reports; 0 reports at the end only."""
+    length: int = 33
+    """Steps of the sequences looked at: one that leads in, half of the rest seen, half dreamt."""
     fps: int = 15
 
 
-def write_report(report: Report, folder: Path, stamp: int, fps: int) -> list[Path]:
-    """Write films and curves under `folder`, named by what they show and the frames so far."""
+Paint = Callable[[Array], Array]
+"""An observation to a picture [h, w, 3]."""
+GREEN, RED = (0, 200, 0), (220, 0, 0)
+
+
+def write_report(
+    report: Report, folder: Path, stamp: int, fps: int, paint: Paint | None = None
+) -> list[Path]:
+    """Write films and curves under `folder`, named by what they show and the frames so far.
+
+    Where observations can be painted, their curves become a film as well.
+    """
     paths: list[Path] = []
-    for name, film in report.films.items():
+    films = dict(report.films)
+    if paint is not None and "openloop/state" in report.curves:
+        films["openloop/state"] = painted(report.curves["openloop/state"], paint)
+    for name, film in films.items():
         path = folder / f"{_safe(name)}_{stamp:012d}.mp4"
         paths.append(write_video(path, list(film), fps))
     for name, curves in report.curves.items():
         paths.append(draw(curves, folder / f"{_safe(name)}_{stamp:012d}.png", name))
     return paths
+
+
+def painted(curves: Curves, paint: Paint) -> Array:
+    """Return frames: truth, dream and their difference side by side, border green, then red."""
+    frames: list[Array] = []
+    for t, (truth, dream) in enumerate(zip(curves.truth, curves.dream, strict=True)):
+        real, guess = paint(truth), paint(dream)
+        error = ((guess.astype(np.int16) - real + 255) // 2).astype(np.uint8)
+        frame = np.concatenate([real, guess, error], 1)
+        color = GREEN if t < curves.context else RED
+        frame[:6], frame[-6:], frame[:, :6], frame[:, -6:] = color, color, color, color
+        frames.append(frame)
+    return np.stack(frames)
 
 
 def _safe(name: str) -> str:
