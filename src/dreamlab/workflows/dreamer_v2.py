@@ -67,6 +67,8 @@ class DreamerV2Config:
     lam: float = 0.95
     imagine: int = 15
     """Steps of each dream."""
+    imagine_last: int = 0
+    """Dream from this many last states of each window only; 0 takes all, as the paper does."""
     actor_grad: Literal["auto", "reinforce", "dynamics", "both"] = "auto"
     """How the actor learns: from scores of its actions, through the dream, or from both;
     `auto` is `reinforce` for discrete actions and `dynamics` for continuous ones."""
@@ -184,13 +186,24 @@ class DreamerV2(Workflow[DreamerV2Config]):
         action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
         return Decision(action, {"deter": latent.deter, "stoch": latent.stoch, "action": action})
 
+    def latent_of(self, state: Tree) -> Latent:
+        """Return the world model's part of a policy state."""
+        return Latent(state["deter"], state["stoch"])
+
+    def view(self, latent: Latent) -> dict[str, Any]:
+        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
+        return self.model.view(latent)
+
     # -- learning ---------------------------------------------------------------------------------
 
     @hook
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take a step each on the world model, then on actor and critic in its dreams."""
         metrics, seen = self.learn_model(batch)
-        metrics |= self.learn_behaviour(seen.latent.detach().flat(), batch.is_terminal.flatten())
+        last = self.config.imagine_last
+        recent = slice(-last, None) if last else slice(None)
+        start = Latent(*(x[:, recent] for x in seen.latent.detach())).flat()
+        metrics |= self.learn_behaviour(start, batch.is_terminal[:, recent].flatten())
         return {k: v.detach() for k, v in metrics.items()}
 
     def learn_model(self, batch: Batch) -> tuple[Metrics, Followed]:
@@ -242,7 +255,7 @@ class DreamerV2(Workflow[DreamerV2Config]):
         return self.actor.passing(dist, dist.sample())
 
     def imagine(
-        self, start: Latent, horizon: int, policy: Policy | None = None,
+        self, horizon: int, start: Latent, policy: Policy | None = None,
         noise: Tensor | None = None,
     ) -> tuple[Latent, Tensor]:  # fmt: skip
         """Dream on from states [n, ...] with this policy; return states and actions [n, h + 1]."""
@@ -254,7 +267,7 @@ class DreamerV2(Workflow[DreamerV2Config]):
         through = self.actor_grad != "reinforce"
         with torch.set_grad_enabled(through):
             chosen = policy or (self.passing_policy if through else self.policy)
-            latent, action = self.imagine(start, c.imagine, chosen)
+            latent, action = self.imagine(c.imagine, start, chosen)
             feature = latent.feature
             reward, value = self.model.reward(feature), self.slow(feature)
             discount = self.model.discount(feature)

@@ -13,7 +13,7 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.image_classic import SIZE, StrideDecoder, StrideEncoder, centred
 from dreamlab.nn.norm import ActKind, Style, Tower, dense
-from dreamlab.ops.scaling import symlog
+from dreamlab.ops.scaling import symexp, symlog
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,21 @@ class ClassicCodec(nn.Module):
             image = self.draw(feature).float()
             parts = image.split([s.shape[2] for s in self.images.values()], -1)
             out |= dict(zip(self.images, parts, strict=True))
+        return out
+
+    def natural(self, predicted: Obs) -> Obs:
+        """Return predictions in the observations' own units; images in [0, 1]."""
+        out: Obs = {k: (predicted[k] + 0.5).clamp(0, 1) for k in self.images}
+        for name, spec in self.vectors.items():
+            guess = predicted[name]
+            if spec.classes is None:
+                guess = symexp(guess) if self.config.symlog else guess
+                out[name] = guess.reshape(*guess.shape[:-1], *spec.shape)
+            elif isinstance(spec.classes, int):
+                out[name] = guess.argmax(-1)
+            else:
+                parts = guess.split(spec.classes, -1)
+                out[name] = torch.stack([p.argmax(-1) for p in parts], -1)
         return out
 
     def losses(self, predicted: Obs, ready: Obs) -> Obs:

@@ -164,6 +164,13 @@ class ClassicModel(nn.Module):
             return torch.full_like(feature[..., 0], self.config.gamma)
         return torch.sigmoid(self.cont(feature))
 
+    def view(self, latent: Latent) -> dict[str, Any]:
+        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
+        feature = latent.feature
+        cont = (self.discount(feature) / self.config.gamma).clamp(max=1.0)
+        obs = self.codec.natural(self.codec.decode(feature))
+        return {"obs": obs, "reward": self.reward(feature), "cont": cont}
+
 
 def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
     """Raise unless the actions are numbers in [-1, 1]."""

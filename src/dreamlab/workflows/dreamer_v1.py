@@ -1,0 +1,250 @@
+"""DreamerV1 (Hafner et al. 2020, arXiv:1912.01603): learn behaviours by backpropagating dreams.
+
+One update: the world model follows replayed sequences; from every state it passes it dreams
+`imagine` steps ahead; the gradient of the returns dreamt of flows back through the dream into the
+actor; the critic learns these returns; then every part takes a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.components.representation.codec_classic import ClassicCodecConfig
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
+from dreamlab.components.representation.world_model import Policy
+from dreamlab.components.representation.world_model_classic import (
+    ClassicModel,
+    ClassicModelConfig,
+    Followed,
+    NormalHead,
+    check_continuous,
+)
+from dreamlab.core.optim import OptimConfig
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, hook
+from dreamlab.nn.dists import TanhGaussian
+from dreamlab.nn.glorot import glorot
+from dreamlab.nn.norm import Style, Tower, dense
+from dreamlab.ops.returns_classic import own_lambda_return
+
+
+@dataclass(frozen=True)
+class DreamerV1Config:
+    """Defaults of the paper."""
+
+    deter: int = 200
+    hidden: int = 200
+    stoch: int = 30
+    depth: int = 32
+    units: int = 400
+    """Of every head, and for vectors."""
+    vector_layers: int = 2
+    reward_layers: int = 2
+    cont_layers: int = 3
+    value_layers: int = 3
+    actor_layers: int = 4
+    symlog: bool = False
+    """Compress the numbers of vectors before they are seen and predicted."""
+    kl_scale: float = 1.0
+    free_nats: float = 3.0
+    """Divergence, averaged over a batch, below which it is left alone."""
+    cont_scale: float = 0.0
+    """Weight of predicted continuation; 0 predicts none, nothing ever ends. The paper's: 10."""
+    gamma: float = 0.99
+    lam: float = 0.95
+    imagine: int = 15
+    """Steps of each dream."""
+    imagine_last: int = 0
+    """Dream from this many last states of each window only; 0 takes all, as the paper does."""
+    noise: float = 0.3
+    """Deviation of what is added to actions in training."""
+    init_std: float = 5.0
+    """Deviation, before squashing, that the policy starts with."""
+    mode_samples: int = 100
+    """In evaluation the likeliest of this many samples is done."""
+    model_lr: float = 6e-4
+    actor_lr: float = 8e-5
+    critic_lr: float = 8e-5
+    eps: float = 1e-7
+    clip: float = 100.0
+
+
+class TanhPolicy(nn.Module):
+    """Actions from latent states: normals squashed into (-1, 1), wide at first."""
+
+    def __init__(self, in_dim: int, action: ArraySpec, config: DreamerV1Config) -> None:
+        super().__init__()
+        self.shape, c = action.shape, config
+        self.net = Tower(in_dim, c.units, c.actor_layers, Style("none", "elu"))
+        self.out = dense(self.net.out_dim, 2 * action.size)
+        self.raw_std = math.log(math.expm1(c.init_std))
+        self.mode_samples = c.mode_samples
+
+    def forward(self, feature: Tensor) -> TanhGaussian:
+        """Return the policy."""
+        mean, std = self.out(self.net(feature)).float().chunk(2, -1)
+        std = F.softplus(std + self.raw_std) + 1e-4
+        return TanhGaussian(5 * torch.tanh(mean / 5), std.log())
+
+    def likeliest(self, dist: TanhGaussian) -> Tensor:
+        """Return the best of several samples [n, a]: a squashed normal has no simple mode."""
+        wide = (self.mode_samples, *dist.mean.shape)
+        many = TanhGaussian(dist.mean.expand(wide), dist.log_std.expand(wide))
+        action, log_prob = many.sample_with_log_prob()
+        best = log_prob.argmax(0)[None, ..., None].expand(1, *dist.mean.shape)
+        return action.gather(0, best)[0]
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """Return sampled actions in the environment's shape."""
+        return flat.unflatten(-1, self.shape) if len(self.shape) != 1 else flat
+
+
+@dataclass(frozen=True)
+class Dream:
+    """Imagined states [n, horizon] and what they are worth; the start is not among them.
+
+    state      1     2     3     4 = horizon      all of them dreamt
+    reward     r1    r2    r3    r4               received on arriving there
+    discount   d1    d2    d3    d4               of what follows
+    weight     1     d1    d1d2                   how likely the dream gets there
+    value      v1    v2    v3    v4
+    ret        R1    R2    R3                     R[i] = r[i] + d[i] ((1-lam) v[i+1] + lam R[i+1])
+    """
+
+    feature: Tensor
+    reward: Tensor
+    value: Tensor
+    weight: Tensor
+    ret: Tensor
+
+
+class DreamerV1(Workflow[DreamerV1Config]):
+    """World model, actor and critic."""
+
+    Config = DreamerV1Config
+    tiny: ClassVar[dict[str, Any]] = {
+        "deter": 16, "hidden": 8, "stoch": 4, "depth": 2, "units": 8, "vector_layers": 1,
+        "reward_layers": 1, "cont_layers": 1, "value_layers": 1, "actor_layers": 1, "imagine": 4,
+        "free_nats": 0.1,
+    }  # fmt: skip
+
+    def build(self, spec: Spec) -> None:
+        c = self.config
+        check_continuous(spec.action, "DreamerV1", "DreamerV2 or DreamerV3")
+        rssm = ClassicRSSMConfig(c.deter, c.hidden, c.stoch)
+        codec = ClassicCodecConfig(c.depth, c.vector_layers, c.units, symlog=c.symlog)
+        cont_layers = c.cont_layers if c.cont_scale else 0
+        config = ClassicModelConfig(rssm, codec, c.units, c.reward_layers, cont_layers, c.gamma)
+        self.model = ClassicModel(config, spec)
+        self.actor = glorot(TanhPolicy(self.model.dim, spec.action, c))
+        self.critic = glorot(NormalHead(self.model.dim, c.units, c.value_layers, config.style))
+        rates = {"model": c.model_lr, "actor": c.actor_lr, "critic": c.critic_lr}
+        for name, lr in rates.items():
+            params = getattr(self, name).parameters()
+            self.optimizer(name, params, OptimConfig(lr=lr, eps=c.eps, clip=c.clip))
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Return the latent state and the action before the first step."""
+        return self.model.before(num_envs, self.device)
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Take the step into the latent state and act on it; in training with some noise."""
+        latent = self.model.after(step, self.tensors(step.obs), state)
+        dist = self.actor(latent.feature)
+        if mode is Mode.TRAIN:
+            action = dist.sample()
+            action = (action + self.config.noise * torch.randn_like(action)).clamp(-1, 1)
+        else:
+            action = self.actor.likeliest(dist)
+        action = self.actor.shaped(action)
+        return Decision(action, {"deter": latent.deter, "stoch": latent.stoch, "action": action})
+
+    def latent_of(self, state: Tree) -> Latent:
+        """Return the world model's part of a policy state."""
+        return Latent(state["deter"], state["stoch"])
+
+    def view(self, latent: Latent) -> dict[str, Any]:
+        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
+        return self.model.view(latent)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @hook
+    def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take one gradient step each on actor, critic and world model (algorithm 1)."""
+        c = self.config
+        seen = self.model.follow(batch)
+        losses = {k: v.mean() for k, v in self.losses(seen, batch).items()}
+        scales = {"kl": c.kl_scale, "cont": c.cont_scale}
+        model = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
+        recent = slice(-c.imagine_last, None) if c.imagine_last else slice(None)
+        start = Latent(*(x[:, recent] for x in seen.latent.detach())).flat()
+        dream = self.dream(start, batch.is_terminal[:, recent].flatten())
+        actor, critic = self.actor_loss(dream), self.critic_loss(dream)
+        # the actor first: its gradient flows through a model and a critic that have not moved yet
+        norms = {
+            "actor_grad_norm": self.optimizers["actor"].step(actor),
+            "critic_grad_norm": self.optimizers["critic"].step(critic),
+            "model_grad_norm": self.optimizers["model"].step(model),
+        }
+        facts = {
+            "model_loss": model, "actor_loss": actor, "critic_loss": critic,
+            "return": dream.ret.mean(), "value": dream.value.mean(),
+            "imagined_reward": dream.reward.mean(), "weight": dream.weight.mean(),
+        }  # fmt: skip
+        named = {f"loss/{k}": v for k, v in losses.items()}
+        return {k: v.detach() for k, v in (facts | norms | named).items()}
+
+    def losses(self, seen: Followed, batch: Batch) -> dict[str, Tensor]:
+        """Return the losses of the world model (eq. 10), not yet weighted nor averaged."""
+        out = self.model.losses(seen, batch.reward, batch.is_terminal)
+        return {**out, "kl": self.free_kl(seen.post, seen.prior)}
+
+    def free_kl(self, post: Tensor, prior: Tensor) -> Tensor:
+        """Return the mean divergence of prior from posterior, or the free nats if it is less."""
+        dist = self.model.rssm.dist
+        return dist(post).kl(dist(prior)).mean().clamp(min=self.config.free_nats)
+
+    def policy(self, latent: Latent) -> Tensor:
+        """Return sampled actions for states [n, ...]; the states get no gradient from them."""
+        return self.actor.shaped(self.actor(latent.detach().feature).sample())
+
+    def imagine(
+        self, horizon: int, start: Latent, policy: Policy | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Latent, Tensor]:  # fmt: skip
+        """Dream on from states [n, ...] with this policy; return states and actions [n, h + 1]."""
+        return self.model.imagine(start, policy or self.policy, horizon, noise)
+
+    def dream(self, start: Latent, is_terminal: Tensor, policy: Policy | None = None) -> Dream:
+        """Dream from every state and value what is seen there; nothing follows a terminal one."""
+        latent, _ = self.imagine(self.config.imagine, start, policy)
+        feature = latent.feature[:, 1:]
+        reward, value = self.model.reward(feature), self.critic(feature)
+        discount = self.model.discount(feature)
+        ret = own_lambda_return(reward, discount, value, self.config.lam)
+        root = torch.ones_like(discount[:, :1])
+        if self.model.cont is not None:
+            root = (~is_terminal).to(root.dtype)[:, None]
+        weight = torch.cumprod(torch.cat([root, discount[:, :-2].detach()], 1), 1)
+        return Dream(feature, reward, value, weight, ret)
+
+    def actor_loss(self, dream: Dream) -> Tensor:
+        """Return the negative returns (eq. 7), with the gradient of the whole dream."""
+        return -(dream.weight * dream.ret).mean()
+
+    def critic_loss(self, dream: Dream) -> Tensor:
+        """Return how far values are from returns (eq. 8)."""
+        value = self.critic(dream.feature[:, :-1].detach())
+        return (dream.weight * self.critic.loss(value, dream.ret.detach())).mean()

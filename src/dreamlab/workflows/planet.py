@@ -1,0 +1,160 @@
+"""PlaNet (Hafner et al. 2019, arXiv:1811.04551): learn a world model, plan in it.
+
+There is no policy: at every step the cross-entropy method searches the latent space of the model
+for the actions that promise most reward, and the first of them is carried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dreamlab.components.representation.codec_classic import ClassicCodecConfig
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
+from dreamlab.components.representation.world_model import Policy
+from dreamlab.components.representation.world_model_classic import (
+    ClassicModel,
+    ClassicModelConfig,
+    Followed,
+    check_continuous,
+)
+from dreamlab.core.optim import OptimConfig
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, hook
+from dreamlab.ops.planning import CEMConfig, cem
+
+
+@dataclass(frozen=True)
+class PlaNetConfig:
+    """Defaults of the paper."""
+
+    deter: int = 200
+    hidden: int = 200
+    stoch: int = 30
+    depth: int = 32
+    bits: int = 5
+    """Bits of each colour that are kept."""
+    units: int = 300
+    """Of the reward's head, and for vectors."""
+    reward_layers: int = 3
+    vector_layers: int = 2
+    symlog: bool = False
+    """Compress the numbers of vectors before they are seen and predicted."""
+    reward_scale: float = 10.0
+    kl_scale: float = 1.0
+    free_nats: float = 3.0
+    """Divergence that each step has for nothing."""
+    planner: CEMConfig = field(default_factory=CEMConfig)
+    noise: float = 0.3
+    """Deviation of what is added to actions in training."""
+    lr: float = 1e-3
+    eps: float = 1e-4
+    clip: float = 1000.0
+
+
+class PlaNet(Workflow[PlaNetConfig]):
+    """A world model and a planner."""
+
+    Config = PlaNetConfig
+    tiny: ClassVar[dict[str, Any]] = {
+        "deter": 16, "hidden": 8, "stoch": 4, "depth": 2, "units": 8, "reward_layers": 1,
+        "vector_layers": 1, "free_nats": 0.0,
+        "planner": {"horizon": 3, "iterations": 2, "samples": 8, "elites": 4},
+    }  # fmt: skip
+
+    def build(self, spec: Spec) -> None:
+        c = self.config
+        check_continuous(spec.action, "PlaNet", "DreamerV2 or DreamerV3")
+        rssm = ClassicRSSMConfig(c.deter, c.hidden, c.stoch, cell="reset_before", act="relu")
+        codec = ClassicCodecConfig(
+            c.depth, c.vector_layers, c.units, "relu", bits=c.bits, symlog=c.symlog
+        )
+        self.model = ClassicModel(ClassicModelConfig(rssm, codec, c.units, c.reward_layers), spec)
+        optim = OptimConfig(lr=c.lr, eps=c.eps, clip=c.clip)
+        self.opt = self.optimizer("model", self.model.parameters(), optim)
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Return the latent state and the action before the first step."""
+        return self.model.before(num_envs, self.device)
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Take the step into the latent state and plan from it; in training add some noise."""
+        latent = self.model.after(step, self.tensors(step.obs), state)
+        action = self.policy(latent)
+        if mode is Mode.TRAIN:
+            action = (action + self.config.noise * torch.randn_like(action)).clamp(-1, 1)
+        return Decision(action, {"deter": latent.deter, "stoch": latent.stoch, "action": action})
+
+    def policy(self, latent: Latent) -> Tensor:
+        """Return the first action of a plan from each state [n, ...]."""
+        return self.plan(latent)[:, 0].unflatten(-1, self.spec.action.shape)
+
+    @torch.no_grad()
+    def plan(self, latent: Latent) -> Tensor:
+        """Return the best actions [n, horizon, a] that a search finds from each state."""
+        like = latent.deter.new_empty(len(latent.deter), self.spec.action.size)
+        return cem(self.config.planner, lambda plans: self.promise(latent, plans), like)
+
+    def promise(self, latent: Latent, plans: Tensor) -> Tensor:
+        """Return the reward [n, k] that k plans [n, k, h, a] are dreamt to bring from n states."""
+        rssm, (n, k, h, _) = self.model.rssm, plans.shape
+        state = Latent(*(x.repeat_interleave(k, 0) for x in latent))
+        noise = rssm.noise(h, n * k, device=plans.device)
+        features: list[Tensor] = []
+        for action, chance in zip(plans.flatten(0, 1).unbind(1), noise, strict=True):
+            state = rssm.imagine_step(state, action, chance)
+            features.append(state.feature)
+        return self.model.reward(torch.stack(features)).sum(0).view(n, k)
+
+    def latent_of(self, state: Tree) -> Latent:
+        """Return the world model's part of a policy state."""
+        return Latent(state["deter"], state["stoch"])
+
+    def view(self, latent: Latent) -> dict[str, Any]:
+        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont`, always 1."""
+        return self.model.view(latent)
+
+    def imagine(
+        self, horizon: int, start: Latent, policy: Policy | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Latent, Tensor]:  # fmt: skip
+        """Dream on from states [n, ...]; return states and actions [n, h + 1].
+
+        Without a policy every dreamt step is planned, which takes as long as acting does.
+        """
+        return self.model.imagine(start, policy or self.policy, horizon, noise)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @hook
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take one gradient step on the world model."""
+        c = self.config
+        losses = {k: v.mean() for k, v in self.losses(self.model.follow(batch), batch).items()}
+        scales = {"kl": c.kl_scale, "reward": c.reward_scale}
+        loss = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
+        norm = self.opt.step(loss)
+        facts = {"model_loss": loss, "model_grad_norm": norm}
+        return {k: v.detach() for k, v in {**facts, **_named(losses)}.items()}
+
+    def losses(self, seen: Followed, batch: Batch) -> dict[str, Tensor]:
+        """Return the losses [b, t] of the variational bound (eq. 6), not yet weighted."""
+        out = self.model.losses(seen, batch.reward, batch.is_terminal)
+        return {**out, "kl": self.free_kl(seen.post, seen.prior)}
+
+    def free_kl(self, post: Tensor, prior: Tensor) -> Tensor:
+        """Return the divergence [b, t] of prior from posterior above the free nats."""
+        dist = self.model.rssm.dist
+        return (dist(post).kl(dist(prior)) - self.config.free_nats).clamp(min=0)
+
+
+def _named(losses: dict[str, Tensor]) -> Metrics:
+    return {f"loss/{k}": v for k, v in losses.items()}
