@@ -231,7 +231,8 @@ def _shrink_phase(
             b.get(name, {}).get("batch", 1) * b.get(name, {}).get("length", 1)
             for b in (before, after)
         ]
-        out["train_ratio"] = phase["train_ratio"] * sizes[1] / sizes[0]
+        # a run's own configuration is shrunk again when it is read: by 1, to the last digit
+        out["train_ratio"] = phase["train_ratio"] * (sizes[1] / sizes[0])
     return out
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 from functools import cache
 
 import yaml
 
 import dreamlab.workflows
-from dreamlab.config import config_dir
+from dreamlab.config import config_dir, shrink
 from dreamlab.core.workflow import Workflow
 
 
@@ -43,5 +44,19 @@ def experiments_of(cls: type[Workflow]) -> list[str]:
     return experiments().get(f"{cls.__module__}.{cls.__qualname__}", [])
 
 
-CASES = [(cls, name) for cls in workflows() for name in experiments_of(cls)]
+def signature(name: str) -> str:
+    """Return what is left of an experiment when it is shrunk and put on a dummy environment."""
+    node = yaml.safe_load((config_dir() / "experiment" / f"{name}.yaml").read_text())
+    small = shrink(node)
+    phases = [p["workflow_hooks"] for p in small["training"]["phases"]]
+    parts = (small["workflow"], small["buffers"], phases, node.get("precision"))
+    return json.dumps(parts, sort_keys=True)
+
+
+def different(names: list[str]) -> list[str]:
+    """Return the experiments that are still different when shrunk, the first of each kind."""
+    return list({signature(name): name for name in reversed(names)}.values())[::-1]
+
+
+CASES = [(cls, name) for cls in workflows() for name in different(experiments_of(cls))]
 IDS = [name for _, name in CASES]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from dreamlab.config import LabConfig
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.phase import Phase
 from dreamlab.core.tree import tree_leaves
+from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.envs.vector import EnvConfig
 from tests.contract.found import CASES, IDS, experiments_of, workflows
 from tests.helpers import config_of, metrics, open_config, run_for
@@ -23,9 +27,26 @@ SMALL = (
 )  # fmt: skip
 
 
-def make(folder: Path, name: str):
+DECISIONS_PER_UPDATE = 24  # at least, where it does not matter how often an agent learns
+
+
+def calm(config: LabConfig) -> LabConfig:
+    """Return an experiment that learns so seldom that the tests stay quick."""
+
+    def slow(phase: Phase) -> Phase:
+        options = config.buffers[phase.buffer].options
+        most = options.get("batch", 16) * options.get("length", 64) / DECISIONS_PER_UPDATE
+        rare = phase.train_ratio is None or phase.train_ratio <= most
+        return phase if rare else replace(phase, train_ratio=most)
+
+    phases = tuple(slow(p) for p in config.training.phases)
+    return replace(config, training=replace(config.training, phases=phases))
+
+
+def make(folder: Path, name: str, learn: bool = False):
     """Return the loop of an experiment, shrunk, on the dummy environment its actions suit."""
     config = config_of(f"+experiment={name}", *SMALL)
+    config = config if learn else calm(config)
     for continuous in (False, True):
         env = EnvConfig("identity", "dummy", {"continuous": continuous}, num_envs=2)
         try:
@@ -52,6 +73,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(cls, name, tmp_path):
     assert run_for(straight, None) == "finished"
     for actions in (3, 7, 19):  # inside the first phases, and later; three interruptions in one run
         assert run_for(make(tmp_path / "b", name), actions) == "interrupted"
+    learning = make(tmp_path / "b", name)
+    middle = straight.counters.updates // 2
+    assert run_until(learning, lambda: learning.counters.updates >= middle) == "interrupted"
     resumed = make(tmp_path / "b", name)
     assert run_for(resumed, None) == "finished"
     assert straight.counters == resumed.counters
@@ -62,6 +86,18 @@ def test_interrupted_and_resumed_equals_uninterrupted(cls, name, tmp_path):
         assert a == b, key
     assert_same_buffers(straight, resumed)
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+def run_until(loop: Orchestrator, done: Callable[[], bool]) -> str:
+    """Run a loop; stop it, as Ctrl-C would, when something has come about."""
+    inner = loop._do
+
+    def watched(action: str) -> None:
+        inner(action)
+        loop.stop_requested = done()
+
+    loop._do = watched  # type: ignore[method-assign]
+    return loop.run()
 
 
 def assert_same_buffers(a, b):
@@ -89,11 +125,13 @@ def plain(tree):
 
 @pytest.mark.parametrize(("cls", "name"), CASES, ids=IDS)
 def test_gradients_reach_every_parameter_and_metrics_are_finite(cls, name, tmp_path):
-    loop = make(tmp_path, name)
-    before = {k: v.clone() for k, v in loop.workflow.named_parameters()}
-    run_for(loop, None)
-    still = [k for k, v in loop.workflow.named_parameters() if torch.equal(v, before[k])]
-    assert not [k for k in still if dict(loop.workflow.named_parameters())[k].requires_grad], still
+    loop = make(tmp_path, name, learn=True)
+    params = {k: v for k, v in loop.workflow.named_parameters() if v.requires_grad}
+    before = {k: v.clone() for k, v in params.items()}
+    still = lambda: [k for k, v in params.items() if torch.equal(v, before[k])]  # noqa: E731
+    run_until(loop, lambda: loop.log_due.last > 0 and not still())
+    assert not still()
+    assert metrics(tmp_path)
     for record in metrics(tmp_path):
         assert all(isinstance(v, int | float) for v in record.values()), record
 
