@@ -146,7 +146,7 @@ class PlaNet(Workflow[PlaNetConfig]):
         return {k: v.detach() for k, v in {**facts, **_named(losses)}.items()}
 
     def losses(self, seen: Followed, batch: Batch) -> dict[str, Tensor]:
-        """Return the losses [b, t] of the variational bound (eq. 6), not yet weighted."""
+        """Return the losses [b, t] of the variational bound (eq. 3), not yet weighted."""
         out = self.model.losses(seen, batch.reward, batch.is_terminal)
         return {**out, "kl": self.free_kl(seen.post, seen.prior)}
 

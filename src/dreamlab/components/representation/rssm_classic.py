@@ -107,7 +107,7 @@ class ResetBeforeCell(nn.Module):
         gates = torch.sigmoid(self.gates(torch.cat([x, memory], -1)))
         reset, keep = gates.chunk(2, -1)
         cand = tanh(self.cand(torch.cat([x, reset * memory], -1)))
-        return torch.lerp(cand, memory, keep)
+        return keep * memory + (1 - keep) * cand
 
 
 class LayerNormCell(nn.Module):
@@ -122,7 +122,8 @@ class LayerNormCell(nn.Module):
         parts = self.norm(self.gates(torch.cat([x, memory], -1)))
         reset, cand, update = parts.chunk(3, -1)
         cand = tanh(torch.sigmoid(reset) * cand)
-        return torch.lerp(memory, cand, torch.sigmoid(update - 1))
+        update = torch.sigmoid(update - 1)
+        return update * cand + (1 - update) * memory
 
 
 CELLS = {
