@@ -181,13 +181,18 @@ class DreamerV1(Workflow[DreamerV1Config]):
     # -- learning ---------------------------------------------------------------------------------
 
     @hook
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take one gradient step on the world model alone, to give it a head start."""
+        loss, metrics = self.model_loss(self.model.follow(batch), batch)
+        metrics["model_grad_norm"] = self.optimizers["model"].step(loss)
+        return {k: v.detach() for k, v in metrics.items()}
+
+    @hook
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one gradient step each on actor, critic and world model (algorithm 1)."""
         c = self.config
         seen = self.model.follow(batch)
-        losses = {k: v.mean() for k, v in self.losses(seen, batch).items()}
-        scales = {"kl": c.kl_scale, "cont": c.cont_scale}
-        model = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
+        model, metrics = self.model_loss(seen, batch)
         recent = slice(-c.imagine_last, None) if c.imagine_last else slice(None)
         start = Latent(*(x[:, recent] for x in seen.latent.detach())).flat()
         dream = self.dream(start, batch.is_terminal[:, recent].flatten())
@@ -199,12 +204,18 @@ class DreamerV1(Workflow[DreamerV1Config]):
             "model_grad_norm": self.optimizers["model"].step(model),
         }
         facts = {
-            "model_loss": model, "actor_loss": actor, "critic_loss": critic,
-            "return": dream.ret.mean(), "value": dream.value.mean(),
-            "imagined_reward": dream.reward.mean(), "weight": dream.weight.mean(),
+            "actor_loss": actor, "critic_loss": critic, "return": dream.ret.mean(),
+            "value": dream.value.mean(), "imagined_reward": dream.reward.mean(),
+            "weight": dream.weight.mean(),
         }  # fmt: skip
-        named = {f"loss/{k}": v for k, v in losses.items()}
-        return {k: v.detach() for k, v in (facts | norms | named).items()}
+        return {k: v.detach() for k, v in (metrics | facts | norms).items()}
+
+    def model_loss(self, seen: Followed, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the weighted loss of the world model, and its parts."""
+        scales = {"kl": self.config.kl_scale, "cont": self.config.cont_scale}
+        losses = {k: v.mean() for k, v in self.losses(seen, batch).items()}
+        loss = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
+        return loss, {"model_loss": loss, **{f"loss/{k}": v for k, v in losses.items()}}
 
     def losses(self, seen: Followed, batch: Batch) -> dict[str, Tensor]:
         """Return the losses of the world model (eq. 10), not yet weighted nor averaged."""

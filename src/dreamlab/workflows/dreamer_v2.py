@@ -197,6 +197,11 @@ class DreamerV2(Workflow[DreamerV2Config]):
     # -- learning ---------------------------------------------------------------------------------
 
     @hook
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take one gradient step on the world model alone, to give it a head start."""
+        return {k: v.detach() for k, v in self.learn_model(batch)[0].items()}
+
+    @hook
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take a step each on the world model, then on actor and critic in its dreams."""
         metrics, seen = self.learn_model(batch)
