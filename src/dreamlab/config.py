@@ -65,6 +65,7 @@ class LabConfig:
     precision: str = "fp32"
     deterministic: bool = False
     threads: int = 0
+    compile: bool = False
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -79,8 +80,9 @@ class LabConfig:
 
     @property
     def compute(self) -> ComputeConfig:
-        """Return the four options on computing as one."""
-        options = {k: getattr(self, k) for k in ("device", "precision", "deterministic", "threads")}
+        """Return the options on computing as one."""
+        names = ("device", "precision", "deterministic", "compile", "threads")
+        options = {k: getattr(self, k) for k in names}
         return load(ComputeConfig, options, "")
 
 

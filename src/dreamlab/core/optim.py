@@ -34,23 +34,44 @@ class Adam:
     kernel takes on a small network.
     """
 
+    dtype = torch.float32
+
     def __init__(self, config: OptimConfig, params: list[nn.Parameter]) -> None:
         self.config, self.params, self.lr = config, params, config.lr
         self.count: Tensor | None = None
+        self.rate: Tensor | None = None
         self.mean: list[Tensor] = []
         self.square: list[Tensor] = []
 
-    def step(self, grads: Sequence[Tensor | None]) -> None:
-        """Move the parameters; one without a gradient stays where it is."""
+    def allocate(self) -> Tensor:
+        """Make room for the moments, once the parameters are where they will stay."""
         if self.count is None:
-            # allocated here, not before: the parameters are where they will stay by now
-            self.count = torch.zeros((), device=self.params[0].device)
+            device = self.params[0].device
+            self.count = torch.zeros((), dtype=self.dtype, device=device)
             self.mean = [torch.zeros_like(p) for p in self.params]
             self.square = [torch.zeros_like(p) for p in self.params]
+        if self.rate is None:  # what a compiled or captured step reads in place of `lr`
+            self.rate = torch.full_like(self.count, self.lr)
+        return self.count
+
+    def set_lr(self, lr: float) -> None:
+        """Use this learning rate from the next step on."""
+        self.lr = lr
+        if self.rate is not None:
+            self.rate.fill_(lr)
+
+    def step(self, grads: Sequence[Tensor | None]) -> None:
+        """Move the parameters; one without a gradient stays where it is."""
+        self.allocate()
+        assert self.count is not None
         self.count += 1
         used = [i for i, g in enumerate(grads) if g is not None]
         pick = (lambda x: x) if len(used) == len(grads) else (lambda x: [x[i] for i in used])
         beta1, beta2 = self.config.betas
+        if torch.compiler.is_compiling():
+            groups = (pick(x) for x in (self.params, grads, self.mean, self.square))
+            self._plain(zip(*groups, strict=True))
+            return
         with torch.no_grad():
             torch._fused_adamw_(
                 pick(self.params), pick(grads), pick(self.mean), pick(self.square), [],
@@ -58,12 +79,26 @@ class Adam:
                 weight_decay=self.config.weight_decay, amsgrad=False, maximize=False,
             )  # fmt: skip
 
+    @torch.no_grad()
+    def _plain(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Take the same step in single operations, which a compiler fuses."""
+        assert self.count is not None
+        assert self.rate is not None
+        beta1, beta2 = self.config.betas
+        first, second = 1 - beta1**self.count, 1 - beta2**self.count
+        for p, g, mean, square in rows:
+            if self.config.weight_decay:
+                p.mul_(1 - self.rate * self.config.weight_decay)
+            mean.lerp_(g, 1 - beta1)
+            square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+            p.sub_(self.rate / first * mean / ((square / second).sqrt() + self.config.eps))
+
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "mean": self.mean, "square": self.square, "lr": self.lr}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         device = self.params[0].device
-        self.lr = state["lr"]
+        self.set_lr(state["lr"])
         self.count = None if state["count"] is None else state["count"].to(device).clone()
         pairs = [
             (p.device, m, v)
@@ -73,7 +108,7 @@ class Adam:
         self.square = [v.to(d).clone() for d, _, v in pairs]
 
 
-class LaProp:
+class LaProp(Adam):
     """LaProp (Ziyin et al. 2020, arXiv:2002.04839): gradients are normalised, then averaged.
 
     Every number that changes is a tensor on the parameters' device, so that a step can be captured.
@@ -82,35 +117,28 @@ class LaProp:
     """
 
     flush = False
-
-    def __init__(self, config: OptimConfig, params: list[nn.Parameter]) -> None:
-        self.config, self.params, self.lr = config, params, config.lr
-        self.count: Tensor | None = None
-        self.mean: list[Tensor] = []
-        self.square: list[Tensor] = []
+    dtype = torch.float64
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor | None]) -> None:
         """Move the parameters; one without a gradient moves on by its momentum."""
         c, params = self.config, self.params
-        if self.count is None:
-            self.count = torch.zeros((), dtype=torch.float64, device=params[0].device)
-            self.mean = [torch.zeros_like(p) for p in params]
-            self.square = [torch.zeros_like(p) for p in params]
+        count = self.allocate()
+        assert self.rate is not None
         full = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
         full = self._clipped(full)
         beta1, beta2 = c.betas
-        rise = (self.count / c.warmup).clamp(max=1.0) if c.warmup else 1.0
-        self.count += 1
+        rise = (count / c.warmup).clamp(max=1.0) if c.warmup else 1.0
+        count += 1
         torch._foreach_mul_(self.square, beta2)
         new = torch._foreach_mul(torch._foreach_mul(full, full), 1 - beta2)
         torch._foreach_add_(self.square, [_flushed(x) for x in new] if self.flush else new)
-        scale = torch._foreach_div(self.square, (1 - beta2**self.count).float())
+        scale = torch._foreach_div(self.square, (1 - beta2**count).float())
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, c.eps)
         torch._foreach_div_(full, scale)
         torch._foreach_lerp_(self.mean, full, 1 - beta1)
-        move = torch._foreach_mul(self.mean, (-self.lr * rise / (1 - beta1**self.count)).float())
+        move = torch._foreach_mul(self.mean, (-self.rate * rise / (1 - beta1**count)).float())
         torch._foreach_add_(tuple(params), move)
 
     def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
@@ -122,9 +150,6 @@ class LaProp:
             torch.stack(torch._foreach_norm(tuple(self.params))).clamp(min=1e-3) * self.config.agc
         )
         return list(torch._foreach_div(grads, list((lengths / limits).clamp(min=1.0).unbind())))
-
-    state_dict = Adam.state_dict
-    load_state_dict = Adam.load_state_dict
 
 
 class Optimizer:
@@ -143,7 +168,7 @@ class Optimizer:
 
     def set_lr(self, lr: float) -> None:
         """Use this learning rate from the next step on."""
-        self.inner.lr = lr
+        self.inner.set_lr(lr)
 
     def step(self, loss: Tensor, keep_graph: bool = False) -> Tensor:
         """Follow the gradient of `loss` and return its norm before clipping.
@@ -155,6 +180,12 @@ class Optimizer:
         new = torch.autograd.grad(
             scaled, self.params, allow_unused=True, retain_graph=keep_graph or None
         )
+        if torch.compiler.is_compiling():
+            assert self.accumulate == 1
+            grads: list[Tensor | None] = list(new)  # None where the loss did not pass
+            norm = self.grad_norm([g for g in grads if g is not None])
+            self.apply(grads, norm)
+            return norm
         for p, g in zip(self.params, new, strict=True):
             p.grad = _sum(p.grad, g) if self.pending > 0 else g
         self.pending += 1
@@ -172,7 +203,7 @@ class Optimizer:
     def apply(self, grads: Sequence[Tensor | None], norm: Tensor) -> None:
         """Clip by `norm` and move the weights."""
         # where reading the norm is free, gradients that are short enough are left alone
-        if self.config.clip > 0 and (norm.is_cuda or norm > self.config.clip):
+        if self.config.clip > 0 and (_unread(norm) or norm > self.config.clip):
             scale = (self.config.clip / (norm + 1e-6)).clamp_(max=1.0)
             torch._foreach_mul_([g for g in grads if g is not None], scale)
         self.inner.step(grads)
@@ -201,3 +232,8 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _flushed(x: Tensor) -> Tensor:
     return x.where(x.abs() >= torch.finfo(x.dtype).tiny, 0.0)
+
+
+def _unread(x: Tensor) -> bool:
+    """Tell whether looking at a number would cost more than not knowing it."""
+    return torch.compiler.is_compiling() or x.is_cuda

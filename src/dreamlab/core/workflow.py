@@ -27,6 +27,16 @@ def hook(method: F) -> F:
     return method
 
 
+def compilable(method: F) -> F:
+    """Mark a method that `compile=true` turns into one compiled function.
+
+    It takes and returns tensors (in dataclasses and dictionaries), changes nothing but parameters,
+    buffers and optimizers, and never asks what a tensor's value is.
+    """
+    method.is_compilable = True  # type: ignore[attr-defined]
+    return method
+
+
 class Workflow(nn.Module, ABC, Generic[C]):
     """An algorithm: how to act, and what one update of each kind does. It owns no loop.
 
@@ -87,6 +97,11 @@ class Workflow(nn.Module, ABC, Generic[C]):
     def hooks(cls) -> dict[str, Callable[..., Any]]:
         """Return the methods a phase may call, by name."""
         return {n: m for n in dir(cls) if getattr(m := getattr(cls, n), "is_hook", False)}
+
+    @classmethod
+    def compilables(cls) -> list[str]:
+        """Return the names of the methods worth compiling."""
+        return [n for n in dir(cls) if getattr(getattr(cls, n), "is_compilable", False)]
 
     def get_extra_state(self) -> dict[str, Any]:
         return {name: opt.state_dict() for name, opt in self.optimizers.items()}

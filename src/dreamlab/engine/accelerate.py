@@ -30,6 +30,8 @@ class ComputeConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     deterministic: bool = False
     """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
+    compile: bool = False
+    """Compile updates with torch.compile: faster after half a minute, or seconds the next time."""
     threads: int = 0
     """CPU threads of torch; 0: one where an update is small (faster there), else all cores."""
 
@@ -60,6 +62,29 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     threads = config.threads or _threads(workflow, rows)
     torch.set_num_threads(threads)
+    if config.compile:
+        compile_updates(workflow)
+
+
+def compile_updates(workflow: Workflow[Any]) -> None:
+    """Replace the workflow's `@compilable` methods by compiled ones."""
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    names = workflow.compilables()
+    if not names:
+        name = type(workflow).__name__
+        raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
+    if any(opt.accumulate > 1 for opt in workflow.optimizers.values()):
+        raise ConfigError("compile: does not go together with training.accumulate")
+    inductor.fallback_random = True  # the same random numbers as without the compiler
+    if not hasattr(dynamo, "trace_autograd_ops"):
+        raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
+    dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
+    for opt in workflow.optimizers.values():
+        opt.inner.allocate()
+    for name in names:
+        setattr(workflow, name, torch.compile(getattr(workflow, name), fullgraph=True))
 
 
 def keep_memory() -> None:

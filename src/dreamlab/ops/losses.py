@@ -38,9 +38,10 @@ class _Surrogate(torch.autograd.Function):
     """The clipped surrogate as one node of the graph: on small batches the nodes are the cost."""
 
     @staticmethod
-    def forward(ctx: Any, change: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    def forward(ctx: Any, change: Tensor, advantage: Tensor, clip: Any) -> Tensor:
         ratio = change.exp()
-        free, clipped = ratio * advantage, ratio.clamp(1 - clip, 1 + clip).mul_(advantage)
+        near = torch.clamp(ratio, 1 - clip, 1 + clip)
+        free, clipped = ratio * advantage, near.mul_(advantage)
         ctx.save_for_backward(free.where(free <= clipped, 0.0))
         return torch.minimum(free, clipped)
 
@@ -51,7 +52,7 @@ class _Surrogate(torch.autograd.Function):
 
 
 def clipped_surrogate(
-    change: Float[Tensor, "*b"], advantage: Float[Tensor, "*b"], clip: float
+    change: Float[Tensor, "*b"], advantage: Float[Tensor, "*b"], clip: Any
 ) -> Float[Tensor, "*b"]:
     """Return min(r A, clip(r, 1 - clip, 1 + clip) A), with r = exp(change) (Schulman 2017, eq. 7).
 

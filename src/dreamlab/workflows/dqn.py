@@ -22,7 +22,7 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
-from dreamlab.core.workflow import Workflow, hook
+from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.count import Count
 from dreamlab.nn.mlp import chain, linear
 from dreamlab.nn.target import Follower, frozen_copy
@@ -225,13 +225,11 @@ class DQN(Workflow[DQNConfig]):
             rows = slice(at, at + size)
             part = t if size >= len(t.reward) else t.rows(rows)
             target = self.targets(part) if ahead is None else ahead[rows]
-            taken = self.returns.taken(self.online(part.obs), part.action)
-            errors = self.returns.loss(taken, target)
-            loss = (errors if weight is None else errors * weight[rows]).mean()
-            norms.append(self.opt.step(loss))
-            losses.append(loss.detach())
-            if weight is not None:
-                priorities.append(self.returns.priority(taken, target, errors).detach())
+            share = None if weight is None else weight[rows]
+            loss, norm, priority = self.gradient_step(part.obs, part.action, target, share)
+            losses.append(loss)
+            norms.append(norm)
+            priorities.append(priority)
         self.follow(len(losses))
         metrics = {
             "loss": torch.stack(losses).mean(),
@@ -239,6 +237,17 @@ class DQN(Workflow[DQNConfig]):
             "epsilon": torch.tensor(self.epsilon()),
         }
         return metrics if weight is None else (metrics, {"priority": torch.cat(priorities)})
+
+    @compilable
+    def gradient_step(
+        self, obs: dict[str, Tensor], action: Tensor, target: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Move the values of actions towards targets; return loss, gradient norm, priorities."""
+        taken = self.returns.taken(self.online(obs), action)
+        errors = self.returns.loss(taken, target)
+        loss = (errors if weight is None else errors * weight).mean()
+        norm = self.opt.step(loss)
+        return loss.detach(), norm, self.returns.priority(taken, target, errors).detach()
 
     @torch.no_grad()
     def targets(self, t: Transitions) -> Tensor:

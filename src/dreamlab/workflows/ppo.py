@@ -19,7 +19,7 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
-from dreamlab.core.workflow import Workflow, hook
+from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.mlp import chain, linear
 from dreamlab.ops.losses import clipped_surrogate
@@ -129,7 +129,7 @@ class PPO(Workflow[PPOConfig]):
         c = self.config
         left = 1.0 - phase.progress
         self.opt.set_lr(c.lr * left if c.anneal_lr else c.lr)
-        clip = c.clip * left if c.anneal_clip else c.clip
+        clip = torch.tensor(c.clip * left if c.anneal_clip else c.clip, device=self.device)
         samples = self.prepare(batch)
         num = len(samples.action)
         size = max(1, c.minibatch // samples.action.shape[1]) if self.recurrent else c.minibatch
@@ -185,7 +185,8 @@ class PPO(Workflow[PPOConfig]):
         value, _ = chain(self.critic_net, self.critic, x, critic, is_first)
         return self.actor.dist(policy), value[..., 0]
 
-    def minibatch(self, s: Samples, clip: float) -> Metrics:
+    @compilable
+    def minibatch(self, s: Samples, clip: Tensor) -> Metrics:
         """Take one gradient step (eq. 7 and 9 of the paper)."""
         c = self.config
         dist, value = self.evaluate(s.obs, s.is_first, s.state)

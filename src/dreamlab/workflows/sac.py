@@ -23,7 +23,7 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
-from dreamlab.core.workflow import Workflow, hook
+from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.dists import Categorical, TanhGaussian
 from dreamlab.nn.mlp import MLP, Act, MLPConfig
 from dreamlab.nn.target import Follower, frozen_copy
@@ -158,7 +158,11 @@ class SAC(Workflow[SACConfig]):
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one gradient step each on the critics, the actor and the temperature (alg. 1)."""
-        t = transitions(batch, self.config.gamma)
+        return self.learn(transitions(batch, self.config.gamma))
+
+    @compilable
+    def learn(self, t: Transitions) -> Metrics:
+        """Take the three steps, then let the target critics follow."""
         alpha = self.log_alpha.detach().exp()
         z = self.online.encoder(t.obs)
         critic_loss, q = self.critic_loss(z, t, alpha)

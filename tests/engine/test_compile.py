@@ -1,0 +1,31 @@
+"""`compile=true`: the same training, compiled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dreamlab.core.errors import ConfigError
+from dreamlab.engine.accelerate import compile_updates
+from tests.helpers import open_loop
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole", "sac_pendulum"])
+def test_compiled_updates_move_the_weights_alike(name, tmp_path):
+    command = [sys.executable, "-m", "tests.engine.compiled", name, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
+
+
+def test_accumulated_gradients_are_refused(tmp_path):
+    loop = open_loop(
+        tmp_path / "a", "+experiment=ppo_cartpole", "tiny=true", "training.accumulate=2"
+    )
+    with pytest.raises(ConfigError, match="accumulate"):
+        compile_updates(loop.workflow)
