@@ -133,7 +133,7 @@ class DreamerV1(Workflow[DreamerV1Config]):
     tiny: ClassVar[dict[str, Any]] = {
         "deter": 16, "hidden": 8, "stoch": 4, "depth": 2, "units": 8, "vector_layers": 1,
         "reward_layers": 1, "cont_layers": 1, "value_layers": 1, "actor_layers": 1, "imagine": 4,
-        "free_nats": 0.1,
+        "free_nats": 0.0,
     }  # fmt: skip
 
     def build(self, spec: Spec) -> None:

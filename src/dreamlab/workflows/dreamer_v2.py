@@ -145,7 +145,7 @@ class DreamerV2(Workflow[DreamerV2Config]):
     Config = DreamerV2Config
     tiny: ClassVar[dict[str, Any]] = {
         "deter": 16, "hidden": 8, "stoch": 4, "classes": 4, "depth": 2, "units": 8, "layers": 1,
-        "imagine": 3, "slow_every": 2,
+        "imagine": 3, "slow_every": 2, "free_nats": 0.0,
     }  # fmt: skip
     updates: Tensor
 
