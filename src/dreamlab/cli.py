@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ USAGE = """dreamlab <verb> [options]
   train     +experiment=NAME [key=value ...]     train, or go on with the run in run.dir
   resume    FOLDER [training.total_frames=N]     go on with an interrupted run
   eval      FOLDER [--episodes N]                measure a trained policy, write a video
+  import    dreamerv3 PATH env=ID [key=value ...] make a run of an original's checkpoint
   plan      +experiment=NAME [key=value ...]     parameters, memory, disk and hours, before training
   check     env=ID [key=value ...]               validate an environment
   doctor                                         what works on this machine
@@ -160,6 +162,35 @@ def evaluate(args: list[str]) -> int:
     return 0
 
 
+def import_(args: list[str]) -> int:
+    """Make a run folder from a checkpoint of another program; eval and resume work on it."""
+    from dreamlab import build
+    from dreamlab.core.errors import unknown
+    from dreamlab.interop import import_run
+    from dreamlab.runs.run import Run
+
+    if len(args) < 2:
+        raise LabError("dreamlab import dreamerv3 PATH env=ID [run.dir=FOLDER] [key=value ...]")
+    if args[0] != "dreamerv3":
+        raise LabError(unknown("program to import from", args[0], ["dreamerv3"], "import"))
+    weights = import_run.read_weights(Path(args[1]))
+    config = import_run.config_for(weights, args[2:])
+    if config.run.dir and Run(Path(config.run.dir)).config_path.exists():
+        raise LabError(f"{config.run.dir} holds a run already: import into another run.dir")
+    import_run.check_fit(weights, config)
+    run, config, _ = build.open_run(config)
+    try:
+        loop = build.build(config, run)
+        moments = import_run.fill(loop.workflow, weights)
+        loop.save()
+    except BaseException:
+        shutil.rmtree(run.folder)
+        raise
+    run.event("imported", source=args[1], optimizer=moments)
+    print(f"imported {'with' if moments else 'without'} the optimizer's moments: {run.folder}")
+    return 0
+
+
 def plan(args: list[str]) -> int:
     """Print what a run will cost, from a few seconds of it in a scratch folder."""
     from dreamlab import build
@@ -257,6 +288,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "resume": resume,
     "eval": evaluate,
+    "import": import_,
     "plan": plan,
     "check": check_env,
     "doctor": doctor,

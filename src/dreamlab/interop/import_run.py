@@ -1,0 +1,225 @@
+"""From a checkpoint of the official DreamerV3 to a run of ours: read safely, checked, set up."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from dreamlab.config import LabConfig, compose, load_config
+from dreamlab.core.errors import CheckpointError, ConfigError, LabError
+from dreamlab.core.types import Array, ArraySpec, Spec
+from dreamlab.core.workflow import Workflow
+from dreamlab.envs.vector import make_env, spec_of
+from dreamlab.interop import dreamerv3
+from dreamlab.interop.dreamerv3 import Weights
+from dreamlab.workflows.dreamer_v3 import DreamerV3
+
+TARGET = f"{DreamerV3.__module__}.{DreamerV3.__name__}"
+SIZES = (
+    "deter", "hidden", "units", "stoch", "classes", "blocks", "layers", "num_bins", "depth", "mults"
+)  # fmt: skip
+# What a run needs to go on learning, unless an experiment says otherwise.
+DEFAULTS: dict[str, Any] = {
+    "name": "dreamerv3_import",
+    "buffers": {"replay": {"length": 65, "context": 1, "sampler": "online", "min_steps": 1_088}},
+    "training": {
+        "phases": [
+            {
+                "name": "learn",
+                "duration_steps": 1_000_000,
+                "train_ratio": 512,
+                "workflow_hooks": ["collect", "update_agent"],
+            }
+        ]
+    },
+}
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+    """Return a number of numpy's from its bytes."""
+    if dtype.hasobject:
+        raise pickle.UnpicklingError("it holds Python objects where numbers are expected")
+    return np.frombuffer(data, dtype)[0]
+
+
+def _allowed() -> dict[tuple[str, str], Any]:
+    """Return everything a checkpoint may name; both spellings are of numpy 1 and numpy 2."""
+    core: Any = np.empty(0, np.float32).__reduce__()[0]  # the function that makes an empty array
+    found: dict[tuple[str, str], Any] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+    }
+    for home in ("numpy.core", "numpy._core"):
+        found[f"{home}.multiarray", "_reconstruct"] = core
+        found[f"{home}.multiarray", "scalar"] = _scalar
+        found[f"{home}.numeric", "_frombuffer"] = _frombuffer
+    for kind in (dict, list, tuple, int, float, str):
+        found["builtins", kind.__name__] = kind
+    return found
+
+
+def _frombuffer(data: Any, dtype: np.dtype[Any], shape: Any, order: str) -> Array:
+    """Return an array from its bytes, as the fifth pickle protocol stores one."""
+    return np.frombuffer(data, dtype).reshape(shape, order=order)  # type: ignore[call-overload]
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Builds arrays, numbers, text and containers; whatever else a file names is refused."""
+
+    allowed = _allowed()
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        try:
+            return self.allowed[module_name, global_name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"it names {module_name}.{global_name}, and a checkpoint holds arrays only"
+            ) from None
+
+
+BROKEN = (
+    pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+def find_file(path: Path) -> Path:
+    """Return the file with the weights: given itself, or in a checkpoint or log folder."""
+    if path.is_file():
+        return path
+    for name in ("agent.pkl", "weights.npz"):
+        if (path / name).is_file():
+            return path / name
+    if (path / "latest").is_file():
+        return find_file(path / Path((path / "latest").read_text().strip()).name)
+    for name in ("ckpt", "agent"):
+        if (path / name).is_dir():
+            return find_file(path / name)
+    raise LabError(f"import: {path} is neither an agent.pkl, an .npz, nor a folder with one")
+
+
+def read_weights(path: Path) -> dict[str, Array]:
+    """Return every array of a checkpoint by its name; nothing in the file is executed."""
+    file = find_file(path)
+    try:
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as data:
+                found: Any = dict(data)
+        else:
+            with file.open("rb") as stream:
+                found = ArrayUnpickler(stream).load()
+    except BROKEN as error:
+        raise CheckpointError(f"import: {file} cannot be read: {error}") from None
+    found = found.get("params", found) if isinstance(found, dict) else found
+    if not isinstance(found, dict) or "dyn/dynin0/kernel" not in found:
+        raise CheckpointError(f"import: {file} holds no agent of the official DreamerV3")
+    weights = {str(k): np.asarray(v) for k, v in found.items()}
+    wrong = [k for k, v in weights.items() if v.dtype.kind not in "biuf"]
+    if wrong:
+        raise CheckpointError(f"import: {file}: {wrong[0]!r} is no array of numbers")
+    return weights
+
+
+# -- fitting --------------------------------------------------------------------------------------
+
+
+def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
+    """Return the configuration of these overrides, with the network that the weights have."""
+    node = compose(overrides)
+    if node.get("tiny"):
+        raise ConfigError("import: tiny=true would shrink the network that is to be imported")
+    given: dict[str, Any] = dict(node.get("workflow", {}))
+    if "_target_" not in given:  # no experiment was named
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(DEFAULTS, node))
+        node = merged
+    if given.get("_target_", TARGET) != TARGET:
+        raise ConfigError(f"import: the experiment must be one of {TARGET}")
+    width, stoch = weights["dyn/dynin1/kernel"].shape[0], int(given.get("stoch", 32))
+    if width % stoch:
+        raise ConfigError(
+            f"import: latents of {width} numbers are not {stoch} of a kind: give workflow.stoch"
+        )
+    try:
+        found = dreamerv3.config_of(weights, stoch=stoch)
+    except KeyError as error:
+        raise CheckpointError(f"import: the checkpoint lacks {error}") from None
+    sizes = {k: getattr(found, k) for k in SIZES if getattr(found, k) is not None}
+    plain = {k: list(v) if isinstance(v, tuple) else int(v) for k, v in sizes.items()}
+    return load_config({**node, "workflow": {**given, "_target_": TARGET, **plain}})
+
+
+def check_fit(weights: Weights, config: LabConfig) -> None:
+    """Raise one error that names everything in which environment and weights differ."""
+    env = make_env(config.env, 0, 0)
+    spec = spec_of(env)
+    env.close()
+    found = [*_action_misfits(weights, spec), *_vector_misfits(weights, spec)]
+    found += _image_misfits(weights, spec)
+    if found:
+        raise ConfigError(
+            f"import: the weights do not fit the environment {config.env.id!r}:\n  "
+            + "\n  ".join(found)
+        )
+
+
+def _action_misfits(weights: Weights, spec: Spec) -> list[str]:
+    theirs, ours = dreamerv3.action_of(weights), spec.action
+    a, b = _kind(theirs), _kind(ours)
+    return [] if a == b else [f"action: the policy has {a}, the environment {b}"]
+
+
+def _kind(action: ArraySpec) -> str:
+    if action.classes is None:
+        return f"{action.size} numbers"
+    return f"{action.classes} choices"
+
+
+def _vector_misfits(weights: Weights, spec: Spec) -> list[str]:
+    """Compare what the decoder predicts beside images with what the environment shows."""
+    ours = {k: _width(s) for k, s in spec.obs.items() if not s.is_image}
+    heads = [k.split("/") for k in weights if k.startswith("dec/vec/") and k.endswith("/kernel")]
+    theirs = {key[2]: weights["/".join(key)].shape[1] for key in heads}
+    return [
+        f"observation {k!r}: the weights have {theirs.get(k, 'none')}, "
+        f"the environment {ours.get(k, 'none')}"
+        for k in sorted(ours.keys() | theirs.keys())
+        if ours.get(k) != theirs.get(k)
+    ]
+
+
+def _width(spec: ArraySpec) -> int:
+    """Return how many numbers a decoder needs for one observation."""
+    if spec.classes is None:
+        return spec.size
+    return spec.classes if isinstance(spec.classes, int) else sum(spec.classes)
+
+
+def _image_misfits(weights: Weights, spec: Spec) -> list[str]:
+    images = [s.shape for s in spec.obs.values() if s.is_image]
+    if "enc/cnn0/kernel" not in weights:
+        return [f"images: the weights have none, the environment {images}"] if images else []
+    channels = weights["enc/cnn0/kernel"].shape[2]
+    layers = len([k for k in weights if k.startswith("enc/cnn") and k.endswith("/kernel")])
+    cells = weights["dec/sp0/bias"].size // weights["dec/spnorm/scale"].size
+    shown = sum(shape[2] for shape in images)
+    pixels = cells * 4**layers
+    if shown == channels and all(h * w == pixels for h, w, _ in images):
+        return []
+    return [
+        f"images: the weights have {channels} channels of {pixels} pixels, the environment "
+        f"{', '.join('x'.join(map(str, s)) for s in images) or 'none'} (see env.size, env.gray)"
+    ]
+
+
+def fill(agent: Workflow[Any], weights: Weights) -> bool:
+    """Copy weights and, where present, the optimizer's moments; tell whether they were."""
+    assert isinstance(agent, DreamerV3), type(agent)
+    dreamerv3.load_weights(agent, weights)
+    return dreamerv3.load_optimizer(agent, weights)
