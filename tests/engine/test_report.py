@@ -1,0 +1,103 @@
+"""Looking inside the dream: what is written, what it says, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from dreamlab.components.representation.open_loop import Sequences, errors, film
+from dreamlab.components.representation.open_loop import open_loop as look
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.types import ArraySpec, Curves, Spec
+from dreamlab.engine.report import painted
+from dreamlab.envs.drawing import painter
+from dreamlab.envs.vector import EnvConfig
+from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
+from tests.helpers import metrics, open_loop
+
+TINY = ["tiny=true", "device=cpu", "training.total_frames=160", "eval.every_frames=0"]
+
+
+def test_a_run_writes_films_curves_and_numbers(tmp_path):
+    loop = open_loop(
+        tmp_path / "a", "+experiment=dreamer_cartpole", *TINY, "report.every_frames=80"
+    )
+    assert loop.run() == "finished"
+    names = sorted(p.name for p in (tmp_path / "a" / "report").iterdir())
+    assert len([n for n in names if n.startswith("openloop_state") and n.endswith(".mp4")]) >= 2
+    assert any(n.startswith("openloop_reward") for n in names)
+    last = metrics(tmp_path / "a")[-1]
+    assert {"report/openloop/state_h1", "report/openloop/reward_h4", "report/exploit_gap"} <= set(
+        last
+    )
+
+
+def test_pictures_become_a_film_of_truth_dream_and_error(tmp_path):
+    options = ["+experiment=dreamer_pixels", *TINY, "workflow.mults=[1, 2]"]
+    loop = open_loop(tmp_path / "a", *options)
+    assert loop.run() == "finished"
+    (path,) = (tmp_path / "a" / "report").glob("openloop_image_*.mp4")
+    with av.open(str(path)) as file:
+        frame = next(file.decode(video=0)).to_ndarray(format="rgb24")
+    assert frame.shape[0] * 2 == frame.shape[1]  # three rows, six sequences, of square pictures
+
+
+def test_looking_does_not_change_the_training(tmp_path):
+    weights = []
+    for every in (40, 0):
+        options = ["+experiment=dreamer_cartpole", *TINY, f"report.every_frames={every}"]
+        loop = open_loop(tmp_path / str(every), *options)
+        loop.run()
+        weights.append(torch.cat([p.flatten() for p in loop.workflow.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_borders_are_green_then_red_and_black_follows():
+    truth = np.full((2, 4, 8, 8, 3), 255, np.uint8)
+    frames = film(truth, np.zeros((2, 4, 8, 8, 3)), context=2)
+    assert frames.shape == (14, 24, 16, 3)
+    assert (frames[1, 0, 0] == (0, 255, 0)).all()
+    assert (frames[2, 0, 0] == (255, 0, 0)).all()
+    assert frames[0, 4, 4, 0] == 255  # truth
+    assert frames[0, 12, 4, 0] == 0  # dream
+    assert frames[0, 20, 4, 0] == 0  # error: grey if there is none, black if the dream is too dark
+    assert not frames[4:].any()
+
+
+def test_errors_of_a_known_model_and_after_a_reset_are_not_counted():
+    torch.manual_seed(0)
+    spec = Spec({"state": ArraySpec((3,))}, ArraySpec((), "int64", classes=2))
+    agent = DreamerV3(DreamerV3Config(**DreamerV3.tiny), spec)
+    no = torch.zeros(2, 8, dtype=torch.bool)
+    start = Latent(torch.zeros(2, 16), torch.zeros(2, 16))
+    action = torch.zeros(2, 8, dtype=torch.int64)
+    obs = {"state": torch.randn(2, 8, 3)}
+    seq = Sequences(obs, action, torch.zeros(2, 8), no.clone(), no.clone(), start)
+    loop = look(agent.model, seq, context=4)
+    assert loop.obs["state"].shape == (2, 8, 3)
+    assert float(loop.reward.abs().max()) == 0.0  # the reward head starts at exactly zero
+    truth = {"state": loop.obs["state"].clone()}
+    truth["state"][1, 6:] += 100.0  # wrong, but in the next episode
+    first = no.clone()
+    first[1, 6] = True
+    seen = errors(agent.model, Sequences(truth, action, seq.reward, first, no, start), loop)
+    assert float(seen["openloop/state_h4"]) == pytest.approx(0.0, abs=1e-10)
+    assert float(seen["openloop/reward_h1"]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0"])
+def test_observations_of_classic_control_can_be_painted(name):
+    import gymnasium as gym
+
+    paint = painter(EnvConfig(name))
+    assert paint is not None
+    env = gym.make(name, render_mode="rgb_array")
+    obs, _ = env.reset(seed=1)
+    assert np.abs(paint(obs).astype(int) - env.render().astype(int)).mean() < 1.0
+    curves = Curves(np.stack([obs] * 3), np.stack([obs] * 3), context=1)
+    frames = painted(curves, paint)
+    height, width = paint(obs).shape[:2]
+    assert frames.shape == (3, height, 3 * width, 3)
+    assert painter(EnvConfig("LunarLander-v3")) is None
