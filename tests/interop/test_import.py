@@ -27,7 +27,8 @@ SMALL = (
     "buffers.replay={batch: 4, length: 9, context: 1, capacity: 500, min_steps: 40}",
     "training.phases=[{name: learn, duration_steps: 60, train_ratio: 8,"
     " workflow_hooks: [collect, update_agent]}]",
-    "eval.episodes=2", "eval.num_envs=1", "eval.video=false", "threads=1", "log.every_frames=30", "log.terminal='off'",
+    "eval.episodes=2", "eval.num_envs=1", "eval.video=false", "threads=1",
+    "log.every_frames=30", "log.terminal='off'",
 )  # fmt: skip
 
 
