@@ -18,7 +18,7 @@ def train(*options: str) -> Path:
 
 
 def main(extra: list[str]) -> None:
-    world = train("+experiment=dreamer_cartpole", "training.total_frames=2000", *extra)
+    world = train("+experiment=dreamer_cartpole", "training.total_frames=3000", *extra)
     student = train(
         "+experiment=ppo_cartpole",
         "env.suite=imagined",

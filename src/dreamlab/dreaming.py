@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,21 @@ def visited(trained: build.Trained, num: int) -> list[Any]:
     return latents[:num]
 
 
-def make(task: str, length: int = 64, starts: int = 512, terminal: float = 0.5) -> ImaginedEnv:
-    """Return the dream of the run in folder `task`; episodes begin in `starts` real states."""
+@lru_cache(maxsize=4)
+def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Any]]:
+    """Return a run's dreamer and its starts; environments of one run share them."""
     trained = build.load_policy(Path(task))
     if not hasattr(trained.workflow, "imagine"):
         name = type(trained.workflow).__name__
         raise ConfigError(f"env.id: {task} holds a run of {name}, which has no world model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trained.config.seed)
-        states = visited(trained, starts)
-    return ImaginedEnv(
-        RunDreamer(trained), lambda rng: states[rng.integers(len(states))], length, terminal
-    )
+        return RunDreamer(trained), visited(trained, starts)
+
+
+def make(task: str, length: int = 64, starts: int = 512) -> ImaginedEnv:
+    """Return the dream of the run in folder `task`; episodes begin in `starts` real states."""
+    latest = Path(task) / "checkpoints" / "latest"
+    newest = latest.read_text() if latest.is_file() else ""
+    dreamer, states = _load(task, starts, newest)
+    return ImaginedEnv(dreamer, lambda rng: states[rng.integers(len(states))], length)

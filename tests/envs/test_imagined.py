@@ -28,13 +28,13 @@ def test_the_dream_is_a_gymnasium_environment(run):
 
 
 def test_an_episode_is_a_function_of_its_seed_and_actions(run):
-    env = make("imagined", str(run), {"length": 8, "starts": 20, "terminal": 0.0})
+    env = make("imagined", str(run), {"length": 8, "starts": 20})
 
     def play(seed):
-        out = [env.reset(seed=seed)[0]["state"]]
+        out = [[*env.reset(seed=seed)[0]["state"], 0, 0]]
         for i in range(8):
-            obs, _, _, truncated, _ = env.step(i % 2)
-            out.append(obs["state"])
+            obs, reward, over, truncated, _ = env.step(i % 2)
+            out.append([*obs["state"], reward, over])
         assert truncated
         return np.array(out)
 

@@ -98,7 +98,11 @@ class Collector:
             action = self.rng.uniform(low, high, shape).astype(np.float32)
         else:
             action = self.rng.integers(0, np.asarray(spec.classes), shape)
-        return replace(decision, action=torch.from_numpy(action).to(decision.action.device))
+        chosen = torch.from_numpy(action).to(decision.action.device)
+        state = decision.state
+        if isinstance(state, dict) and "action" in state:  # a memory of what was done
+            state = {**state, "action": chosen.to(state["action"].dtype)}
+        return replace(decision, action=chosen, state=state)
 
     def get_state(self) -> dict[str, Any]:
         """Return environments, running episodes and the policy's private state as plain data."""

@@ -37,17 +37,15 @@ Start = Callable[[np.random.Generator], Any]
 class ImaginedEnv(gym.Env[Any, Any]):
     """Episodes that happen inside a world model, from states that were really visited.
 
-    An episode is a function of its seed and actions, as everywhere. It ends when the model would
-    rather bet that it is over (`terminal` 0.5), or after `length` steps.
+    An episode is a function of its seed and actions, as everywhere. At each step it ends with the
+    probability that the model gives to the end, and at the latest after `length` steps.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     render_mode = "rgb_array"
 
-    def __init__(
-        self, dreamer: Dreamer, start: Start, length: int = 64, terminal: float = 0.5
-    ) -> None:
-        self.dreamer, self.start, self.length, self.terminal = dreamer, start, length, terminal
+    def __init__(self, dreamer: Dreamer, start: Start, length: int = 64) -> None:
+        self.dreamer, self.start, self.length = dreamer, start, length
         self.observation_space = spaces.Dict({k: _space(s) for k, s in dreamer.spec.obs.items()})
         self.action_space = _space(dreamer.spec.action)
         self.state: Any = None
@@ -67,7 +65,8 @@ class ImaginedEnv(gym.Env[Any, Any]):
         self.state = self.dreamer.dream_step(self.state, given, self.generator)
         self.count += 1
         obs, reward, going = self._view()
-        return obs, reward, going < self.terminal, self.count >= self.length, {}
+        over = float(torch.rand((), generator=self.generator)) > going
+        return obs, reward, over, self.count >= self.length, {}
 
     def _view(self) -> tuple[dict[str, Array], float, float]:
         obs, reward, going = self.dreamer.dream_view(self.state)
