@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from dreamlab.components.representation.rssm import Latent
-from dreamlab.core.types import ArraySpec, Batch, Spec
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.interop import dreamerv3
-from dreamlab.workflows.dreamer_v3 import SIZES, DreamerV3, DreamerV3Config
+from dreamlab.workflows.dreamer_v3 import SIZES, DreamerV3, DreamerV3Config, Scales
+
+PHASE = Phase("learn", ("update_agent",))
 
 WALKER = Spec(
     {"height": ArraySpec(()), "orientations": ArraySpec((14,)), "velocity": ArraySpec((9,))},
@@ -159,3 +162,100 @@ def test_conformance_with_the_original(kind):
         assert moved == pytest.approx(expected["moved"][i], rel=1e-3)
         slow = sum(float(p.double().sum()) for p in agent.slow.parameters())
         assert slow == pytest.approx(expected["slow"][i], rel=1e-5)
+
+
+# -- switches -------------------------------------------------------------------------------------
+
+SMALL = {**DreamerV3.tiny, "mults": (1, 1, 1)}
+MIXED = Spec(
+    {
+        "image": ArraySpec((32, 32, 3), "uint8"),
+        "joints": ArraySpec((3,)),
+        "kind": ArraySpec((), "int64", classes=3),
+    },
+    ArraySpec((2,), low=-1.0, high=1.0),
+)
+
+
+def windows(agent: DreamerV3, b: int = 2, t: int = 5) -> Batch:
+    torch.manual_seed(0)
+    obs = {
+        "image": torch.randint(0, 256, (b, t, 32, 32, 3), dtype=torch.uint8),
+        "joints": torch.randn(b, t, 3),
+        "kind": torch.randint(0, 3, (b, t)),
+    }
+    no = torch.zeros(b, t, dtype=torch.bool)
+    classes = agent.spec.action.classes
+    action = torch.randn(b, t, 2)
+    if isinstance(classes, int):
+        action = torch.randint(0, classes, (b, t))
+    elif classes is not None:
+        action = torch.stack([torch.randint(0, n, (b, t)) for n in classes], -1)
+    c = agent.model.rssm.config
+    extras = {
+        "deter": torch.zeros(b, t, c.deter, dtype=torch.bfloat16),
+        "stoch": torch.zeros(b, t, c.stoch, dtype=torch.uint8),
+    }
+    return Batch(obs, action, torch.randn(b, t), no, no.clone(), no.clone(), extras)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norm": "layer"},
+        {"bins": "symlog"},
+        {"optimizer": "adam"},
+        {"optimizer": "adam", "actor_grad": "dynamics", "scales": Scales(dyn=0.5, repval=0.0)},
+        {"imagine_last": 2},
+    ],
+    ids=str,
+)
+def test_every_form_learns_from_images_vectors_and_classes_together(options):
+    agent = DreamerV3(DreamerV3Config(**{**SMALL, "warmup": 0, **options}), MIXED)
+    before = {k: p.detach().clone() for k, p in agent.named_parameters()}
+    metrics, extras = agent.update_agent(windows(agent), phase=PHASE)
+    assert all(torch.isfinite(v).all() for v in metrics.values())
+    assert extras["deter"].shape == (2, 5, 16)
+    moved = {k.split(".")[0] for k, p in agent.named_parameters() if not torch.equal(p, before[k])}
+    assert moved == {"model", "actor", "critic", "slow"}
+
+
+@pytest.mark.parametrize("classes", [3, (2, 4)])
+def test_discrete_and_multi_discrete_actions(classes):
+    shape = () if isinstance(classes, int) else (len(classes),)
+    spec = Spec(MIXED.obs, ArraySpec(shape, "int64", classes=classes))
+    agent = DreamerV3(DreamerV3Config(**SMALL, actor_unimix=0.01), spec)
+    metrics, _ = agent.update_agent(windows(agent), phase=PHASE)
+    assert torch.isfinite(metrics["loss"])
+    step = Step(
+        {"image": np.zeros((2, 32, 32, 3), np.uint8), "joints": np.zeros((2, 3), np.float32),
+         "kind": np.zeros(2, np.int64)},
+        np.zeros(2, np.float32), np.ones(2, bool), np.zeros(2, bool), np.zeros(2, bool),
+    )  # fmt: skip
+    decision = agent.act(step, agent.initial_state(2), Mode.TRAIN)
+    assert decision.action.shape == (2, *shape)
+    assert decision.extras["stoch"].dtype == torch.uint8
+
+
+def test_the_dynamics_actor_needs_optimizers_of_its_own():
+    with pytest.raises(ValueError, match="optimizer=adam"):
+        DreamerV3Config(actor_grad="dynamics")
+
+
+def test_the_first_step_of_a_window_only_lends_its_state():
+    agent = DreamerV3(DreamerV3Config(**SMALL), MIXED)
+    batch = windows(agent)
+    start = agent.restored({k: v[:, 0] for k, v in batch.extras.items()})
+    assert start.deter.shape == (2, 16)
+    assert start.stoch.view(2, 4, 4).argmax(-1).eq(0).all()
+    stored = agent.stored(start)
+    assert torch.equal(stored["stoch"], batch.extras["stoch"][:, 0])
+
+
+@pytest.mark.parametrize(("kind", "half", "end"), [("linear", 0.55, 0.1), ("cosine", 0.55, 0.1)])
+def test_the_learning_rate_falls_to_a_tenth(kind, half, end):
+    agent = DreamerV3(DreamerV3Config(**SMALL, schedule=kind, lr=1.0), MIXED)
+    for progress, rate in ((0.0, 1.0), (0.5, half), (1.0, end)):
+        agent.set_rates(progress)
+        assert agent.optimizers["agent"].lr == pytest.approx(rate)

@@ -10,6 +10,7 @@ Exactly the original as of 2026; its older forms are switches (`norm`, `bins`, `
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -105,6 +106,8 @@ class DreamerV3Config:
     lr: float = 4e-5
     agc: float = 0.3
     warmup: int = 1000
+    schedule: Literal["const", "linear", "cosine"] = "const"
+    """How the learning rate falls, to a tenth at the end of the training."""
     norm: NormKind = "rms"
     """`layer` is that of 2023."""
     bins: Bins = "symexp"
@@ -248,6 +251,7 @@ class DreamerV3(Workflow[DreamerV3Config]):
 
         The states computed here go back to the replay, so that the next window starts from them.
         """
+        self.set_rates(phase.progress)
         start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         flags = (batch.reward, batch.is_first, batch.is_last, batch.is_terminal)
@@ -263,6 +267,18 @@ class DreamerV3(Workflow[DreamerV3Config]):
         fresh = self.stored(seen.latent.detach())
         extras = {k: torch.cat([batch.extras[k][:, :1], v], 1) for k, v in fresh.items()}
         return {k: v.detach() for k, v in metrics.items()}, extras
+
+    def set_rates(self, progress: float) -> None:
+        """Set the learning rates for this moment of the training."""
+        if self.config.schedule == "const":
+            return
+        bend = (
+            progress
+            if self.config.schedule == "linear"
+            else 0.5 - 0.5 * math.cos(math.pi * progress)
+        )
+        for opt in self.optimizers.values():
+            opt.set_lr(opt.config.lr * (1 - 0.9 * bend))
 
     def learn(self, losses: dict[str, Tensor]) -> Metrics:
         """Follow the gradient of the weighted losses, then move the slow critic."""
