@@ -18,13 +18,13 @@ def train(*options: str) -> Path:
 
 
 def main(extra: list[str]) -> None:
-    world = train("+experiment=dreamer_cartpole", "training.total_frames=3000", *extra)
+    world = train("+experiment=dreamer_cartpole", "training.total_frames=2000", *extra)
     student = train(
         "+experiment=ppo_cartpole",
         "env.suite=imagined",
         f"env.id={world}",
         "env.options={length: 50}",
-        "training.total_frames=8000",
+        "training.total_frames=5000",
         "eval.video=false",
         *extra,
     )

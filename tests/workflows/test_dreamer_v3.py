@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.interop import dreamerv3
@@ -166,7 +167,7 @@ def test_conformance_with_the_original(kind):
 
 # -- switches -------------------------------------------------------------------------------------
 
-SMALL = {**DreamerV3.tiny, "mults": (1, 1, 1)}
+SMALL = {**DreamerV3.tiny, "mults": (1, 1, 2)}
 MIXED = Spec(
     {
         "image": ArraySpec((32, 32, 3), "uint8"),
@@ -236,6 +237,11 @@ def test_discrete_and_multi_discrete_actions(classes):
     decision = agent.act(step, agent.initial_state(2), Mode.TRAIN)
     assert decision.action.shape == (2, *shape)
     assert decision.extras["stoch"].dtype == torch.uint8
+
+
+def test_channels_that_do_not_divide_into_blocks_are_refused():
+    with pytest.raises(ConfigError, match="multiple of blocks=4"):
+        DreamerV3(DreamerV3Config(**{**SMALL, "mults": (1, 1, 1)}), MIXED)
 
 
 def test_the_dynamics_actor_needs_optimizers_of_its_own():

@@ -121,6 +121,11 @@ class Decoder(nn.Module):
             dim = self.mlp.out_dim
             self.out = nn.ModuleDict({k: dense(dim, width(s)) for k, s in self.vectors.items()})
         if self.images:
+            if config.depths[-1] % config.blocks:
+                raise ConfigError(
+                    f"workflow: the innermost map has {config.depths[-1]} channels (depth times the "
+                    f"last of mults); it must be a multiple of blocks={config.blocks}"
+                )
             self.cnn = UpDecoder(
                 _stacked(self.images), deter, stoch, config.depths, config.units, config.blocks,
                 config.style,
