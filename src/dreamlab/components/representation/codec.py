@@ -123,8 +123,8 @@ class Decoder(nn.Module):
         if self.images:
             if config.depths[-1] % config.blocks:
                 raise ConfigError(
-                    f"workflow: the innermost map has {config.depths[-1]} channels (depth times the "
-                    f"last of mults); it must be a multiple of blocks={config.blocks}"
+                    f"workflow: the innermost map has {config.depths[-1]} channels (depth times "
+                    f"the last of mults); it must be a multiple of blocks={config.blocks}"
                 )
             self.cnn = UpDecoder(
                 _stacked(self.images), deter, stoch, config.depths, config.units, config.blocks,
