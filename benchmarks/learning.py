@@ -55,6 +55,7 @@ def record(options: argparse.Namespace) -> None:
     """Train every seed and write results/<name>.json and .png."""
     name, threshold, seeds = options.name, options.threshold, options.seeds
     overrides = options.overrides
+    commit = git_state().get("commit", "")[:10]  # now: hours later it may be another
     if options.jobs == 1:
         runs = [train(name, seed, overrides) for seed in seeds]
     else:
@@ -65,7 +66,7 @@ def record(options: argparse.Namespace) -> None:
     result = {
         "experiment": name,
         "command": " ".join([command, *overrides]),
-        "commit": git_state().get("commit", "")[:10],
+        "commit": commit,
         "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
         "threshold": threshold,
         "runs": runs,
@@ -117,7 +118,7 @@ def table() -> None:
         "",
         "Return of the policy's mode over 10 episodes at the end of training, per seed. Made by",
         "`benchmarks/learning.py`; the curves are in the JSON files and pictures beside this page.",
-        "A commit marked * was filled in afterwards: the machine of that run had no git.",
+        "A commit marked * was filled in afterwards; the JSON file says why.",
         "",
         "| experiment | frames | wanted | returns | seconds | commit, machine | command |",
         "|---|---|---|---|---|---|---|",
