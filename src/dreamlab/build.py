@@ -61,10 +61,8 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     envs = Envs(config.env, random.derive(config.seed, 0))
     workflow = build_workflow(config, envs.spec)
     buffers = build_buffers(config, workflow, envs, run, terminal)
-    rows = getattr(workflow.config, "minibatch", 0) or max(
-        (b.steps_per_sample for b in buffers.values()), default=1
-    )
-    accelerate.set_up(config.compute, workflow, rows)
+    steps = max((b.steps_per_sample for b in buffers.values()), default=1)
+    accelerate.set_up(config.compute, workflow, workflow.rows(steps))
     collector = Collector(envs, workflow, random.derive(config.seed, 1))
     parts = Parts(
         workflow, collector, buffers, build_evaluator(config),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -62,6 +63,14 @@ class Workflow(nn.Module, ABC, Generic[C]):
     @abstractmethod
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
         """Choose an action for each environment; `state` is the one act() returned last time."""
+
+    def instead(self, decision: Decision, action: Tensor) -> Decision:
+        """Return a decision for another action than the policy's: random filling asks for it."""
+        return replace(decision, action=action)
+
+    def rows(self, steps: int) -> int:
+        """Return how many rows one gradient step works on, when a batch replays `steps` steps."""
+        return steps
 
     def initial_state(self, num_envs: int) -> Tree:
         """Return the state that act() receives before the first step."""

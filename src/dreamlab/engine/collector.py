@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,11 +98,8 @@ class Collector:
             action = self.rng.uniform(low, high, shape).astype(np.float32)
         else:
             action = self.rng.integers(0, np.asarray(spec.classes), shape)
-        chosen = torch.from_numpy(action).to(decision.action.device)
-        state = decision.state
-        if isinstance(state, dict) and "action" in state:  # a memory of what was done
-            state = {**state, "action": chosen.to(state["action"].dtype)}
-        return replace(decision, action=chosen, state=state)
+        chosen = torch.from_numpy(action).to(decision.action.device, decision.action.dtype)
+        return self.workflow.instead(decision, chosen)
 
     def get_state(self) -> dict[str, Any]:
         """Return environments, running episodes and the policy's private state as plain data."""

@@ -171,7 +171,7 @@ class Logger:
         for key, given in metrics.items():
             name, value = f"{prefix}{key}", given
             if isinstance(given, Tensor):  # one on a GPU stays there: reading it would wait for it
-                value = given.detach() if given.is_cuda else given.item()
+                value = given.item() if given.device.type == "cpu" else given.detach()
             if name in self.sums:
                 self.sums[name] = self.sums[name] + value
                 self.counts[name] += 1

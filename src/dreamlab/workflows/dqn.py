@@ -188,6 +188,10 @@ class DQN(Workflow[DQNConfig]):
         self.opt = self.optimizer("dqn", self.online.parameters(), optim)
         self.decisions, self.steps = Count(), Count()
 
+    def rows(self, steps: int) -> int:
+        """Return the rows of a minibatch."""
+        return min(self.config.minibatch or steps, steps)
+
     # -- acting -----------------------------------------------------------------------------------
 
     @torch.no_grad()

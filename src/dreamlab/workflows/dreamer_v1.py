@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.components.representation.codec_classic import ClassicCodecConfig
+from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
 from dreamlab.components.representation.world_model import Policy
@@ -126,7 +127,7 @@ class Dream:
     ret: Tensor
 
 
-class DreamerV1(Workflow[DreamerV1Config]):
+class DreamerV1(Dreams, Workflow[DreamerV1Config]):
     """World model, actor and critic."""
 
     Config = DreamerV1Config
@@ -168,15 +169,7 @@ class DreamerV1(Workflow[DreamerV1Config]):
         else:
             action = self.actor.likeliest(dist)
         action = self.actor.shaped(action)
-        return Decision(action, {"deter": latent.deter, "stoch": latent.stoch, "action": action})
-
-    def latent_of(self, state: Tree) -> Latent:
-        """Return the world model's part of a policy state."""
-        return Latent(state["deter"], state["stoch"])
-
-    def view(self, latent: Latent) -> dict[str, Any]:
-        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
-        return self.model.view(latent)
+        return Decision(action, self.remember(latent, action))
 
     # -- learning ---------------------------------------------------------------------------------
 
@@ -230,13 +223,6 @@ class DreamerV1(Workflow[DreamerV1Config]):
     def policy(self, latent: Latent) -> Tensor:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
-
-    def imagine(
-        self, horizon: int, start: Latent, policy: Policy | None = None,
-        noise: Tensor | None = None,
-    ) -> tuple[Latent, Tensor]:  # fmt: skip
-        """Dream on from states [n, ...] with this policy; return states and actions [n, h + 1]."""
-        return self.model.imagine(start, policy or self.policy, horizon, noise)
 
     def dream(self, start: Latent, is_terminal: Tensor, policy: Policy | None = None) -> Dream:
         """Dream from every state and value what is seen there; nothing follows a terminal one."""

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from dreamlab.components.heads import LatentPolicy
 from dreamlab.components.representation.codec import one_hot
 from dreamlab.components.representation.codec_classic import ClassicCodecConfig
+from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
 from dreamlab.components.representation.world_model import Policy
@@ -139,7 +140,7 @@ class Actor(LatentPolicy):
         return dist.log_prob(action)
 
 
-class DreamerV2(Workflow[DreamerV2Config]):
+class DreamerV2(Dreams, Workflow[DreamerV2Config]):
     """World model, actor, critic and its slow copy."""
 
     Config = DreamerV2Config
@@ -184,15 +185,7 @@ class DreamerV2(Workflow[DreamerV2Config]):
         latent = self.model.after(step, self.tensors(step.obs), state)
         dist = self.actor(latent.feature)
         action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
-        return Decision(action, {"deter": latent.deter, "stoch": latent.stoch, "action": action})
-
-    def latent_of(self, state: Tree) -> Latent:
-        """Return the world model's part of a policy state."""
-        return Latent(state["deter"], state["stoch"])
-
-    def view(self, latent: Latent) -> dict[str, Any]:
-        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
-        return self.model.view(latent)
+        return Decision(action, self.remember(latent, action))
 
     # -- learning ---------------------------------------------------------------------------------
 
@@ -258,13 +251,6 @@ class DreamerV2(Workflow[DreamerV2Config]):
         """Return sampled actions that gradients pass through."""
         dist = self.actor(latent.detach().feature)
         return self.actor.passing(dist, dist.sample())
-
-    def imagine(
-        self, horizon: int, start: Latent, policy: Policy | None = None,
-        noise: Tensor | None = None,
-    ) -> tuple[Latent, Tensor]:  # fmt: skip
-        """Dream on from states [n, ...] with this policy; return states and actions [n, h + 1]."""
-        return self.model.imagine(start, policy or self.policy, horizon, noise)
 
     def dream(self, start: Latent, is_terminal: Tensor, policy: Policy | None = None) -> Dream:
         """Dream from every state and value what is seen there; of the first, the end is known."""

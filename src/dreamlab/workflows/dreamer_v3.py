@@ -20,6 +20,7 @@ from torch import Tensor
 from dreamlab.components.heads import LatentPolicy, TwoHotHead
 from dreamlab.components.representation import open_loop
 from dreamlab.components.representation.codec import CodecConfig
+from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.open_loop import Sequences
 from dreamlab.components.representation.rssm import Latent, RSSMConfig
 from dreamlab.components.representation.world_model import Policy, WorldModel, WorldModelConfig
@@ -147,7 +148,7 @@ class Dream:
     """Returns [n, horizon] of every state but the last."""
 
 
-class DreamerV3(Workflow[DreamerV3Config]):
+class DreamerV3(Dreams, Workflow[DreamerV3Config]):
     """World model, actor and critic."""
 
     Config = DreamerV3Config
@@ -201,7 +202,7 @@ class DreamerV3(Workflow[DreamerV3Config]):
         spec = self.spec.action
         dtype = torch.int64 if spec.is_discrete else torch.float32
         action = torch.zeros(num_envs, *spec.shape, dtype=dtype, device=self.device)
-        return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
+        return self.remember(latent, action)
 
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
@@ -219,12 +220,8 @@ class DreamerV3(Workflow[DreamerV3Config]):
         )
         dist = self.actor(latent.feature)
         action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
-        after = {"deter": latent.deter, "stoch": latent.stoch, "action": action}
+        after = self.remember(latent, action)
         return Decision(action, after, self.stored(latent))
-
-    def latent_of(self, state: Tree) -> Latent:
-        """Return the world model's part of a policy state."""
-        return Latent(state["deter"], state["stoch"])
 
     def view(self, latent: Latent) -> dict[str, Any]:
         """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
@@ -309,13 +306,6 @@ class DreamerV3(Workflow[DreamerV3Config]):
     def policy(self, latent: Latent) -> Tensor:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
-
-    def imagine(
-        self, horizon: int, start: Latent, policy: Policy | None = None,
-        noise: Tensor | None = None,
-    ) -> tuple[Latent, Tensor]:  # fmt: skip
-        """Dream on from states [n, ...] with this policy; return states and actions [n, h + 1]."""
-        return self.model.imagine(start, policy or self.policy, horizon, noise)
 
     def dream(
         self, start: Latent, policy: Policy | None = None, noise: Tensor | None = None

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from dreamlab.components.representation.codec_classic import ClassicCodecConfig
+from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
-from dreamlab.components.representation.world_model import Policy
 from dreamlab.components.representation.world_model_classic import (
     ClassicModel,
     ClassicModelConfig,
@@ -57,7 +57,7 @@ class PlaNetConfig:
     clip: float = 1000.0
 
 
-class PlaNet(Workflow[PlaNetConfig]):
+class PlaNet(Dreams, Workflow[PlaNetConfig]):
     """A world model and a planner."""
 
     Config = PlaNetConfig
@@ -91,7 +91,7 @@ class PlaNet(Workflow[PlaNetConfig]):
         action = self.policy(latent)
         if mode is Mode.TRAIN:
             action = (action + self.config.noise * torch.randn_like(action)).clamp(-1, 1)
-        return Decision(action, {"deter": latent.deter, "stoch": latent.stoch, "action": action})
+        return Decision(action, self.remember(latent, action))
 
     def policy(self, latent: Latent) -> Tensor:
         """Return the first action of a plan from each state [n, ...]."""
@@ -113,24 +113,6 @@ class PlaNet(Workflow[PlaNetConfig]):
             state = rssm.imagine_step(state, action, chance)
             features.append(state.feature)
         return self.model.reward(torch.stack(features)).sum(0).view(n, k)
-
-    def latent_of(self, state: Tree) -> Latent:
-        """Return the world model's part of a policy state."""
-        return Latent(state["deter"], state["stoch"])
-
-    def view(self, latent: Latent) -> dict[str, Any]:
-        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont`, always 1."""
-        return self.model.view(latent)
-
-    def imagine(
-        self, horizon: int, start: Latent, policy: Policy | None = None,
-        noise: Tensor | None = None,
-    ) -> tuple[Latent, Tensor]:  # fmt: skip
-        """Dream on from states [n, ...]; return states and actions [n, h + 1].
-
-        Without a policy every dreamt step is planned, which takes as long as acting does.
-        """
-        return self.model.imagine(start, policy or self.policy, horizon, noise)
 
     # -- learning ---------------------------------------------------------------------------------
 

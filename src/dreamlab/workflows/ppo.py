@@ -101,6 +101,10 @@ class PPO(Workflow[PPOConfig]):
             "ppo", self.parameters(), OptimConfig(lr=c.lr, eps=c.adam_eps, clip=c.max_grad_norm)
         )
 
+    def rows(self, steps: int) -> int:
+        """Return the rows of a minibatch."""
+        return min(self.config.minibatch, steps)
+
     def initial_state(self, num_envs: int) -> Tree:
         """Return the memory of a recurrent network before the first step."""
         if not self.recurrent:

@@ -6,6 +6,7 @@ each, one-hot. The posterior has seen the observation of its step, the prior has
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -128,6 +129,23 @@ class OneHot:
         return out
 
 
+def follow(
+    step: Callable[..., tuple[Latent, Tensor]],
+    state: Latent,
+    inputs: Sequence[Tensor],
+    noise: Tensor,
+) -> tuple[Latent, Tensor]:
+    """Apply `step` along sequences: inputs [b, t, ...], noise [t, b, ...]; return what it made."""
+    states: list[Latent] = []
+    stats: list[Tensor] = []
+    for *now, chance in zip(*(x.unbind(1) for x in inputs), noise, strict=True):
+        state, out = step(state, *now, chance)
+        states.append(state)
+        stats.append(out)
+    deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
+    return Latent(deter, stoch), torch.stack(stats, 1)
+
+
 class RSSM(nn.Module):
     """The recurrent cell, and the heads that guess the random part with and without looking."""
 
@@ -189,21 +207,12 @@ class RSSM(nn.Module):
         """Follow a sequence from `state`, `action[:, i]` led to step i; return states, logits."""
         b, t = is_first.shape
         noise = self.noise(t, b, device=tokens.device) if noise is None else noise
-        states: list[Latent] = []
-        logits: list[Tensor] = []
-        steps = zip(action.unbind(1), tokens.unbind(1), is_first.unbind(1), noise, strict=True)
-        for a, e, first, g in steps:
-            state, out = self.observe_step(state, a, e, first, g)
-            states.append(state)
-            logits.append(out)
-        deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
-        return Latent(deter, stoch), torch.stack(logits, 1)
+        return follow(self.observe_step, state, (action, tokens, is_first), noise)
 
-    def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> tuple[Latent, Tensor]:
-        """Return the next state and the prior's logits without looking."""
+    def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
+        """Return the next state without looking."""
         deter = self.cell(state, action)
-        logits = self.prior(deter)
-        return Latent(deter, self.dist(logits).sample(noise).to(deter.dtype)), logits
+        return Latent(deter, self.dist(self.prior(deter)).sample(noise).to(deter.dtype))
 
     def kl(self, post: Tensor, prior: Tensor, free: float) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Return the losses [*b] that train the prior, and the posterior, each at least `free`."""

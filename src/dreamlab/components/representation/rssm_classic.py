@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dreamlab.components.representation.rssm import Latent, OneHot
+from dreamlab.components.representation.rssm import Latent, OneHot, follow
 from dreamlab.nn.norm import ActKind, LayerNorm, NormAct, Style, dense
-from dreamlab.ops.fast import gumbel, tanh
+from dreamlab.ops.fast import gumbel, small_log_softmax, tanh
 
 CellKind = Literal["reset_before", "reset_after", "layer_norm"]
 
@@ -80,14 +80,7 @@ class Choices(OneHot):
     """Independent choices without a share of chance, from logits [*b, stoch, classes]."""
 
     def __init__(self, logits: Tensor) -> None:
-        # softmax over a short last axis is slow on a CPU; over the first it is not
-        x = logits.float()
-        first = x.movedim(-1, 0).contiguous()
-        self.log_probs = (
-            F.log_softmax(x, -1)
-            if x.is_cuda
-            else F.log_softmax(first, 0).movedim(0, -1).contiguous()
-        )
+        self.log_probs = small_log_softmax(logits.float())
         self.probs = self.log_probs.exp()
 
 
@@ -191,15 +184,7 @@ class ClassicRSSM(nn.Module):
         self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
     ) -> tuple[Latent, Tensor]:
         """Follow sequences [b, t] from `state`, `action[:, i]` led to step i; noise is [t, b]."""
-        states: list[Latent] = []
-        stats: list[Tensor] = []
-        steps = zip(action.unbind(1), tokens.unbind(1), is_first.unbind(1), noise, strict=True)
-        for a, e, first, n in steps:
-            state, out = self.observe_step(state, a, e, first, n)
-            states.append(state)
-            stats.append(out)
-        deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
-        return Latent(deter, stoch), torch.stack(stats, 1)
+        return follow(self.observe_step, state, (action, tokens, is_first), noise)
 
     def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Return the next state without looking."""

@@ -26,6 +26,22 @@ Policy = Callable[[Latent], Tensor]
 """States [n, ...] to actions [n, ...] as an environment takes them."""
 
 
+def dream_on(
+    step: Callable[[Latent, Tensor, Tensor], Latent], start: Latent, policy: Policy, noise: Tensor
+) -> tuple[Latent, Tensor]:
+    """Apply `step` with a policy's actions, once per noise [h, n, ...].
+
+    Return states [n, h + 1] and actions likewise: the first state is the start, the last action is
+    decided but not carried out.
+    """
+    states, actions = [start], [policy(start)]
+    for chance in noise:
+        states.append(step(states[-1], actions[-1], chance))
+        actions.append(policy(states[-1]))
+    deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
+    return Latent(deter, stoch), torch.stack(actions, 1)
+
+
 @dataclass(frozen=True)
 class WorldModelConfig:
     """Parts of the model."""
@@ -109,19 +125,11 @@ class WorldModel(nn.Module):
     def imagine(
         self, start: Latent, policy: Policy, horizon: int, noise: Tensor | None = None
     ) -> tuple[Latent, Tensor]:
-        """Dream on from states [n, ...]: return states [n, horizon + 1] and actions likewise.
-
-        The first state is the start; the last action is decided but not carried out.
-        """
-        n, device = len(start.deter), start.deter.device
-        noise = self.rssm.noise(horizon, n, device=device) if noise is None else noise
-        states, actions = [start], [policy(start)]
-        for i in range(horizon):
-            state, _ = self.rssm.imagine_step(states[-1], self.embed(actions[-1]), noise[i])
-            states.append(state)
-            actions.append(policy(state))
-        deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
-        return Latent(deter, stoch), torch.stack(actions, 1)
+        """Dream on from states [n, ...]; see `dream_on`."""
+        num, device = len(start.deter), start.deter.device
+        noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
+        step = self.rssm.imagine_step
+        return dream_on(lambda s, a, chance: step(s, self.embed(a), chance), start, policy, noise)
 
     def predict(self, latent: Latent) -> dict[str, Any]:
         """Return the decoded observations, reward and continuation of states [n, ...]."""

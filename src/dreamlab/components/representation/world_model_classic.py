@@ -17,7 +17,7 @@ from dreamlab.components.representation.rssm_classic import (
     ClassicRSSMConfig,
     ResetBeforeCell,
 )
-from dreamlab.components.representation.world_model import Policy
+from dreamlab.components.representation.world_model import Policy, dream_on
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import ArraySpec, Batch, Spec, Step, Tree
 from dreamlab.nn.glorot import glorot
@@ -145,18 +145,11 @@ class ClassicModel(nn.Module):
     def imagine(
         self, start: Latent, policy: Policy, horizon: int, noise: Tensor | None = None
     ) -> tuple[Latent, Tensor]:
-        """Dream on from states [n, ...]: return states [n, horizon + 1] and actions likewise.
-
-        The first state is the start; the last action is decided but not carried out.
-        """
-        n, device = len(start.deter), start.deter.device
-        noise = self.rssm.noise(horizon, n, device=device) if noise is None else noise
-        states, actions = [start], [policy(start)]
-        for i in range(horizon):
-            states.append(self.rssm.imagine_step(states[-1], self.embed(actions[-1]), noise[i]))
-            actions.append(policy(states[-1]))
-        deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
-        return Latent(deter, stoch), torch.stack(actions, 1)
+        """Dream on from states [n, ...]; see `dream_on`."""
+        num, device = len(start.deter), start.deter.device
+        noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
+        step = self.rssm.imagine_step
+        return dream_on(lambda s, a, chance: step(s, self.embed(a), chance), start, policy, noise)
 
     def discount(self, feature: Tensor) -> Tensor:
         """Return how much what follows a state counts: gamma times the chance to go on."""

@@ -1,0 +1,50 @@
+"""What every workflow with a world model can do, whichever model it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.representation.world_model import Policy
+from dreamlab.core.types import Decision, Tree
+
+
+class Dreams:
+    """Beside `Workflow` among a class's bases: it has a `model` to dream with, and a `policy`.
+
+    Its state while acting is a dictionary: the latent state and the action that was taken last.
+    """
+
+    model: Any
+
+    def policy(self, latent: Latent) -> Tensor:
+        """Return actions for states [n, ...]."""
+        raise NotImplementedError
+
+    def imagine(
+        self, horizon: int, start: Latent, policy: Policy | None = None, noise: Tensor | None = None
+    ) -> tuple[Latent, Tensor]:
+        """Dream on from states [n, ...]; return states and actions [n, horizon + 1].
+
+        Without a policy the agent's own decides.
+        """
+        return self.model.imagine(start, policy or self.policy, horizon, noise)
+
+    def view(self, latent: Latent) -> dict[str, Any]:
+        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
+        return self.model.view(latent)
+
+    def latent_of(self, state: Tree) -> Latent:
+        """Return the latent part of a policy state."""
+        return Latent(state["deter"], state["stoch"])
+
+    def remember(self, latent: Latent, action: Tensor) -> Tree:
+        """Return the policy state after an action."""
+        return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
+
+    def instead(self, decision: Decision, action: Tensor) -> Decision:
+        """Return a decision for another action, which is also what will be remembered."""
+        return replace(decision, action=action, state={**decision.state, "action": action})
