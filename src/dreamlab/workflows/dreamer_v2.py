@@ -33,6 +33,7 @@ from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
+from dreamlab.nn.count import Count
 from dreamlab.nn.dists import Categorical, Dist, MultiCategorical
 from dreamlab.nn.glorot import glorot
 from dreamlab.nn.target import Follower, frozen_copy
@@ -148,7 +149,6 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         "deter": 16, "hidden": 8, "stoch": 4, "classes": 4, "depth": 2, "units": 8, "layers": 1,
         "imagine": 3, "slow_every": 2, "free_nats": 0.0,
     }  # fmt: skip
-    updates: Tensor
 
     def build(self, spec: Spec) -> None:
         c = self.config
@@ -163,7 +163,7 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         self.critic = glorot(NormalHead(dim, c.units, c.layers, style))
         self.slow = frozen_copy(self.critic)
         self.follower = Follower(self.slow, self.critic)
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.updates = Count()
         discrete = "reinforce" if spec.action.is_discrete else "dynamics"
         self.actor_grad = discrete if c.actor_grad == "auto" else c.actor_grad
         rates = {"model": c.model_lr, "actor": c.actor_lr, "critic": c.critic_lr}
@@ -238,9 +238,9 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         metrics |= {"actor_loss": policy, "actor_grad_norm": self.optimizers["actor"].step(policy)}
         value = self.critic_loss(dream)
         metrics |= {"critic_loss": value, "critic_grad_norm": self.optimizers["critic"].step(value)}
-        due = self.updates % self.config.slow_every == 0
-        self.follower.move(due.float())
-        self.updates += 1
+        if self.updates.value % self.config.slow_every == 0:
+            self.follower.move(1.0)
+        self.updates.value += 1
         return metrics
 
     def policy(self, latent: Latent) -> Tensor:
