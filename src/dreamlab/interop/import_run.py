@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from dreamlab.components.representation.codec import width
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.types import Array, ArraySpec, Spec
@@ -141,10 +142,10 @@ def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
         node = merged
     if given.get("_target_", TARGET) != TARGET:
         raise ConfigError(f"import: the experiment must be one of {TARGET}")
-    width, stoch = weights["dyn/dynin1/kernel"].shape[0], int(given.get("stoch", 32))
-    if width % stoch:
+    latents, stoch = weights["dyn/dynin1/kernel"].shape[0], int(given.get("stoch", 32))
+    if latents % stoch:
         raise ConfigError(
-            f"import: latents of {width} numbers are not {stoch} of a kind: give workflow.stoch"
+            f"import: latents of {latents} numbers are not {stoch} of a kind: give workflow.stoch"
         )
     try:
         found = dreamerv3.config_of(weights, stoch=stoch)
@@ -183,7 +184,7 @@ def _kind(action: ArraySpec) -> str:
 
 def _vector_misfits(weights: Weights, spec: Spec) -> list[str]:
     """Compare what the decoder predicts beside images with what the environment shows."""
-    ours = {k: _width(s) for k, s in spec.obs.items() if not s.is_image}
+    ours = {k: width(s) for k, s in spec.obs.items() if not s.is_image}
     heads = [k.split("/") for k in weights if k.startswith("dec/vec/") and k.endswith("/kernel")]
     theirs = {key[2]: weights["/".join(key)].shape[1] for key in heads}
     return [
@@ -192,13 +193,6 @@ def _vector_misfits(weights: Weights, spec: Spec) -> list[str]:
         for k in sorted(ours.keys() | theirs.keys())
         if ours.get(k) != theirs.get(k)
     ]
-
-
-def _width(spec: ArraySpec) -> int:
-    """Return how many numbers a decoder needs for one observation."""
-    if spec.classes is None:
-        return spec.size
-    return spec.classes if isinstance(spec.classes, int) else sum(spec.classes)
 
 
 def _image_misfits(weights: Weights, spec: Spec) -> list[str]:
