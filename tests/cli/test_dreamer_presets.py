@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import yaml
 
@@ -41,7 +43,10 @@ def spec_for(config: LabConfig) -> Spec:
         obs = {"image": ArraySpec((64, 64, 3), "uint8"), "health": ArraySpec((1,))}
         return Spec(obs, ArraySpec((), "int64", classes=15))
     if not INSTALLED.get(NEEDS.get(suite, suite), True):
-        pytest.skip(f"{suite} is not installed")
+        text = f"{suite} is not installed"
+        if os.environ.get("DREAMLAB_REQUIRE_EXTRAS") == "1":
+            pytest.fail(text)
+        pytest.skip(text)
     env = make_env(config.env, 0, 0)
     spec = spec_of(env)
     env.close()
