@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -46,51 +46,43 @@ def check(config: EnvConfig, limits: Limits | None = None) -> list[Finding]:
     limits = limits or Limits()
     try:
         env = suites.make(config.suite, config.id, config.options)
-    except LabError as error:
-        return [Finding("error", str(error))]
     except Exception as error:
-        return [Finding("error", f"making {config.id!r} failed: {_shown(error)}")]
+        return [_fault(f"making {config.id!r} failed:", error)]
     found: list[Finding] = []
-    basics: list[Callable[[], Iterator[Finding]]] = [
-        lambda: _check_spaces(env),
-        lambda: _check_reset(env),
-        lambda: _check_steps(env, limits),
-    ]
-    through: list[Callable[[], Iterator[Finding]]] = [
-        lambda: _check_actions(env, config),
-        lambda: _check_seed(env, config, limits),
-        lambda: _check_render(env, limits),
-        lambda: _check_end(config, limits),
-        lambda: _check_timeline(config, limits),
-        lambda: _check_resume(config, limits),
-    ]
-    for part in basics:
-        found += _run(part)
+    for basic in (_check_spaces(env), _check_reset(env), _check_steps(env, limits)):
+        found += _run(basic)
         if any(f.level == "error" for f in found):
             return found
+    through = (
+        _check_actions(env, config),
+        _check_seed(env, config, limits),
+        _check_render(env, limits),
+        _check_end(config, limits),
+        _check_timeline(config, limits),
+        _check_resume(config, limits),
+    )
     for part in through:
         found += _run(part)
     env.close()
     return found
 
 
-def _run(part: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    found: list[Finding] = []
+def _run(part: Iterator[Finding]) -> Iterator[Finding]:
     try:
-        found.extend(part())
-    except LabError as error:
-        found.append(Finding("error", str(error)))
+        yield from part
     except Exception as error:
-        found.append(Finding("error", f"the environment raised {_shown(error)}"))
-    return found
+        yield _fault("the environment raised", error)
 
 
-def _shown(error: BaseException) -> str:
+def _fault(what: str, error: Exception) -> Finding:
+    """Return an exception as a finding: one of ours says it all, another one where it arose."""
+    if isinstance(error, LabError):
+        return Finding("error", str(error))
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     where = f" ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})" if frame else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return Finding("error", f"{what} {type(error).__name__}: {error}{where}")
 
 
 def _check_spaces(env: gym.Env[Any, Any]) -> Iterator[Finding]:
