@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dreamlab import build
+from dreamlab.components.representation.dreams import Dreams
+from dreamlab.components.representation.rssm import Latent
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.tree import tree_map
-from dreamlab.core.types import Array, Mode
+from dreamlab.core.types import Array, Mode, Spec
 from dreamlab.envs.imagined import ImaginedEnv
 from dreamlab.envs.vector import Envs
 
@@ -21,23 +22,22 @@ from dreamlab.envs.vector import Envs
 class RunDreamer:
     """A run's world model, one state at a time."""
 
-    def __init__(self, trained: build.Trained) -> None:
-        self.workflow = trained.workflow.eval()
-        self.spec = self.workflow.spec
+    def __init__(self, agent: Dreams, spec: Spec) -> None:
+        self.agent, self.spec = agent, spec
 
     @torch.no_grad()
-    def dream_step(self, state: Any, action: Tensor, generator: torch.Generator) -> Any:
+    def dream_step(self, state: Latent, action: Tensor, generator: torch.Generator) -> Latent:
         """Return the state after an action, its chance drawn from `generator` alone."""
         seed = int(torch.randint(2**62, (), generator=generator))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            states, _ = self.workflow.imagine(1, state, lambda _: action)  # type: ignore[attr-defined]
-        return type(state)(*(x[:, -1] for x in states))
+            states, _ = self.agent.imagine(1, state, lambda _: action)
+        return Latent(*(x[:, -1] for x in states))
 
     @torch.no_grad()
-    def dream_view(self, state: Any) -> tuple[dict[str, Array], float, float]:
+    def dream_view(self, state: Latent) -> tuple[dict[str, Array], float, float]:
         """Return the observation, reward and chance of going on that the model sees in a state."""
-        seen = self.workflow.view(state)  # type: ignore[attr-defined]
+        seen = self.agent.view(state)
         obs = {k: _as_observed(v[0], self.spec.obs[k].dtype) for k, v in seen["obs"].items()}
         return obs, float(seen["reward"][0]), float(seen["cont"][0])
 
@@ -47,9 +47,10 @@ def _as_observed(value: Tensor, dtype: str) -> Array:
     return np.clip(array * 255, 0, 255).astype(np.uint8) if dtype == "uint8" else array
 
 
-def visited(trained: build.Trained, num: int) -> list[Any]:
+def visited(trained: build.Trained, agent: Dreams, num: int) -> list[Latent]:
     """Return latent states that the run's policy passes in its real environment."""
-    workflow, latents = trained.workflow, []
+    workflow = trained.workflow
+    latents: list[Latent] = []
     envs = Envs(trained.config.env, seed=trained.config.seed + 1)
     try:
         envs.normalizer.set_state(trained.statistics)
@@ -60,7 +61,7 @@ def visited(trained: build.Trained, num: int) -> list[Any]:
             state = decision.state
             for i in np.flatnonzero(~step.is_last):
                 one = tree_map(lambda x, i=i: x[i : i + 1], state)
-                latents.append(workflow.latent_of(one))  # type: ignore[attr-defined]
+                latents.append(agent.latent_of(one))
             step = envs.step(decision.action.cpu().numpy())
     finally:
         envs.close()
@@ -68,15 +69,16 @@ def visited(trained: build.Trained, num: int) -> list[Any]:
 
 
 @lru_cache(maxsize=4)
-def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Any]]:
+def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Latent]]:
     """Return a run's dreamer and its starts; environments of one run share them."""
     trained = build.load_policy(Path(task))
-    if not hasattr(trained.workflow, "imagine"):
-        name = type(trained.workflow).__name__
+    workflow = trained.workflow.eval()
+    if not isinstance(workflow, Dreams):
+        name = type(workflow).__name__
         raise ConfigError(f"env.id: {task} holds a run of {name}, which has no world model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trained.config.seed)
-        return RunDreamer(trained), visited(trained, starts)
+        return RunDreamer(workflow, workflow.spec), visited(trained, workflow, starts)
 
 
 def make(task: str, length: int = 64, starts: int = 512) -> ImaginedEnv:
