@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import av
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ import torch
 from dreamlab.components.representation.open_loop import Sequences, errors, film
 from dreamlab.components.representation.open_loop import open_loop as look
 from dreamlab.components.representation.rssm import Latent
-from dreamlab.core.types import ArraySpec, Curves, Spec
+from dreamlab.core.types import ArraySpec, Batch, Curves, Spec
 from dreamlab.engine.report import painted
 from dreamlab.envs.drawing import painter
 from dreamlab.envs.vector import EnvConfig
+from dreamlab.workflows.dreamer_v2 import DreamerV2, DreamerV2Config
 from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
-from tests.helpers import metrics, open_loop
+from tests.helpers import config_of, metrics, open_config, open_loop
 
 TINY = ["tiny=true", "device=cpu", "training.total_frames=160", "eval.every_frames=0"]
 
@@ -32,6 +35,41 @@ def test_a_run_writes_films_curves_and_numbers(tmp_path):
     assert {"report/openloop/state_h1", "report/openloop/reward_h4", "report/exploit_gap"} <= set(
         last
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("planet_cartpole_swingup", "Pendulum-v1"),
+        ("dreamer_v1_cartpole_swingup", "Pendulum-v1"),
+        ("dreamer_v2_cartpole_swingup", "Pendulum-v1"),
+        ("dreamer_v2_cartpole", "CartPole-v1"),
+    ],
+)
+def test_the_ancestors_write_them_too(name, env, tmp_path):
+    config = config_of(f"+experiment={name}", *TINY, "training.total_frames=200")
+    loop = open_config(tmp_path / "a", replace(config, env=EnvConfig(env, num_envs=2)))
+    assert loop.run() == "finished"
+    names = {p.name.rsplit("_", 1)[0] + p.suffix for p in (tmp_path / "a" / "report").iterdir()}
+    assert {"openloop_state.mp4", "openloop_state.png", "openloop_reward.png"} <= names
+    last = metrics(tmp_path / "a")[-1]
+    wanted = ("openloop/state_h1", "openloop/reward_h16", "openloop/cont_bias", "exploit_gap")
+    assert {f"report/{k}" for k in wanted} <= set(last)
+
+
+def test_an_ancestors_pictures_become_films_and_squashed_rewards_are_compared_as_learnt():
+    spec = Spec({"image": ArraySpec((64, 64, 3), "uint8")}, ArraySpec((), "int64", classes=2))
+    image = torch.randint(0, 256, (2, 8, 64, 64, 3), dtype=torch.uint8)
+    flags = torch.zeros(2, 8, dtype=torch.bool)
+    first = flags.clone()
+    first[:, 0] = True
+    action = torch.randint(0, 2, (2, 8))
+    batch = Batch({"image": image}, action, torch.full((2, 8), 50.0), first, flags, flags)
+    agent = DreamerV2(DreamerV2Config(**DreamerV2.tiny, squash_reward=True), spec)
+    seen = agent.report(batch)
+    assert seen.films["openloop/image"].shape == (18, 3 * 64, 2 * 64, 3)
+    assert (seen.curves["openloop/reward"].truth == 1).all()
+    assert float(seen.metrics["openloop/reward_h4"]) < 10
 
 
 def test_pictures_become_a_film_of_truth_dream_and_error(tmp_path):

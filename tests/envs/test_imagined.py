@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -10,6 +12,7 @@ from dreamlab import build
 from dreamlab.config import compose, load_config
 from dreamlab.core.errors import ConfigError
 from dreamlab.envs.suites import make
+from dreamlab.envs.vector import EnvConfig
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,16 @@ def test_the_dream_is_a_gymnasium_environment(run):
     check_env(env, skip_render_check=True)
     obs, _ = env.reset(seed=3)
     assert obs["state"].shape == (4,)
+
+
+@pytest.mark.parametrize("name", ["planet", "dreamer_v1", "dreamer_v2"])
+def test_the_ancestors_dream_too(name, tmp_path):
+    options = [f"+experiment={name}_cartpole_swingup", "tiny=true", f"run.dir={tmp_path / 'run'}"]
+    options += ["training.total_frames=60", "log.terminal=off", "device=cpu", "eval.episodes=1"]
+    config = replace(load_config(compose(options)), env=EnvConfig("Pendulum-v1"))
+    build.train(config)
+    env = make("imagined", str(tmp_path / "run"), {"length": 5, "starts": 10})
+    check_env(env, skip_render_check=True)
 
 
 def test_an_episode_is_a_function_of_its_seed_and_actions(run):

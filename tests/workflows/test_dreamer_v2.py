@@ -131,6 +131,15 @@ def test_nothing_passes_the_start_of_an_episode():
     assert torch.equal(before.feature[:, 3:], after.feature[:, 3:])
 
 
+@pytest.mark.parametrize("action", [DISCRETE, SEVERAL, CONTINUOUS])
+def test_a_report_follows_windows_as_learning_does(action):
+    dreamer = agent(action)
+    batch, noise = batch_of(dreamer.spec), dreamer.model.rssm.noise(5, 2, device="cpu")
+    seq = dreamer.sequences(batch)
+    seen = dreamer.model.observe(seq.obs, seq.action, seq.is_first, seq.start, noise)
+    assert torch.equal(seen.latent.feature, dreamer.model.follow(batch, noise).latent.feature)
+
+
 def test_an_action_at_the_start_of_an_episode_is_no_class_at_all():
     dreamer = agent()
     rssm, latent = dreamer.model.rssm, states(2)

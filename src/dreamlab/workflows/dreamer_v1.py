@@ -229,7 +229,7 @@ class DreamerV1(Dreams, Workflow[DreamerV1Config]):
         latent, _ = self.imagine(self.config.imagine, start, policy)
         feature = latent.feature[:, 1:]
         reward, value = self.model.reward(feature), self.critic(feature)
-        discount = self.model.discount(feature)
+        discount = self.model.predict_discount(feature)
         ret = own_lambda_return(reward, discount, value, self.config.lam)
         root = torch.ones_like(discount[:, :1])
         if self.model.cont is not None:

@@ -8,7 +8,7 @@ Defaults are those for Atari; docs/algorithms/dreamer_v2.md lists those for cont
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -31,7 +31,7 @@ from dreamlab.components.representation.world_model_classic import (
 )
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Report, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.count import Count
 from dreamlab.nn.dists import Categorical, Dist, MultiCategorical
@@ -207,7 +207,7 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
     def learn_model(self, batch: Batch) -> tuple[Metrics, Followed]:
         """Take one step on the world model (eq. 2); return what it made of the sequences."""
         c = self.config
-        reward = torch.tanh(batch.reward) if c.squash_reward else batch.reward
+        reward = self.squashed(batch.reward)
         seen = self.model.follow(batch)
         losses = {k: v.mean() for k, v in self.losses(seen, reward, batch.is_terminal).items()}
         scales = {"kl": c.kl_scale, "cont": c.cont_scale}
@@ -217,6 +217,14 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         facts = {"post_entropy": post.entropy().mean(), "prior_entropy": prior.entropy().mean()}
         named = {f"loss/{k}": v for k, v in losses.items()}
         return {"model_loss": loss, "model_grad_norm": norm, **named, **facts}, seen
+
+    def squashed(self, reward: Tensor) -> Tensor:
+        """Return rewards as they are learnt."""
+        return torch.tanh(reward) if self.config.squash_reward else reward
+
+    def report(self, batch: Batch) -> Report:
+        """Return how well the model dreams on from replayed sequences, and pictures of it."""
+        return super().report(replace(batch, reward=self.squashed(batch.reward)))
 
     def losses(self, seen: Followed, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
         """Return the losses of the world model, not yet weighted nor averaged."""
@@ -261,7 +269,7 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
             latent, action = self.imagine(c.imagine, start, chosen)
             feature = latent.feature
             reward, value = self.model.reward(feature), self.slow(feature)
-            discount = self.model.discount(feature)
+            discount = self.model.predict_discount(feature)
             if self.model.cont is not None:
                 known = (~is_terminal).float()[:, None] * c.gamma
                 discount = torch.cat([known, discount[:, 1:]], 1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from dreamlab.components.representation import open_loop
+from dreamlab.components.representation.open_loop import Sequences
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.world_model import Policy
-from dreamlab.core.types import Decision, Tree
+from dreamlab.core.types import Batch, Decision, Report, Tree
 
 
 class Dreams:
@@ -35,7 +38,21 @@ class Dreams:
 
     def view(self, latent: Latent) -> dict[str, Any]:
         """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
-        return self.model.view(latent)
+        seen = self.model.predict(latent)
+        return {**seen, "cont": (seen["cont"] / self.model.discount).clamp(max=1.0)}
+
+    def report(self, batch: Batch) -> Report:
+        """Return how well the model dreams on from replayed sequences, and pictures of it."""
+        return open_loop.report(self.model, self.sequences(batch), self.policy, self.model.discount)
+
+    def sequences(self, batch: Batch) -> Sequences:
+        """Return windows to look at, from the state before anything was seen.
+
+        Every window begins as an episode does, so the action before it does not matter.
+        """
+        action = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)
+        start = self.model.rssm.initial(len(action), action.device)
+        return Sequences(batch.obs, action, batch.reward, batch.is_first, batch.is_terminal, start)
 
     def latent_of(self, state: Tree) -> Latent:
         """Return the latent part of a policy state."""

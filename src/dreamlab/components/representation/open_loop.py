@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -10,11 +11,39 @@ from torch import Tensor
 
 from dreamlab.components.representation.codec import Obs
 from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.world_model import Policy, WorldModel
+from dreamlab.components.representation.world_model import Policy
 from dreamlab.core.types import Array, Curves, Report
 
 HORIZONS = (1, 2, 4, 8, 16, 32)
 GREEN, RED = (0, 255, 0), (255, 0, 0)
+
+
+class Model(Protocol):
+    """What a report asks of a world model."""
+
+    @property
+    def decoder(self) -> Any:
+        """Holds the specs of `images` and `vectors` by name."""
+        ...
+
+    @property
+    def discount(self) -> float: ...
+
+    def observe(self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent) -> Any:
+        """Follow sequences [b, t] from `state`; return something with the states as `latent`."""
+        ...
+
+    def imagine(self, start: Latent, policy: Policy, horizon: int) -> tuple[Latent, Tensor]:
+        """Dream on from states [n, ...]; return states and actions [n, horizon + 1]."""
+        ...
+
+    def predict(self, latent: Latent) -> dict[str, Any]:
+        """Return `obs`, `reward` and `cont`, the discount in it, of states [n, ...]."""
+        ...
+
+    def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
+        """Return `reward` and `cont` of states [*b, ...]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +71,7 @@ class OpenLoop:
 
 
 @torch.no_grad()
-def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
+def open_loop(model: Model, seq: Sequences, context: int) -> OpenLoop:
     """Follow sequences for `context` steps, then dream on with the actions that were taken."""
     seen = model.observe(
         {k: v[:, :context] for k, v in seq.obs.items()},
@@ -62,7 +91,7 @@ def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
     return OpenLoop(obs, reward, cont, context, waking)
 
 
-def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> Report:
+def report(model: Model, seq: Sequences, policy: Policy, gamma: float) -> Report:
     """Return films, curves and numbers of an open-loop prediction of the second half."""
     context = seq.reward.shape[1] // 2
     loop = open_loop(model, seq, context)
@@ -88,7 +117,7 @@ def alive(seq: Sequences, context: int) -> Tensor:
     return torch.cumsum(seq.is_first[:, context:].int(), 1) == 0
 
 
-def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> dict[str, Tensor]:
+def errors(model: Model, seq: Sequences, loop: OpenLoop) -> dict[str, Tensor]:
     """Return errors by horizon, and how reward and continuation are calibrated in dreams."""
     context, ok = loop.context, alive(seq, loop.context).float()
     out: dict[str, Tensor] = {}
@@ -119,7 +148,7 @@ def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> dict[str, Tenso
 
 @torch.no_grad()
 def exploit_gap(
-    model: WorldModel, seq: Sequences, loop: OpenLoop, policy: Policy, gamma: float
+    model: Model, seq: Sequences, loop: OpenLoop, policy: Policy, gamma: float
 ) -> dict[str, Tensor]:
     """Return by how much the policy's dreams promise more than the recorded futures paid.
 

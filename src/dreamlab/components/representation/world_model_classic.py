@@ -87,6 +87,14 @@ class ClassicModel(nn.Module):
         if isinstance(self.rssm.cell, ResetBeforeCell):
             self.rssm.cell.start()
 
+    @property
+    def decoder(self) -> ClassicCodec:
+        return self.codec
+
+    @property
+    def discount(self) -> float:
+        return self.config.gamma
+
     def embed(self, action: Tensor) -> Tensor:
         """Return actions [*b, ...] as numbers [*b, a]; classes become one-hot unless they are."""
         if self.action.classes is not None:
@@ -118,14 +126,20 @@ class ClassicModel(nn.Module):
         step      0      1      2
         action    0      a0     a1        what enters the cell: the action that led there
         """
-        b, t = batch.shape
-        ready = self.codec.ready(batch.obs)
+        none = torch.full_like(batch.action[:, :1], -1 if self.action.is_discrete else 0)
+        led = torch.cat([none, batch.action[:, :-1]], 1)
+        start = self.rssm.initial(len(led), led.device)
+        return self.observe(batch.obs, led, batch.is_first, start, noise)
+
+    def observe(
+        self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent, noise: Tensor | None = None
+    ) -> Followed:
+        """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
+        b, t = is_first.shape
+        ready = self.codec.ready(obs)
         tokens = self.codec.encode(ready)
-        action = self.embed(batch.action)
-        led = torch.cat([torch.zeros_like(action[:, :1]), action[:, :-1]], 1)
-        noise = self.rssm.noise(t, b, device=led.device) if noise is None else noise
-        start = self.rssm.initial(b, led.device)
-        latent, post = self.rssm.observe(start, led, tokens, batch.is_first, noise)
+        noise = self.rssm.noise(t, b, device=tokens.device) if noise is None else noise
+        latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
         return Followed(ready, latent, post, self.rssm.prior(latent.deter))
 
     def losses(self, seen: Followed, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
@@ -151,18 +165,21 @@ class ClassicModel(nn.Module):
         step = self.rssm.imagine_step
         return dream_on(lambda s, a, chance: step(s, self.embed(a), chance), start, policy, noise)
 
-    def discount(self, feature: Tensor) -> Tensor:
+    def predict_discount(self, feature: Tensor) -> Tensor:
         """Return how much what follows a state counts: gamma times the chance to go on."""
         if self.cont is None:
             return torch.full_like(feature[..., 0], self.config.gamma)
         return torch.sigmoid(self.cont(feature))
 
-    def view(self, latent: Latent) -> dict[str, Any]:
-        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
+    def predict(self, latent: Latent) -> dict[str, Any]:
+        """Return the decoded observations, reward and continuation of states [n, ...]."""
+        obs = self.codec.natural(self.codec.decode(latent.feature))
+        return {"obs": obs, **self.predict_reward(latent)}
+
+    def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
+        """Return reward and continuation, the discount in it, of states [*b, ...]."""
         feature = latent.feature
-        cont = (self.discount(feature) / self.config.gamma).clamp(max=1.0)
-        obs = self.codec.natural(self.codec.decode(feature))
-        return {"obs": obs, "reward": self.reward(feature), "cont": cont}
+        return {"reward": self.reward(feature), "cont": self.predict_discount(feature)}
 
 
 def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
