@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from dreamlab.nn import scan
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, Tower, dense, norm
 from dreamlab.ops.fast import gumbel, one_hot_max, small_softmax, tanh
 
@@ -161,6 +163,8 @@ class RSSM(nn.Module):
         self.prior_out = dense(self.prior_net.out_dim, self.stoch_dim)
         self.post_net = Tower(c.deter + token_dim, c.hidden, c.post_layers, c.style)
         self.post_out = dense(self.post_net.out_dim, self.stoch_dim)
+        usual = c.style == Style() and c.dyn_layers == c.post_layers == 1
+        self.scannable = usual and scan.fits(c.deter, c.blocks, c.hidden, self.stoch_dim)
 
     def initial(self, num: int, device: Any) -> Latent:
         """Return the state before the first step: zeros."""
@@ -207,7 +211,39 @@ class RSSM(nn.Module):
         """Follow a sequence from `state`, `action[:, i]` led to step i; return states, logits."""
         b, t = is_first.shape
         noise = self.noise(t, b, device=tokens.device) if noise is None else noise
+        if self.scannable and scan.usable(tokens):
+            return self._scan(state, action, tokens, is_first, noise)
         return follow(self.observe_step, state, (action, tokens, is_first), noise)
+
+    def _scan(
+        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[Latent, Tensor]:
+        """Do what `follow` does with `observe_step`, all steps as one node of the graph."""
+        c, dtype = self.config, scan.dtype_of(tokens)
+        keep = (~is_first).to(dtype)
+        x2 = self.cell.inputs[2](action * keep[..., None])
+        w = self._scan_weights()
+        seen = F.linear(tokens.to(dtype), w.look[:, c.deter :].to(dtype))
+        cast = scan.Weights(
+            *(x if k.endswith("_scale") else x.to(dtype) for k, x in w._asdict().items())
+        )
+        cast = cast._replace(look=cast.look[:, : c.deter])
+        b, t = is_first.shape
+        sizes = scan.Sizes(t, b, c.deter, c.blocks, c.hidden, c.stoch, c.classes, c.unimix)
+        first = lambda x: x.to(dtype).transpose(0, 1)  # noqa: E731
+        start = (state.deter.to(dtype), state.stoch.to(dtype))
+        outs = scan.scan(cast, sizes, first(x2), first(seen), first(keep), noise, start)
+        deter, stoch, logits = (x.transpose(0, 1) for x in outs)
+        return Latent(deter, stoch), self._logits(logits)
+
+    def _scan_weights(self) -> scan.Weights:
+        memory, stoch = self.cell.inputs[0], self.cell.inputs[1]
+        hidden, look = self.cell.hidden[0], self.post_net[0]
+        layers = ((memory.linear, memory.norm), (stoch.linear, stoch.norm))
+        layers += ((hidden, self.cell.norms[0]), (self.cell.gates, None))
+        layers += ((look.linear, look.norm), (self.post_out, None))
+        parts = [(x.weight, x.bias, *(() if n is None else (n.scale,))) for x, n in layers]
+        return scan.Weights(*(x for part in parts for x in part))
 
     def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Return the next state without looking."""
