@@ -19,6 +19,7 @@ from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer, Place
+from dreamlab.data.storage import choose
 from dreamlab.engine import accelerate
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.collector import Collector
@@ -98,25 +99,38 @@ def build_buffers(
 ) -> dict[str, Buffer]:
     """Return the buffers by name; one that does not fit into memory goes to disk, or is refused."""
     buffers: dict[str, Buffer] = {}
-    room = memory_available()
+    room, on_gpu = memory_available(), 0
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name
         place = Place(
             envs.spec, envs.num_envs, random.derive(config.seed, 2, number), workflow.device, folder
         )
         need = buffer_bytes(part, workflow, envs.spec, envs.num_envs)
-        fitted = _fit(part, name, need, room, config.run.on_memory_shortage, run.folder, terminal)
-        room -= need if fitted.options.get("storage", "ram") in ("ram", "pinned") else 0
+        chosen = _choose(part, on_gpu + need, workflow.device)
+        fitted = _fit(chosen, name, need, room, config.run.on_memory_shortage, run.folder, terminal)
+        room -= need if _storage(fitted) in ("ram", "pinned") else 0
+        on_gpu += need if _storage(fitted) == "gpu" else 0
         buffers[name] = fitted.build(place)
     return buffers
+
+
+def _storage(part: Part) -> str:
+    """Return where a buffer lives; one that cannot be told lives in RAM."""
+    return part.options.get("storage", getattr(part.cls().Config, "storage", "ram"))
+
+
+def _choose(part: Part, need: int, device: torch.device) -> Part:
+    """Return the buffer with a place to live, where that was left open."""
+    if _storage(part) != "auto":
+        return part
+    return replace(part, options={**part.options, "storage": choose("auto", need, device)})
 
 
 def _fit(
     part: Part, name: str, need: int, room: int, otherwise: str, folder: Path, terminal: Terminal
 ) -> Part:
-    storage = part.options.get("storage", "ram")
     gib = 2**30
-    if storage not in ("ram", "pinned") or need < 0.8 * room:
+    if _storage(part) not in ("ram", "pinned") or need < 0.8 * room:
         return part
     text = f"buffer {name!r} needs {need / gib:.1f} GiB when full, {room / gib:.1f} GiB are free"
     if otherwise != "disk" or "storage" not in part.cls().Config.__dataclass_fields__:

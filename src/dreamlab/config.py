@@ -65,7 +65,7 @@ class LabConfig:
     precision: str = "fp32"
     deterministic: bool = False
     threads: int = 0
-    compile: bool = False
+    compile: bool | None = None
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
     env: EnvConfig = field(default_factory=EnvConfig)

@@ -10,11 +10,11 @@ import torch
 
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.types import Batch, Decision, Step
-from dreamlab.data.storage import Store
+from dreamlab.data.storage import Store, choose, send_all
 from tests.data.streams import assert_true_to_index, decision_at, drawn, feed, flat, replay, step_at
 
 
-@pytest.mark.parametrize("storage", ["ram", "pinned", "gpu", "disk"])
+@pytest.mark.parametrize("storage", ["auto", "ram", "pinned", "gpu", "disk"])
 @pytest.mark.parametrize("ticks", [6, 20, 21, 137])
 def test_every_window_is_true_to_its_index(storage: str, ticks: int, tmp_path: Path):
     buffer = replay(storage=storage, folder=tmp_path)
@@ -255,14 +255,43 @@ def test_storage_on_disk_without_a_folder_is_refused():
         feed(replay(storage="disk"), 1)
 
 
+def test_storage_is_chosen_by_what_the_gpu_has_free(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert choose("auto", 400, gpu) == "gpu"
+    assert choose("auto", 401, gpu) == "ram"
+    assert choose("auto", 1, cpu) == "ram"
+    assert choose("pinned", 1, gpu) == "pinned"
+
+
+def test_arrays_that_travel_together_arrive_as_they_were():
+    first = np.array([True, False, True])[::-1]
+    arrays = {
+        "image": np.arange(3 * 7, dtype=np.uint8).reshape(3, 7),
+        "is_first": first,
+        "reward": np.array([1.5, -2.0, 0.0], np.float32),
+        "action": torch.arange(3),
+        "extras/latent": torch.randn(3, 1, 5).to(torch.bfloat16),
+        "obs/nothing": np.zeros((3, 0), np.float32),
+    }
+    sent = send_all(arrays, torch.device("cpu"))
+    assert sent.keys() == arrays.keys()
+    for name, value in arrays.items():
+        before = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+        assert sent[name].dtype == before.dtype
+        assert torch.equal(sent[name], before), name
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("storage", ["ram", "pinned", "gpu"])
+@pytest.mark.parametrize("storage", ["auto", "ram", "pinned", "gpu"])
 def test_the_loop_never_waits_for_the_gpu(storage: str):
     from dataclasses import replace
 
     buffer = replay(storage=storage)
     buffer.place = replace(buffer.place, device="cuda")
     feed(buffer, 25)
+    assert buffer.store is not None
+    assert buffer.store.on_gpu == (storage in ("auto", "gpu"))
     for _ in range(3):
         buffer.sample()
     torch.cuda.synchronize()
@@ -270,7 +299,7 @@ def test_the_loop_never_waits_for_the_gpu(storage: str):
     try:
         batch: Batch = buffer.sample()
         feed(buffer, 1)
-        if storage == "gpu":  # elsewhere the host must have the values before it can store them
+        if buffer.store.on_gpu:  # elsewhere the host must have the values before it stores them
             assert batch.index is not None
             buffer.update(batch.index, {"latent": batch.extras["latent"] * 2})
     finally:

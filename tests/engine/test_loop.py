@@ -21,6 +21,8 @@ SMALL = (
     "eval.video=false", "device=cpu",
 )  # fmt: skip
 
+REPLAY = "++buffers.replay={capacity: 100_000, batch: 4, length: 2}"
+
 
 def events(folder):
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -208,7 +210,7 @@ def test_a_missing_tracker_is_one_line(tmp_path, monkeypatch):
 def test_a_replay_that_does_not_fit_goes_to_disk_or_is_refused(tmp_path, monkeypatch):
     from dreamlab import build
 
-    replay = (*SMALL, "++buffers.replay={capacity: 100_000, batch: 4, length: 2}")
+    replay = (*SMALL, REPLAY)
     monkeypatch.setattr(build, "memory_available", lambda: 10_000)
     loop = open_loop(tmp_path / "a", *replay)
     assert loop.parts.buffers["replay"].config.storage == "disk"
@@ -217,6 +219,19 @@ def test_a_replay_that_does_not_fit_goes_to_disk_or_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(build, "disk_free", lambda path: 10_000)
     with pytest.raises(LabError, match="the disk has no room"):
         open_loop(tmp_path / "c", *replay)
+
+
+def test_a_replay_lives_where_its_training_is_if_it_fits(tmp_path, monkeypatch):
+    from dreamlab import build
+    from dreamlab.core.config import Part
+
+    assert open_loop(tmp_path, *SMALL, REPLAY).parts.buffers["replay"].config.storage == "ram"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
+    part, gpu = Part("dreamlab.data.replay.Replay", {"capacity": 10}), torch.device("cuda")
+    assert build._choose(part, 400, gpu).options == {"capacity": 10, "storage": "gpu"}
+    assert build._choose(part, 401, gpu).options["storage"] == "ram"
+    rollout = Part("dreamlab.data.rollout.Rollout", {})
+    assert build._choose(rollout, 1, gpu) == rollout
 
 
 def test_normalisation_statistics_are_saved_and_used_for_evaluation(tmp_path):

@@ -75,7 +75,8 @@ class Adam:
         with torch.no_grad():
             torch._fused_adamw_(
                 pick(self.params), pick(grads), pick(self.mean), pick(self.square), [],
-                [self.count] * len(used), lr=self.lr, beta1=beta1, beta2=beta2, eps=self.config.eps,
+                [self.count] * len(used), lr=self.rate if self.count.is_cuda else self.lr,
+                beta1=beta1, beta2=beta2, eps=self.config.eps,
                 weight_decay=self.config.weight_decay, amsgrad=False, maximize=False,
             )  # fmt: skip
 
@@ -160,6 +161,8 @@ class Optimizer:
         self.params = list(params)
         self.accumulate = 1
         self.pending = 0
+        self.sources: list[nn.Parameter] = self.params
+        """What losses are computed from: the parameters, or copies of lower precision."""
         self.inner = (Adam if config.kind == "adam" else LaProp)(config, self.params)
 
     @property
@@ -178,8 +181,10 @@ class Optimizer:
         """
         scaled = loss / self.accumulate if self.accumulate > 1 else loss
         new = torch.autograd.grad(
-            scaled, self.params, allow_unused=True, retain_graph=keep_graph or None
+            scaled, self.sources, allow_unused=True, retain_graph=keep_graph or None
         )
+        if self.sources is not self.params:
+            new = _widened(new)
         if torch.compiler.is_compiling():
             assert self.accumulate == 1
             grads: list[Tensor | None] = list(new)  # None where the loss did not pass
@@ -228,6 +233,15 @@ class Optimizer:
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
+
+
+def _widened(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return gradients in full precision, converted all at once."""
+    there = [g for g in grads if g is not None]
+    wide = [torch.empty_like(g, dtype=torch.float32) for g in there]
+    torch._foreach_copy_(wide, there)
+    found = iter(wide)
+    return [None if g is None else next(found) for g in grads]
 
 
 def _flushed(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,44 @@ def tree_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, value in items:
         yield from tree_leaves(value, f"{prefix}/{key}" if prefix else str(key))
+
+
+def tree_split(tree: Any) -> tuple[list[torch.Tensor], Callable[[list[Any]], Any], Any]:
+    """Return the tensors of a tree, a function that puts others in their place, and its form.
+
+    Dataclasses count as containers. Two trees are alike but for their tensors' values if their
+    forms are equal.
+    """
+    if isinstance(tree, torch.Tensor):
+        return [tree], lambda new: new[0], (tuple(tree.shape), tree.dtype)
+    if isinstance(tree, dict):
+        return _split(list(tree.values()), lambda parts: dict(zip(tree, parts, strict=True)), tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return _split(list(tree), lambda parts: type(tree)(*parts), type(tree))
+    if isinstance(tree, list | tuple):
+        return _split(list(tree), lambda parts: type(tree)(parts), type(tree))
+    if is_dataclass(tree) and not isinstance(tree, type):
+        names = [f.name for f in fields(tree)]
+        values = [getattr(tree, n) for n in names]
+        return _split(
+            values, lambda parts: replace(tree, **dict(zip(names, parts, strict=True))), type(tree)
+        )
+    return [], lambda new: tree, tree
+
+
+def _split(values: list[Any], build: Callable[[list[Any]], Any], kind: Any) -> Any:
+    parts = [tree_split(v) for v in values]
+    sizes = [len(tensors) for tensors, _, _ in parts]
+
+    def rebuild(new: list[Any]) -> Any:
+        rest, out = list(new), []
+        for size, (_, one, _) in zip(sizes, parts, strict=True):
+            out.append(one(rest[:size]))
+            rest = rest[size:]
+        return build(out)
+
+    form = (tuple(kind) if isinstance(kind, dict) else kind, tuple(f for _, _, f in parts))
+    return [t for tensors, _, _ in parts for t in tensors], rebuild, form
 
 
 def to_plain(tree: Any) -> Any:

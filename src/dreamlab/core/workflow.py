@@ -29,13 +29,28 @@ def hook(method: F) -> F:
 
 
 def compilable(method: F) -> F:
-    """Mark a method that `compile=true` turns into one compiled function.
+    """Mark a method, of a workflow or of a module in it, that is worth compiling by itself.
 
     It takes and returns tensors (in dataclasses and dictionaries), changes nothing but parameters,
     buffers and optimizers, and never asks what a tensor's value is.
     """
     method.is_compilable = True  # type: ignore[attr-defined]
     return method
+
+
+def capturable(method: F) -> F:
+    """Mark a workflow's method whose kernels a GPU may record once and replay from then on.
+
+    What holds for a compilable method holds for it; beside tensors, its arguments decide which
+    recording is used. Python in it runs for the recording only.
+    """
+    method.is_capturable = True  # type: ignore[attr-defined]
+    return method
+
+
+def marked(cls: type, mark: str) -> list[str]:
+    """Return the names of a class's methods with this mark."""
+    return [n for n in dir(cls) if getattr(getattr(cls, n, None), f"is_{mark}", False)]
 
 
 class Workflow(nn.Module, ABC, Generic[C]):
@@ -105,12 +120,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
     @classmethod
     def hooks(cls) -> dict[str, Callable[..., Any]]:
         """Return the methods a phase may call, by name."""
-        return {n: m for n in dir(cls) if getattr(m := getattr(cls, n), "is_hook", False)}
-
-    @classmethod
-    def compilables(cls) -> list[str]:
-        """Return the names of the methods worth compiling."""
-        return [n for n in dir(cls) if getattr(getattr(cls, n), "is_compilable", False)]
+        return {n: getattr(cls, n) for n in marked(cls, "hook")}
 
     def get_extra_state(self) -> dict[str, Any]:
         return {name: opt.state_dict() for name, opt in self.optimizers.items()}

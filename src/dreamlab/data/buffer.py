@@ -28,6 +28,9 @@ class Place:
 class Buffer(Protocol):
     """Storage of steps that gives batches back."""
 
+    needs_next: bool
+    """Whether `finish` must be called when a collection ends, before a batch is drawn."""
+
     @property
     def steps_per_sample(self) -> int:
         """Return how many stored steps one batch replays."""

@@ -35,7 +35,8 @@ class ReplayConfig:
     """Where a window may lie: anywhere; inside one episode; or anywhere that starts with a
     transition (for n-step targets, which stop at the end of the episode by themselves)."""
     sampler: Part = part("uniform", home="dreamlab.data")
-    storage: Literal["ram", "pinned", "gpu", "disk"] = "ram"
+    storage: Literal["auto", "ram", "pinned", "gpu", "disk"] = "auto"
+    """`auto` is the GPU of the run if it takes at most 40 % of the memory free there, else RAM."""
     min_steps: int = 0
     """Steps that must be stored before the first batch is drawn; a full replay is always enough."""
 
@@ -50,6 +51,7 @@ class Replay:
     """
 
     Config = ReplayConfig
+    needs_next = False
 
     def __init__(self, config: ReplayConfig, place: Place) -> None:
         self.config, self.place = config, place

@@ -28,6 +28,7 @@ class Rollout:
     """
 
     Config = RolloutConfig
+    needs_next = True
 
     def __init__(self, config: RolloutConfig, place: Place) -> None:
         self.config, self.place = config, place

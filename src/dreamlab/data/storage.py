@@ -13,6 +13,19 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import Array
 from dreamlab.data.buffer import Place, as_tensor
 
+GPU_SHARE = 0.4  # of the GPU's free memory; the rest is left to the training
+ALIGN = 16  # bytes; a view as another type must begin at a multiple of its size
+
+
+def choose(kind: str, need: int, device: torch.device) -> str:
+    """Return where `need` bytes go: "auto" is the GPU of the run if they fit well, else RAM."""
+    if kind != "auto":
+        return kind
+    if device.type != "cuda":
+        return "ram"
+    free, _ = torch.cuda.mem_get_info(device)
+    return "gpu" if need <= GPU_SHARE * free else "ram"
+
 
 @dataclass
 class Stage:
@@ -30,6 +43,7 @@ class Store:
 
     def __init__(self, row: dict[str, Tensor], ticks: int, kind: str, place: Place) -> None:
         self.device = torch.device(place.device)
+        kind = choose(kind, ticks * sum(v.nbytes for v in row.values()), self.device)
         self.on_gpu = kind == "gpu" and self.device.type == "cuda"
         self.data = {k: _allocate(k, v, ticks, kind, place) for k, v in row.items()}
         self.flat = {k: v.flatten(0, 1) for k, v in self.data.items()}
@@ -47,15 +61,20 @@ class Store:
         if row.keys() != self.data.keys():
             names = sorted(row.keys() ^ self.data.keys())
             raise ConfigError(f"replay: every step must have the same arrays; {names} come and go")
+        if self.on_gpu:
+            for name, value in send_all(row, self.device).items():
+                self.data[name][:, slot] = value
+        else:
+            self._write_here(slot, row)
+        for mask in self.dirty.values():
+            mask.view(self.num_envs, self.ticks)[:, slot] = False
+
+    def _write_here(self, slot: int, row: dict[str, Array | Tensor]) -> None:
         for name, value in row.items():
-            if self.on_gpu:
-                self.data[name][:, slot] = send(as_tensor(value), self.device)
-            elif isinstance(value, Tensor):
+            if isinstance(value, Tensor):
                 self.views[name][:, slot] = _numpy(value.to("cpu", self.data[name].dtype))
             else:
                 self.views[name][:, slot] = value
-        for mask in self.dirty.values():
-            mask.view(self.num_envs, self.ticks)[:, slot] = False
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the rows of the steps with these ids, `tick * num_envs + env`."""
@@ -134,6 +153,23 @@ def send(value: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and value.device.type == "cpu":
         value = value.pin_memory()
     return value.to(device, non_blocking=True)
+
+
+def send_all(values: dict[str, Array | Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return small arrays on `device`; those of the host travel in one piece, and nothing waits."""
+    tensors = {k: as_tensor(v) for k, v in values.items()}
+    host = {k: v for k, v in tensors.items() if v.device.type == "cpu"}
+    sizes = [-(-v.nbytes // ALIGN) * ALIGN for v in host.values()]
+    packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for piece, value in zip(packed.split(sizes), host.values(), strict=True):
+        _piece(piece, value).copy_(value)
+    sent = packed.to(device, non_blocking=True).split(sizes)
+    there = {k: _piece(p, v) for p, (k, v) in zip(sent, host.items(), strict=True)}
+    return {**tensors, **there}
+
+
+def _piece(raw: Tensor, like: Tensor) -> Tensor:
+    return raw[: like.nbytes].view(like.dtype).view(like.shape)
 
 
 def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: Place) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.workflow import Workflow
+from dreamlab.core.workflow import Workflow, marked
 
 SMALL_WORK = (
     4_000_000  # parameters times rows of a batch, below which threads cost more than they give
@@ -30,8 +30,9 @@ class ComputeConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     deterministic: bool = False
     """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
-    compile: bool = False
-    """Compile updates with torch.compile: faster after half a minute, or seconds the next time."""
+    compile: bool | None = None
+    """Compile updates with torch.compile, on a GPU record them as CUDA graphs: faster after half a
+    minute, or seconds the next time. None: on a GPU, where the workflow can be recorded."""
     threads: int = 0
     """CPU threads of torch; 0: one where an update is small (faster there), else all cores."""
 
@@ -62,29 +63,64 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     threads = config.threads or _threads(workflow, rows)
     torch.set_num_threads(threads)
-    if config.compile:
-        compile_updates(workflow)
+    on_gpu = workflow.device.type == "cuda"
+    accumulates = any(opt.accumulate > 1 for opt in workflow.optimizers.values())
+    recorded = marked(type(workflow), "capturable") if on_gpu else []
+    if config.compile and accumulates:
+        raise ConfigError("compile: does not go together with training.accumulate")
+    if config.compile or (config.compile is None and recorded and not accumulates):
+        compile_updates(workflow, except_for=recorded)
+        capture_updates(config, workflow, recorded)
 
 
-def compile_updates(workflow: Workflow[Any]) -> None:
-    """Replace the workflow's `@compilable` methods by compiled ones."""
+def compile_updates(workflow: Workflow[Any], except_for: Sequence[str] = ()) -> None:
+    """Replace methods that are `@compilable`, the workflow's and its modules', by compiled ones."""
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
-    names = workflow.compilables()
-    if not names:
+    found = [
+        (module, name)
+        for module in workflow.modules()
+        for name in marked(type(module), "compilable")
+        if not (module is workflow and name in except_for)
+    ]
+    if not found and not except_for:
         name = type(workflow).__name__
         raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
-    if any(opt.accumulate > 1 for opt in workflow.optimizers.values()):
-        raise ConfigError("compile: does not go together with training.accumulate")
     inductor.fallback_random = True  # the same random numbers as without the compiler
-    if not hasattr(dynamo, "trace_autograd_ops"):
+    if hasattr(dynamo, "trace_autograd_ops"):
+        dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
+    elif not except_for:
         raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
-    dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
     for opt in workflow.optimizers.values():
         opt.inner.allocate()
+    for module, name in found:
+        object.__setattr__(module, name, Piece(getattr(module, name)))
+
+
+class Piece:
+    """A compiled method, which can also be called as it was written: see `plainly`."""
+
+    plain = False
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+        self.compiled = torch.compile(method, fullgraph=True, dynamic=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self.method if Piece.plain else self.compiled)(*args, **kwargs)
+
+
+def capture_updates(config: ComputeConfig, workflow: Workflow[Any], names: Sequence[str]) -> None:
+    """Replace these methods by recordings of themselves."""
+    if not names:
+        return
+    from dreamlab.engine.capture import Captured, Halves
+
+    torch.backends.cudnn.benchmark = not config.deterministic
+    around = nullcontext if config.precision == "fp32" else Halves(workflow).instead
     for name in names:
-        setattr(workflow, name, torch.compile(getattr(workflow, name), fullgraph=True))
+        object.__setattr__(workflow, name, Captured(getattr(workflow, name), around))
 
 
 def keep_memory() -> None:

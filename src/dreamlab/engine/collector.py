@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,9 +24,13 @@ class VectorEnv(Protocol):
     frames_per_tick: int
     raw_reward: Array
     normalizer: Any
+    parallel: bool
 
+    @property
+    def pending(self) -> bool: ...
     def reset(self) -> Step: ...
-    def step(self, action: Array) -> Step: ...
+    def send(self, action: Array) -> None: ...
+    def receive(self) -> Step: ...
     def pop_finals(self) -> list[dict[str, float]]: ...
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any], step: Step) -> tuple[Step, list[int]]: ...
@@ -34,7 +38,7 @@ class VectorEnv(Protocol):
 
 @dataclass
 class Collected:
-    """What one call of `collect` did."""
+    """What one call of `collect` did, and the episodes whose end it saw."""
 
     frames: int = 0
     decisions: int = 0
@@ -44,48 +48,71 @@ class Collected:
 
 
 class Collector:
-    """Owns the environments of training, the policy's private state and the running episodes."""
+    """Owns the environments of training, the policy's private state and the running episodes.
+
+    tick              0                     1                     2
+    collect     act, add, send  ─▶  receive, act, add, send  ─▶  receive, ...
+    meanwhile       environments step, updates train
+
+    Environments in processes of their own work on the next step while the training goes on; it is
+    received when it is needed: by the next tick, an evaluation or a checkpoint, or at once where
+    the buffer needs it. Episodes that it ends are reported by the collect that follows.
+    """
 
     def __init__(self, envs: VectorEnv, workflow: Workflow[Any], seed: int) -> None:
         self.envs, self.workflow = envs, workflow
         self.rng = np.random.default_rng(seed)
         self.step: Step | None = None
+        self.ended = Collected()
         self.state = workflow.initial_state(envs.num_envs)
         self.returns = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, np.int64)
 
     def collect(self, ticks: int, buffer: Buffer, random_actions: bool = False) -> Collected:
         """Run every environment for `ticks` steps; a tick that begins an episode has no frame."""
-        out = Collected()
-        envs, act = self.envs, self.workflow.act
-        step = self.step if self.step is not None else envs.reset()
-        frames = 0
+        envs, act, frames = self.envs, self.workflow.act, 0
         for _ in range(ticks):
+            step = self._current()
             decision = act(step, self.state, Mode.TRAIN)
             if random_actions:
                 decision = self._randomise(decision)
             buffer.add(step, decision)
             self.state = decision.state
-            step = envs.step(decision.action.cpu().numpy())
-            frames += envs.num_envs - int(np.count_nonzero(step.is_first))
-            self._track(step, out)
-        self.step = step
-        buffer.finish(step)
+            # an environment whose episode is over begins anew
+            frames += envs.num_envs - int(np.count_nonzero(step.is_last))
+            envs.send(decision.action.cpu().numpy())
+        if buffer.needs_next or not envs.parallel:
+            buffer.finish(self._current())
+        out, self.ended = self.ended, Collected()
         out.frames = frames * envs.frames_per_tick
         out.decisions = ticks * envs.num_envs
-        out.finals = envs.pop_finals()
         return out
 
-    def _track(self, step: Step, out: Collected) -> None:
-        """Add rewards to the running episodes and report those that ended."""
+    def _current(self) -> Step:
+        """Return the step to act on, waiting for it if need be."""
+        if self.step is None:
+            self.step = self.envs.reset()
+        elif self.envs.pending:
+            self.step = self.envs.receive()
+            self._track(self.step)
+        return self.step
+
+    def settle(self) -> None:
+        """Wait for the step that the environments work on, if they do."""
+        if self.envs.pending:
+            self._current()
+
+    def _track(self, step: Step) -> None:
+        """Add rewards to the running episodes and take note of those that ended."""
         self.returns += self.envs.raw_reward
         self.lengths += ~step.is_first
         if step.is_last.any():
             for i in np.flatnonzero(step.is_last):
-                out.returns.append(float(self.returns[i]))
-                out.lengths.append(int(self.lengths[i]))
+                self.ended.returns.append(float(self.returns[i]))
+                self.ended.lengths.append(int(self.lengths[i]))
             self.returns[step.is_last] = 0.0
             self.lengths[step.is_last] = 0
+            self.ended.finals += self.envs.pop_finals()
 
     def _randomise(self, decision: Decision) -> Decision:
         """Replace the actions by uniformly random ones, from the collector's own generator."""
@@ -103,6 +130,7 @@ class Collector:
 
     def get_state(self) -> dict[str, Any]:
         """Return environments, running episodes and the policy's private state as plain data."""
+        self.settle()
         step = (
             None
             if self.step is None
@@ -114,12 +142,15 @@ class Collector:
             "state": self.state,
             "returns": self.returns.copy(),
             "lengths": self.lengths.copy(),
+            "ended": asdict(self.ended),
             "rng": random.generator_state(self.rng),
         }
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
         """Continue from saved state; return the environments that had to begin a new episode."""
+        self.settle()
         random.set_generator_state(self.rng, state["rng"])
+        self.ended = Collected(**state.get("ended", {}))  # older checkpoints have none
         self.state = tree_map(self._place, state["state"])
         self.returns, self.lengths = np.array(state["returns"]), np.array(state["lengths"])
         if state["step"] is None:

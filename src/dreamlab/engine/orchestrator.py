@@ -227,6 +227,7 @@ class Orchestrator:
         """Measure the policy and report it under `eval/`."""
         path = self.run_log.folder / "videos" / f"eval_{self.counters.env_frames:012d}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
+        self.parts.collector.settle()
         statistics = self.parts.collector.envs.normalizer.get_state()
         result = self.parts.evaluator.run(self.workflow, statistics, path if wanted else None)
         metrics = result.metrics()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,6 +60,13 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
     return wrappers.Episodes(env, seed, index, context=config.frame_stack)
+
+
+def _make(parent: int, config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
+    """Return an environment of a vector that the process `parent` owns."""
+    if os.getpid() != parent:  # Ctrl-C reaches every process, but only the parent shall heed it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return make_env(config, seed, index)
 
 
 def _plain_actions(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
@@ -122,8 +131,9 @@ class Envs:
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.config, self.seed = config, seed
         self.num_envs = config.num_envs
+        self.parallel = config.vector == "async"
         self.vec = _vector(
-            config, [partial(make_env, config, seed, i) for i in range(config.num_envs)]
+            config, [partial(_make, os.getpid(), config, seed, i) for i in range(config.num_envs)]
         )
         space = self.vec.single_observation_space
         self.spec = _spec(space, self.vec.single_action_space)
@@ -132,6 +142,7 @@ class Envs:
         self.normalizer = Normalizer(
             config.normalize_obs, config.normalize_reward, self.spec, self.num_envs
         )
+        self.action: Array | None = None
         self.is_last = np.zeros(self.num_envs, bool)
         self.raw_reward = np.zeros(self.num_envs, np.float32)
         self.finals: list[dict[str, float]] = []
@@ -149,8 +160,28 @@ class Envs:
 
         The arrays are overwritten by the next call.
         """
-        first = self.is_last
-        obs, reward, terminated, truncated, info = self.vec.step(action)
+        self.send(action)
+        return self.receive()
+
+    @property
+    def pending(self) -> bool:
+        """Tell whether actions were sent whose step was not received yet."""
+        return self.action is not None
+
+    def send(self, action: Array) -> None:
+        """Give every environment its action; `receive` returns the step.
+
+        In processes of their own they begin now, and overwrite the arrays of the last step.
+        """
+        if self.parallel:
+            self.vec.step_async(action)
+        self.action = action
+
+    def receive(self) -> Step:
+        """Return the step that answers what was sent; the arrays are overwritten by `send`."""
+        first, action, self.action = self.is_last, self.action, None
+        result = self.vec.step_wait() if self.parallel else self.vec.step(action)
+        obs, reward, terminated, truncated, info = result
         self.is_last = terminated | truncated
         if info or self.is_last.any():
             self._collect_finals(info)
@@ -211,7 +242,12 @@ class Envs:
         return None if frame is None else np.asarray(frame)
 
     def close(self) -> None:
-        self.vec.close()
+        """End every environment, once it has done what it was sent."""
+        try:
+            if self.pending:
+                self.receive()
+        finally:
+            self.vec.close()
 
 
 def _arrays(state: dict[str, Any]) -> dict[str, Any]:

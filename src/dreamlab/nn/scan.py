@@ -7,10 +7,7 @@ gradients are computed once, from all steps together: the same numbers, less rou
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +17,6 @@ from torch.nn import functional as F
 
 EPS = 1e-4
 TILE = 16
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the kernels in numpy: for tests
 
 
 class Weights(NamedTuple):
@@ -72,16 +68,6 @@ class Sizes:
     @property
     def row_tiles(self) -> int:
         return -(-self.rows // TILE)
-
-
-@cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def usable(x: Tensor) -> bool:
-    """Tell whether sequences of tensors like this one can take this way."""
-    return (x.is_cuda or INTERPRETED) and has_triton()
 
 
 def dtype_of(x: Tensor) -> torch.dtype:

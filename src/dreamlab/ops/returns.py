@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dreamlab.ops.fast import triton_takes
+
 
 def lambda_return(
     reward: Float[Tensor, "b t"],
@@ -29,6 +31,10 @@ def lambda_return(
     target = reward[:, 1:] + discount[:, 1:] * (1 - lam) * value[:, 1:]
     decay = lam * discount[:, 1:]
     ret = value[:, -1]
+    if triton_takes(target) and not (target.requires_grad or ret.requires_grad):
+        from dreamlab.ops.kernels import recurrence
+
+        return recurrence(target, decay, ret)
     returns: list[Tensor] = []
     for i in reversed(range(target.shape[1])):
         ret = target[:, i] + decay[:, i] * ret

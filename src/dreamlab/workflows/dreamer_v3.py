@@ -11,7 +11,7 @@ Exactly the original as of 2026; its older forms are switches (`norm`, `bins`, `
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dreamlab.components.heads import LatentPolicy, TwoHotHead
 from dreamlab.components.representation import open_loop
-from dreamlab.components.representation.codec import CodecConfig
+from dreamlab.components.representation.codec import CodecConfig, Obs
 from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.open_loop import Sequences
 from dreamlab.components.representation.rssm import Latent, RSSMConfig
@@ -27,7 +27,7 @@ from dreamlab.components.representation.world_model import Policy, WorldModel, W
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Report, Spec, Step, Tree
-from dreamlab.core.workflow import Workflow, hook
+from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.norm import NormKind, Style
 from dreamlab.nn.target import Follower, frozen_copy
@@ -158,6 +158,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
     }  # fmt: skip
     low: Tensor
     high: Tensor
+    marks: Tensor
 
     def build(self, spec: Spec) -> None:
         c, s = self.config, self.config.sizes
@@ -178,6 +179,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         self.follower = Follower(self.slow, self.critic)
         self.register_buffer("low", torch.zeros(()))
         self.register_buffer("high", torch.zeros(()))
+        self.register_buffer("marks", torch.tensor([0.05, 0.95]), persistent=False)
         self._build_optimizers()
 
     def _build_optimizers(self) -> None:
@@ -207,21 +209,20 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and act on it; the latents are stored beside it."""
-        model, rssm = self.model, self.model.rssm
         first = torch.from_numpy(step.is_first).to(self.device)
-        noise = rssm.noise(len(first), device=self.device)
-        latent = Latent(state["deter"], state["stoch"])
+        return self.decide(self.tensors(step.obs), first, state, mode)
+
+    @capturable
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+        """Do what `act` promises, with tensors."""
+        model, rssm = self.model, self.model.rssm
+        noise = rssm.noise(len(is_first), device=self.device)
         latent, _ = rssm.observe_step(
-            latent,
-            model.embed(state["action"]),
-            model.encoder(self.tensors(step.obs)),
-            first,
-            noise,
+            self.latent_of(state), model.embed(state["action"]), model.encoder(obs), is_first, noise
         )
         dist = self.actor(latent.feature)
         action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
-        after = self.remember(latent, action)
-        return Decision(action, after, self.stored(latent))
+        return Decision(action, self.remember(latent.float(), action), self.stored(latent))
 
     def view(self, latent: Latent) -> dict[str, Any]:
         """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
@@ -249,6 +250,11 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         The states computed here go back to the replay, so that the next window starts from them.
         """
         self.set_rates(phase.progress)
+        return self.update(replace(batch, index=None))
+
+    @capturable
+    def update(self, batch: Batch) -> tuple[Metrics, dict[str, Tensor]]:
+        """Do what `update_agent` promises, with tensors."""
         start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         flags = (batch.reward, batch.is_first, batch.is_last, batch.is_terminal)
@@ -303,6 +309,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         seq = Sequences(obs, batch.action[:, :-1], reward, first, terminal, start)
         return open_loop.report(self.model, seq, self.policy, self.model.discount)
 
+    @compilable
     def policy(self, latent: Latent) -> Tensor:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
@@ -315,21 +322,28 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         with torch.set_grad_enabled(through):
             latent, action = self.imagine(self.config.imagine, start.detach(), policy, noise)
             feature = latent.feature
-            reward = self.model.reward.mean(self.model.reward(feature))
-            cont = torch.sigmoid(self.model.cont(feature))
-            value = self.critic.mean(self.critic(feature))
+            reward, cont, value, slow_value = self.worth(feature)
             ret = lambda_return(reward, cont, value, self.config.lam)
         with torch.no_grad():
-            slow_value = self.slow.mean(self.slow(feature))
             weight = torch.cumprod(cont, 1)
         return Dream(feature, action, reward, cont, value, slow_value, weight, ret)
+
+    @compilable
+    def worth(self, feature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return reward, continuation, value and the slow critic's value of states."""
+        reward = self.model.reward.mean(self.model.reward(feature))
+        cont = torch.sigmoid(self.model.cont(feature))
+        value = self.critic.mean(self.critic(feature))
+        with torch.no_grad():
+            slow_value = self.slow.mean(self.slow(feature))
+        return reward, cont, value, slow_value
 
     def behaviour(
         self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
     ) -> tuple[dict[str, Tensor], Metrics]:
         """Return the losses of actor and critic, in dreams and on the sequences themselves."""
         shape = reward.shape
-        policy, facts = self.actor_loss(dream)
+        policy, facts = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
         value = self.critic_loss(
             dream.feature[:, :-1].detach(), dream.ret, dream.slow_value[:, :-1]
         )
@@ -337,16 +351,14 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         losses = {"policy": policy.mean(1).view(shape), "value": value.mean(1).view(shape)}
         if self.config.scales.repval:
             ret = self.replay_return(dream.ret[:, 0].view(shape), reward, last, terminal)
-            with torch.no_grad():
-                slow = self.slow.mean(self.slow(feature[:, :-1]))
-            error = self.critic_loss(feature[:, :-1], ret, slow)
+            error = self.replay_critic_loss(feature[:, :-1], ret)
             losses["repval"] = error * (~last[:, :-1]).float()
         return losses, facts
 
-    def actor_loss(self, dream: Dream) -> tuple[Tensor, Metrics]:
-        """Return the policy's loss [n, horizon], and the range of returns it was scaled by."""
+    @compilable
+    def actor_loss(self, dream: Dream, scale: Tensor) -> tuple[Tensor, Metrics]:
+        """Return the policy's loss [n, horizon], given the range of returns to scale it by."""
         c = self.config
-        scale = self.return_scale(dream.ret.detach())
         advantage = (dream.ret - dream.value[:, :-1]) / scale
         dist: Dist = self.actor(dream.feature.detach())
         entropy = dist.entropy()[:, :-1]
@@ -366,16 +378,23 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
     @torch.no_grad()
     def return_scale(self, ret: Tensor) -> Tensor:
         """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
-        marks = torch.tensor([0.05, 0.95], device=ret.device)
-        low, high = torch.quantile(ret.flatten(), marks).unbind()
+        low, high = torch.quantile(ret.flatten(), self.marks).unbind()
         self.low.lerp_(low, self.config.return_rate)
         self.high.lerp_(high, self.config.return_rate)
         return (self.high - self.low).clamp(min=1.0)
 
+    @compilable
     def critic_loss(self, feature: Tensor, ret: Tensor, slow: Tensor) -> Tensor:
         """Return the distance [n, t] of values from returns, and from the slow critic's values."""
         logits = self.critic(feature)
         return self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
+
+    @compilable
+    def replay_critic_loss(self, feature: Tensor, ret: Tensor) -> Tensor:
+        """Return the same where the slow critic has not been asked yet."""
+        with torch.no_grad():
+            slow = self.slow.mean(self.slow(feature))
+        return self.critic_loss(feature, ret, slow)
 
     def replay_return(self, boot: Tensor, reward: Tensor, last: Tensor, terminal: Tensor) -> Tensor:
         """Return what happened after each step [b, t - 1], bootstrapped with dreamt returns."""

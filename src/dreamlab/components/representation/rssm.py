@@ -16,9 +16,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dreamlab.core.workflow import compilable
 from dreamlab.nn import scan
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, Tower, dense, norm
-from dreamlab.ops.fast import gumbel, one_hot_max, small_softmax, tanh
+from dreamlab.ops.fast import gumbel, one_hot_max, small_softmax, tanh, triton_takes
 
 
 class Latent(NamedTuple):
@@ -34,6 +35,9 @@ class Latent(NamedTuple):
 
     def detach(self) -> Latent:
         return Latent(self.deter.detach(), self.stoch.detach())
+
+    def float(self) -> Latent:
+        return Latent(self.deter.float(), self.stoch.float())
 
     def flat(self) -> Latent:
         """Return [b, t, ...] as [b * t, ...]."""
@@ -175,6 +179,7 @@ class RSSM(nn.Module):
         """Return Gumbel noise for states of this shape."""
         return gumbel(*shape, self.config.stoch, self.config.classes, device=device)
 
+    @compilable
     def prior(self, deter: Tensor) -> Tensor:
         """Return the logits [*b, stoch, classes] of the random part, from memory alone."""
         return self._logits(self.prior_out(self.prior_net(deter)))
@@ -211,7 +216,7 @@ class RSSM(nn.Module):
         """Follow a sequence from `state`, `action[:, i]` led to step i; return states, logits."""
         b, t = is_first.shape
         noise = self.noise(t, b, device=tokens.device) if noise is None else noise
-        if self.scannable and scan.usable(tokens):
+        if self.scannable and triton_takes(tokens):
             return self._scan(state, action, tokens, is_first, noise)
         return follow(self.observe_step, state, (action, tokens, is_first), noise)
 
@@ -245,6 +250,7 @@ class RSSM(nn.Module):
         parts = [(x.weight, x.bias, *(() if n is None else (n.scale,))) for x, n in layers]
         return scan.Weights(*(x for part in parts for x in part))
 
+    @compilable
     def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Return the next state without looking."""
         deter = self.cell(state, action)

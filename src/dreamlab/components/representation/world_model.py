@@ -20,6 +20,7 @@ from dreamlab.components.representation.codec import (
 )
 from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
 from dreamlab.core.types import Spec
+from dreamlab.core.workflow import compilable
 from dreamlab.ops.scaling import Bins
 
 Policy = Callable[[Latent], Tensor]
@@ -102,10 +103,16 @@ class WorldModel(nn.Module):
         self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent, noise: Tensor | None = None
     ) -> Seen:
         """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
-        tokens = self.encoder(obs)
+        tokens = self.tokens(obs)
         latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
         return Seen(tokens, latent, post, self.rssm.prior(latent.deter))
 
+    @compilable
+    def tokens(self, obs: Obs) -> Tensor:
+        """Return what the encoder makes of observations [b, t]."""
+        return self.encoder(obs)
+
+    @compilable
     def losses(
         self, seen: Seen, obs: Obs, reward: Tensor, is_terminal: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

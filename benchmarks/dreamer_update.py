@@ -1,0 +1,249 @@
+"""Milliseconds per DreamerV3 update, for any size and device.
+
+    python benchmarks/dreamer_update.py [--sizes 1m 12m] [--kinds images vectors] [--device cuda]
+        [--compile true|false] [--check] [--profile] [--record]
+
+One whole update (losses, gradients, clipping, optimizer, slow critic) on random data already on the
+device: batch 16 x 64, dreams of 15 steps, bfloat16 on a GPU. `images` are 64 x 64 with 6 discrete
+actions, `vectors` have 24 numbers with 6 continuous actions. Each size runs in a process of its
+own, so that `first` is what a user waits: from importing to the end of the first update.
+`--check` first takes an update from the same start as the code is written, step by step and in
+float32, and once the fast way, also in float32; it fails where they differ.
+The official figures are those of jax 0.11 on one H200, size 12m.
+"""
+
+from __future__ import annotations
+
+import time
+
+START = time.perf_counter()
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import platform  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+OFFICIAL = {("12m", "images"): 35.1, ("12m", "vectors"): 23.2}
+OFFICIAL_POLICY = 5.2
+BATCH, LENGTH, ENVS = 16, 64, 16
+TOLERANCE = 1e-3
+"""Largest difference of a loss, relative to its size, between the two ways in float32."""
+
+
+def spec_of(kind: str) -> Any:
+    from dreamlab.core.types import ArraySpec, Spec
+
+    if kind == "images":
+        return Spec({"image": ArraySpec((64, 64, 3), "uint8")}, ArraySpec((), "int64", classes=6))
+    return Spec({"state": ArraySpec((24,))}, ArraySpec((6,), low=-1.0, high=1.0))
+
+
+def make(size: str, kind: str, device: str, precision: str, compiled: bool) -> Any:
+    """Return a workflow as a run would have it, and the function that runs one update."""
+    import torch
+
+    from dreamlab.engine import accelerate
+    from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
+
+    torch.manual_seed(0)
+    workflow = DreamerV3(DreamerV3Config(size=size), spec_of(kind)).to(device)
+    compute = accelerate.ComputeConfig(device, precision, compile=compiled)  # type: ignore[arg-type]
+    accelerate.set_up(compute, workflow, BATCH * LENGTH)
+    return workflow, lambda: accelerate.autocast(compute, workflow.device)
+
+
+def random_batch(workflow: Any, seed: int) -> Any:
+    """Return windows of random steps; an episode begins here and there."""
+    import torch
+
+    from dreamlab.core.types import Batch
+
+    g = torch.Generator().manual_seed(seed)
+    shape, spec = (BATCH, LENGTH + 1), workflow.spec
+    rand = lambda *s: torch.rand(*shape, *s, generator=g)  # noqa: E731
+    obs = {
+        k: (rand(*s.shape) * 256).to(torch.uint8) if s.is_image else rand(*s.shape) * 4 - 2
+        for k, s in spec.obs.items()
+    }
+    classes = spec.action.classes
+    action = (rand() * classes).long() if classes else rand(*spec.action.shape) * 2 - 1
+    first = rand() < 0.02
+    c = workflow.model.rssm.config
+    extras = {
+        "deter": (rand(c.deter) * 2 - 1).to(torch.bfloat16),
+        "stoch": (rand(c.stoch) * c.classes).to(torch.uint8),
+    }
+    batch = Batch(obs, action, rand() * 2 - 1, first, torch.zeros_like(first),
+                  rand() < 0.01, extras)  # fmt: skip
+    return batch.to(workflow.device)
+
+
+def check(size: str, kind: str, device: str) -> float:
+    """Return the largest relative difference of a loss between the plain and the fast way."""
+    import torch
+
+    from dreamlab.components.representation import rssm
+
+    losses: list[dict[str, float]] = []
+    takes = rssm.triton_takes
+    for fast in (False, True):
+        rssm.triton_takes = takes if fast else (lambda x: False)
+        workflow, _ = make(size, kind, device, "fp32", fast)
+        batch = random_batch(workflow, 1)
+        for i in range(4):  # the fourth is a replay
+            torch.manual_seed(i)
+            metrics, _ = workflow.update(batch)
+        losses.append({k: float(v) for k, v in metrics.items()})
+    rssm.triton_takes = takes
+    wrong = {
+        k: abs(a - b) / max(abs(a), 1e-2)
+        for (k, a), b in zip(losses[0].items(), losses[1].values(), strict=True)
+    }
+    worst = max(wrong, key=lambda k: wrong[k])
+    print(f"check {size} {kind}: worst {worst} {losses[0][worst]:.6f} {losses[1][worst]:.6f}")
+    return wrong[worst]
+
+
+def measure(args: argparse.Namespace, size: str, kind: str) -> dict[str, Any]:
+    import torch
+
+    compiled = args.compile == "true"
+    precision = "bf16" if args.device == "cuda" else "fp32"
+    workflow, autocast = make(size, kind, args.device, precision, compiled)
+    batches = [random_batch(workflow, i) for i in range(4)]
+    wait = torch.cuda.synchronize if args.device == "cuda" else (lambda: None)
+
+    def update(i: int) -> Any:
+        with autocast():
+            return workflow.update(batches[i % 4])
+
+    metrics, _ = update(0)
+    wait()
+    first = time.perf_counter() - START
+    for i in range(3):
+        metrics, _ = update(i)
+    wait()
+    ready = time.perf_counter() - START
+    times: list[float] = []
+    for _ in range(args.rounds):
+        began = time.perf_counter()
+        for i in range(args.updates):
+            metrics, _ = update(i)
+        wait()
+        times.append((time.perf_counter() - began) / args.updates)
+    out = {"size": size, "kind": kind, "ms": 1e3 * sorted(times)[len(times) // 2]}
+    out |= {"first_s": first, "ready_s": ready, "loss": float(metrics["loss"])}
+    out["policy_ms"] = 1e3 * policy_time(workflow, autocast, wait)
+    out["parameters"] = sum(p.numel() for p in workflow.parameters() if p.requires_grad)
+    if args.device == "cuda":
+        out["gib"] = torch.cuda.max_memory_allocated() / 2**30
+        out["gpu"] = torch.cuda.get_device_name()
+    if args.profile:
+        profile(update)
+    return out
+
+
+def policy_time(workflow: Any, autocast: Any, wait: Any) -> float:
+    """Return seconds per decision for 16 environments, actions on the host."""
+    import numpy as np
+
+    from dreamlab.core.types import Mode, Step
+
+    obs = {
+        k: np.zeros((ENVS, *s.shape), s.dtype) for k, s in workflow.spec.obs.items()
+    }
+    no = np.zeros(ENVS, bool)
+    step = Step(obs, np.zeros(ENVS, np.float32), no, no, no)
+    state = workflow.initial_state(ENVS)
+    with autocast():
+        for i in range(60):
+            if i == 10:
+                wait()
+                began = time.perf_counter()
+            decision = workflow.act(step, state, Mode.TRAIN)
+            decision.action.cpu().numpy()
+            state = decision.state
+    return (time.perf_counter() - began) / 50
+
+
+def profile(update: Any) -> None:
+    """Print the kernels of one update."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
+        update(0)
+        torch.cuda.synchronize()
+    rows = prof.key_averages()
+    total = sum(r.self_device_time_total for r in rows)
+    print(f"kernels {sum(r.count for r in rows)}, busy {total / 1e3:.2f} ms")
+    for r in sorted(rows, key=lambda r: -r.self_device_time_total)[:45]:
+        print(f"{r.self_device_time_total / 1e3:8.3f} ms x{r.count:4d}  {r.key[:110]}")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    head = "| size | input | parameters | ms per update | official JAX | ratio | policy, ms | first update, s |"  # noqa: E501
+    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    for r in rows:
+        theirs = OFFICIAL.get((r["size"], r["kind"])) if "gpu" in r else None
+        ratio = f"{theirs / r['ms']:.2f}" if theirs else ""
+        lines.append(
+            f"| {r['size']} | {r['kind']} | {r['parameters'] / 1e6:.1f} M | {r['ms']:.2f} "
+            f"| {theirs or ''} | {ratio} | {r['policy_ms']:.2f} | {r['first_s']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="+", default=["1m", "12m", "50m", "200m"])
+    parser.add_argument("--kinds", nargs="+", default=["vectors", "images"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compile", default="true")
+    parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        size, kind = args.sizes[0], args.kinds[0]
+        if args.check:
+            wrong = check(size, kind, args.device)
+            print(json.dumps({"size": size, "kind": kind, "difference": wrong}))
+            return int(not wrong < TOLERANCE)
+        print(json.dumps(measure(args, size, kind)))
+        return 0
+    rows: list[dict[str, Any]] = []
+    passed = [f for f in ("check", "profile") if getattr(args, f)]
+    for size in args.sizes:
+        for kind in args.kinds:
+            command = [
+                sys.executable, __file__, "--one", "--sizes", size, "--kinds", kind,
+                "--device", args.device, "--compile", args.compile,
+                "--updates", str(args.updates), "--rounds", str(args.rounds),
+                *(f"--{f}" for f in passed),
+            ]  # fmt: skip
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+            print(done.stdout, flush=True)
+            if done.returncode:
+                return done.returncode
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+    if args.check:
+        return 0
+    text = table(rows)
+    print(text)
+    if args.record:
+        place = rows[0].get("gpu") or f"{platform.processor() or platform.machine()} CPU"
+        name = "dreamer_update.md" if "gpu" in rows[0] else "dreamer_update_cpu.md"
+        intro = (__doc__ or "").split("\n\n")
+        note = f"# DreamerV3: time of an update\n\n{place}; compile={args.compile}.\n\n{intro[2]}\n\n"
+        (Path(__file__).parent / "results" / name).write_text(f"{note}\n{text}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

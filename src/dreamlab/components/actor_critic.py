@@ -1,0 +1,96 @@
+"""An actor and a critic that learn in dreams as DreamerV3's do, whatever the reward is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.components.heads import LatentPolicy, TwoHotHead
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.types import ArraySpec, Metrics
+from dreamlab.nn.norm import Style
+from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.ops.returns import lambda_return
+from dreamlab.ops.scaling import Bins
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig:
+    """Sizes and rates; the workflow knows them."""
+
+    units: int
+    layers: int
+    num_bins: int
+    bins: Bins
+    unimix: float
+    style: Style
+    lam: float
+    entropy: float
+    slow_rate: float
+    """How far the slow critic moves towards the critic at each update."""
+    return_rate: float
+    """How fast the range of returns, by which advantages are divided, is followed."""
+
+
+class ActorCritic(nn.Module):
+    """A policy, its values, a slow copy of these, and the range of returns met so far."""
+
+    low: Tensor
+    high: Tensor
+    marks: Tensor
+
+    def __init__(self, config: ActorCriticConfig, in_dim: int, action: ArraySpec) -> None:
+        super().__init__()
+        c = self.config = config
+        self.actor = LatentPolicy(in_dim, action, c.units, c.layers, c.unimix, c.style)
+        self.critic = TwoHotHead(in_dim, c.units, c.layers, c.num_bins, c.bins, c.style)
+        self.slow = frozen_copy(self.critic)
+        self.follower = Follower(self.slow, self.critic)
+        self.register_buffer("low", torch.zeros(()))
+        self.register_buffer("high", torch.zeros(()))
+        self.register_buffer("marks", torch.tensor([0.05, 0.95]), persistent=False)
+
+    def learnt(self) -> list[nn.Parameter]:
+        """Return the parameters that an optimizer moves."""
+        return [*self.actor.parameters(), *self.critic.parameters()]
+
+    def policy(self, latent: Latent) -> Tensor:
+        """Return sampled actions for states [n, ...]; the states get no gradient from them."""
+        return self.actor.shaped(self.actor(latent.detach().feature).sample())
+
+    def losses(
+        self, feature: Tensor, action: Tensor, reward: Tensor, cont: Tensor
+    ) -> tuple[dict[str, Tensor], Metrics]:
+        """Return the losses [n, h] `policy` and `value` of dreams [n, h + 1], and facts.
+
+        The reward of a state came with it; that of the first is not used.
+        """
+        c = self.config
+        feature, action = feature.detach(), action.detach()
+        with torch.no_grad():
+            value = self.critic.mean(self.critic(feature))
+            slow = self.slow.mean(self.slow(feature[:, :-1]))
+            ret = lambda_return(reward, cont, value, c.lam)
+            weight = torch.cumprod(cont, 1)[:, :-1]
+            advantage = (ret - value[:, :-1]) / self.return_scale(ret)
+        dist = self.actor(feature[:, :-1])
+        entropy = dist.entropy()
+        policy = -weight * (dist.log_prob(action[:, :-1]) * advantage + c.entropy * entropy)
+        logits = self.critic(feature[:, :-1])
+        error = self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
+        facts = {"return": ret.mean(), "value": value.mean(), "entropy": entropy.mean()}
+        return {"policy": policy, "value": weight * error}, facts
+
+    @torch.no_grad()
+    def return_scale(self, ret: Tensor) -> Tensor:
+        """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
+        low, high = torch.quantile(ret.flatten(), self.marks).unbind()
+        self.low.lerp_(low, self.config.return_rate)
+        self.high.lerp_(high, self.config.return_rate)
+        return (self.high - self.low).clamp(min=1.0)
+
+    def settle(self) -> None:
+        """Move the slow critic, after the critic was moved."""
+        self.follower.move(self.config.slow_rate)

@@ -1,0 +1,72 @@
+"""Novelty as the disagreement of several predictors (Sekar et al. 2020, arXiv:2005.05960)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.nn.ensemble import EnsembleMLP
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    """Predictors of one step; those of the authors' later program."""
+
+    num: int = 10
+    layers: int = 4
+    units: int = 400
+
+    def __post_init__(self) -> None:
+        if self.num < 2:
+            raise ValueError(f"num={self.num}: it takes two to disagree")
+
+
+class LatentEnsemble(nn.Module):
+    """Guesses of what follows a state and an action.
+
+    Where data was plenty all have learnt the same; elsewhere each is still as it began.
+    """
+
+    def __init__(
+        self, config: EnsembleConfig, state_dim: int, action_dim: int, out_dim: int
+    ) -> None:
+        super().__init__()
+        dims = [state_dim + action_dim] + [config.units] * config.layers
+        self.net = EnsembleMLP(config.num, dims, out_dim, "elu")
+
+    def forward(self, state: Tensor, action: Tensor) -> Tensor:
+        """Return every predictor's guess [num, *b, out] for states and actions [*b, ...]."""
+        x = torch.cat([state, action.to(state.dtype)], -1)
+        return self.net(x.flatten(0, -2)).float().unflatten(1, x.shape[:-1])
+
+    def losses(self, state: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        """Return the mean error [*b] of the guesses; nothing but their weights gets a gradient."""
+        guess = self(state.detach(), action.detach())
+        return 0.5 * (guess - target.detach().float()).square().sum(-1).mean(0)
+
+    @torch.no_grad()
+    def disagreement(self, state: Tensor, action: Tensor) -> Tensor:
+        """Return the variance [*b] of the guesses, averaged over their entries."""
+        return self(state, action).var(0).mean(-1)
+
+
+class Magnitude(nn.Module):
+    """Divides numbers by their mean size so far, in which the recent ones count most."""
+
+    mean: Tensor
+    share: Tensor
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("share", torch.zeros(()))
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Take note of `x` and return it with a size of about 1."""
+        self.mean.lerp_(x.abs().mean(), self.rate)
+        self.share.lerp_(torch.ones_like(self.share), self.rate)
+        return x * (self.share / self.mean.clamp(min=1e-12))

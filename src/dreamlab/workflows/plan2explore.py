@@ -1,0 +1,133 @@
+"""Plan2Explore (Sekar et al. 2020, arXiv:2005.05960): seek what the world model cannot know yet.
+
+Two policies dream in DreamerV3's world model. The explorer collects the data: it is rewarded where
+an ensemble of one-step predictors disagrees, so it goes where there is something to learn. The
+task's policy learns from the rewards predicted in dreams, has no say in what is collected, and is
+what evaluations measure: how well the task is done after exploring without it.
+
+A phase calls `update_agent` (model and task) and then `update_explorer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.components.actor_critic import ActorCritic, ActorCriticConfig
+from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
+from dreamlab.components.representation.codec import width
+from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.optim import OptimConfig
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import hook
+from dreamlab.nn.norm import Style
+from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config
+
+
+@dataclass(frozen=True)
+class Plan2ExploreConfig(DreamerV3Config):
+    """DreamerV3's defaults, the explorer's policy among them, and an ensemble."""
+
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    ensemble_lr: float = 3e-4
+    novelty_rate: float = 0.01
+    """How fast the mean disagreement, by which rewards are divided, is followed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.actor_grad != "reinforce":
+            raise ValueError("Plan2Explore's policies learn by actor_grad=reinforce only")
+
+
+class Plan2Explore(DreamerV3):
+    """World model, two policies, and an ensemble that knows where it has not been."""
+
+    Config = Plan2ExploreConfig
+    tiny: ClassVar[dict[str, Any]] = {
+        **DreamerV3.tiny,
+        "ensemble": {"num": 3, "layers": 1, "units": 8},
+    }
+
+    def build(self, spec: Spec) -> None:
+        super().build(spec)
+        c, s, rssm = self.config, self.config.sizes, self.model.rssm
+        assert isinstance(c, Plan2ExploreConfig)
+        # the task may read the states, but it does not shape them
+        self.model.reward.register_forward_pre_hook(_apart)
+        action_dim = width(spec.action)
+        self.ensemble = LatentEnsemble(c.ensemble, rssm.out_dim, action_dim, rssm.stoch_dim)
+        self.novelty = Magnitude(c.novelty_rate)
+        behaviour = ActorCriticConfig(
+            s.units, c.layers, c.num_bins, c.bins, c.actor_unimix, Style(c.norm), c.lam, c.entropy,
+            c.slow_rate, c.return_rate,
+        )  # fmt: skip
+        self.explorer = ActorCritic(behaviour, rssm.out_dim, spec.action)
+        optim = OptimConfig(lr=c.ensemble_lr, eps=1e-5, clip=100.0)
+        self.optimizer("ensemble", self.ensemble.parameters(), optim)
+        optim = OptimConfig("laprop", c.lr, 1e-20, agc=c.agc, warmup=c.warmup)
+        self.optimizer("explorer", self.explorer.learnt(), optim)
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Explore while collecting; do the task where the policy is measured."""
+        decision = super().act(step, state, mode)
+        if mode is not Mode.TRAIN or not self.training:  # an evaluation may sample as in training
+            return decision
+        return self.instead(decision, self.explorer.policy(self.latent_of(decision.state)))
+
+    def behaviour(
+        self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
+    ) -> tuple[dict[str, Tensor], Metrics]:
+        """Return the losses of the task's actor and critic, none of which shapes the model."""
+        return super().behaviour(dream, feature.detach(), reward, last, terminal)
+
+    @hook
+    def update_explorer(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Teach the ensemble what followed, and the explorer in dreams of the present model."""
+        latent = self.followed(batch)
+        metrics = self.learn_ensemble(latent, batch)
+        last = self.config.imagine_last
+        recent = slice(-last, None) if last else slice(None)
+        metrics |= self.learn_explorer(Latent(*(x[:, recent] for x in latent)).flat())
+        return {k: v.detach() for k, v in metrics.items()}
+
+    @torch.no_grad()
+    def followed(self, batch: Batch) -> Latent:
+        """Return the states [b, t] of windows [b, 1 + t], whose first step only leads in."""
+        start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
+        obs = {k: v[:, 1:] for k, v in batch.obs.items()}
+        return self.model.observe(obs, batch.action[:, :-1], batch.is_first[:, 1:], start).latent
+
+    def learn_ensemble(self, latent: Latent, batch: Batch) -> Metrics:
+        """Take one step towards the random part of the states that followed (eq. 2)."""
+        action = self.model.embed(batch.action[:, 1:-1])
+        error = self.ensemble.losses(latent.feature[:, :-1], action, latent.stoch[:, 1:])
+        loss = (error * ~batch.is_first[:, 2:]).mean()
+        norm = self.optimizers["ensemble"].step(loss)
+        return {"ensemble_loss": loss, "ensemble_grad_norm": norm}
+
+    def learn_explorer(self, start: Latent) -> Metrics:
+        """Take one step in dreams from states [n, ...], rewarded by disagreement (eq. 3)."""
+        with torch.no_grad():
+            latent, action = self.imagine(self.config.imagine, start, self.explorer.policy)
+            feature = latent.feature
+            taken = self.model.embed(action[:, :-1])
+            novelty = self.ensemble.disagreement(feature[:, :-1], taken)
+            reward = torch.cat([torch.zeros_like(novelty[:, :1]), self.novelty(novelty)], 1)
+            cont = torch.sigmoid(self.model.cont(feature))
+        losses, facts = self.explorer.losses(feature, action, reward, cont)
+        scales = self.config.scales
+        loss = (scales.policy * losses["policy"] + scales.value * losses["value"]).mean()
+        norm = self.optimizers["explorer"].step(loss)
+        self.explorer.settle()
+        found = {f"explorer_{k}": v for k, v in facts.items()}
+        return {**found, "disagreement": novelty.mean(), "explorer_grad_norm": norm}
+
+
+def _apart(head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Let no gradient out of a head: called before it, with what it is to read."""
+    return tuple(x.detach() for x in inputs)
