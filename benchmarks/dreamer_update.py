@@ -152,9 +152,7 @@ def policy_time(workflow: Any, autocast: Any, wait: Any) -> float:
 
     from dreamlab.core.types import Mode, Step
 
-    obs = {
-        k: np.zeros((ENVS, *s.shape), s.dtype) for k, s in workflow.spec.obs.items()
-    }
+    obs = {k: np.zeros((ENVS, *s.shape), s.dtype) for k, s in workflow.spec.obs.items()}
     no = np.zeros(ENVS, bool)
     step = Step(obs, np.zeros(ENVS, np.float32), no, no, no)
     state = workflow.initial_state(ENVS)
@@ -240,7 +238,9 @@ def main() -> int:
         place = rows[0].get("gpu") or f"{platform.processor() or platform.machine()} CPU"
         name = "dreamer_update.md" if "gpu" in rows[0] else "dreamer_update_cpu.md"
         intro = (__doc__ or "").split("\n\n")
-        note = f"# DreamerV3: time of an update\n\n{place}; compile={args.compile}.\n\n{intro[2]}\n\n"
+        note = (
+            f"# DreamerV3: time of an update\n\n{place}; compile={args.compile}.\n\n{intro[2]}\n\n"
+        )
         (Path(__file__).parent / "results" / name).write_text(f"{note}\n{text}\n")
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -163,6 +163,8 @@ class Optimizer:
         self.pending = 0
         self.sources: list[nn.Parameter] = self.params
         """What losses are computed from: the parameters, or copies of lower precision."""
+        self.fused: Callable[[Sequence[Tensor | None]], Tensor] | None = None
+        """Takes the whole step and returns the norm, where a GPU has a faster way."""
         self.inner = (Adam if config.kind == "adam" else LaProp)(config, self.params)
 
     @property
@@ -183,6 +185,8 @@ class Optimizer:
         new = torch.autograd.grad(
             scaled, self.sources, allow_unused=True, retain_graph=keep_graph or None
         )
+        if self.fused is not None:
+            return self.fused(new)
         if self.sources is not self.params:
             new = _widened(new)
         if torch.compiler.is_compiling():

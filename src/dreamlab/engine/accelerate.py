@@ -115,10 +115,12 @@ def capture_updates(config: ComputeConfig, workflow: Workflow[Any], names: Seque
     """Replace these methods by recordings of themselves."""
     if not names:
         return
-    from dreamlab.engine.capture import Captured, Halves
+    from dreamlab.engine.capture import Captured, Halves, lay_out
 
     torch.backends.cudnn.benchmark = not config.deterministic
-    around = nullcontext if config.precision == "fp32" else Halves(workflow).instead
+    halve = config.precision == "bf16"
+    layout = lay_out(workflow, halve)
+    around = Halves(workflow, layout).instead if halve else nullcontext
     for name in names:
         object.__setattr__(workflow, name, Captured(getattr(workflow, name), around))
 

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.fused_laprop import FusedLaProp, Layout
 from dreamlab.core.tree import tree_split
 from dreamlab.core.workflow import Workflow
+from dreamlab.ops.fast import has_triton
 
 WARM_UP = 2
 """Calls before the recording: libraries choose their kernels and compilers compile."""
@@ -30,13 +32,13 @@ class Halves:
     Autocast would make these copies at every use. Gradients arrive at the copies.
     """
 
-    def __init__(self, workflow: Workflow[Any]) -> None:
+    def __init__(self, workflow: Workflow[Any], layout: Layout) -> None:
+        self.flat, self.low = layout.flat[: layout.low_end], layout.flat.new_empty(0)
+        self.low = self.flat.to(torch.bfloat16)
         self.places: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
-        for module in workflow.modules():
-            for name, p in module.named_parameters(recurse=False):
-                if p.ndim > 1 or name == "bias":
-                    copy = nn.Parameter(p.detach().to(torch.bfloat16), p.requires_grad)
-                    self.places.append((module, name, p, copy))
+        for module, name, p in weights(workflow):
+            copy = nn.Parameter(layout.view(self.low, p), p.requires_grad)
+            self.places.append((module, name, p, copy))
         self.optimizers = list(workflow.optimizers.values())
         self.full = [p for _, _, p, _ in self.places]
         self.half = [h for _, _, _, h in self.places]
@@ -45,7 +47,7 @@ class Halves:
     def instead(self) -> Iterator[None]:
         """Compute with the copies inside the block; they are fresh at its beginning."""
         with torch.no_grad():
-            torch._foreach_copy_(self.half, self.full)
+            self.low.copy_(self.flat)
         of = {id(p): h for p, h in zip(self.full, self.half, strict=True)}
         for module, name, _, half in self.places:
             module._parameters[name] = half
@@ -58,6 +60,28 @@ class Halves:
                 module._parameters[name] = full
             for opt in self.optimizers:
                 opt.sources = opt.params
+
+
+def weights(workflow: Workflow[Any]) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Return what matrix products read: module, name and parameter."""
+    return [
+        (module, name, p)
+        for module in workflow.modules()
+        for name, p in module.named_parameters(recurse=False)
+        if p.ndim > 1 or name == "bias"
+    ]
+
+
+def lay_out(workflow: Workflow[Any], halve: bool) -> Layout:
+    """Move a workflow's parameters into one array, and let LaProp move them there."""
+    low = [p for _, _, p in weights(workflow)] if halve else []
+    known = {id(p) for p in low}
+    layout = Layout(low, [p for p in workflow.parameters() if id(p) not in known])
+    for opt in workflow.optimizers.values():
+        if opt.config.kind == "laprop" and has_triton():
+            fused = FusedLaProp(opt.config, opt.params, layout)
+            opt.inner, opt.fused = fused, fused.step_from
+    return layout
 
 
 @dataclass

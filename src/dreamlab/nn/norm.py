@@ -88,6 +88,13 @@ class BlockLinear(nn.Module):
         y = torch.bmm(x.flatten(0, -3).transpose(0, 1), self.weight).transpose(0, 1)
         return (y + self.bias.to(y.dtype)).reshape(*x.shape[:-1], -1)
 
+    def shared(self, own: Tensor, common: Tensor) -> Tensor:
+        """Return what [n, blocks, own] with [n, common] behind every block gives, uncopied."""
+        mine, ours = self.weight.split([own.shape[-1], common.shape[-1]], 1)
+        y = torch.bmm(common.expand(len(self.weight), *common.shape), ours)
+        y = torch.baddbmm(y, own.transpose(0, 1).to(y.dtype), mine.to(y.dtype)).transpose(0, 1)
+        return y + self.bias.to(y.dtype)
+
 
 class NormAct(nn.Module):
     """A linear layer, normalised, then an activation."""

@@ -19,6 +19,29 @@ EPS = 1e-4
 TILE = 16
 
 
+class Tuning(NamedTuple):
+    """How a kernel is launched: columns read at once, warps, loads ahead."""
+
+    chunk: int
+    warps: int
+    stages: int
+
+
+TUNING = {
+    "stoch": Tuning(128, 4, 3),
+    "hidden": Tuning(128, 4, 3),
+    "gates": Tuning(128, 4, 3),
+    "look": Tuning(128, 4, 3),
+    "sample": Tuning(128, 4, 3),
+    "sample_back": Tuning(128, 4, 3),
+    "memory_back": Tuning(128, 4, 3),
+    "gates_back": Tuning(128, 4, 3),
+    "hidden_back": Tuning(128, 4, 3),
+    "inputs_back": Tuning(128, 4, 3),
+}
+"""As measured on an H200 by benchmarks/scan_kernels.py."""
+
+
 class Weights(NamedTuple):
     """The layers that a step runs through: weight, bias, and the scale of the norm after it."""
 
@@ -86,6 +109,13 @@ def chunk(size: int, most: int = 128) -> int:
     return min(size & -size, most)
 
 
+def launch(kernel: str, **sizes: int) -> dict[str, int]:
+    """Return the options of a kernel; `sizes` are the widths that it reads in chunks."""
+    tuned = TUNING[kernel]
+    chunks = {k: chunk(s, tuned.chunk) for k, s in sizes.items()}
+    return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages}
+
+
 def power(size: int) -> int:
     """Return the smallest power of two that is not below `size`."""
     return 1 << (size - 1).bit_length()
@@ -128,7 +158,6 @@ def forward(
     v.h[0], v.z[0] = h0, z0
     v.p0[0] = F.linear(v.h[0] * keep[0][:, None].to(x2.dtype), w.memory, w.memory_bias)
     part = torch.empty(b, n.parts, device=x2.device)
-    bw, bu, bz, bd = (chunk(s) for s in (n.w, n.u, n.z, n.d))
     cp = power(n.c)
     at_once = max(1, TILE // cp)
     cols = n.u // TILE
@@ -136,23 +165,34 @@ def forward(
         last = i == t - 1
         j = i if last else i + 1
         k.stoch_kernel[(cols, n.row_tiles)](
-            v.z[i], w.stoch, w.stoch_bias, keep[i], v.p1[i], b, n.z, n.u, BN=TILE, BK=bz
+            v.z[i],
+            w.stoch,
+            w.stoch_bias,
+            keep[i],
+            v.p1[i],
+            b,
+            n.z,
+            n.u,
+            BN=TILE,
+            **launch("stoch", BK=n.z),
         )
         k.hidden_kernel[(n.parts, n.row_tiles)](
             v.h[i], keep[i], v.p0[i], w.memory_scale, v.p1[i], w.stoch_scale, x2[i], w.hidden,
-            w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts, BN=TILE, BW=bw, BU=bu,
+            w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts, BN=TILE, **launch("hidden", BW=n.w, BU=n.u),
         )  # fmt: skip
         k.gates_kernel[(n.parts, n.row_tiles)](
             v.h[i], keep[i], v.q[i], part, w.hidden_scale, w.gates, w.gates_bias, v.gate[i],
-            v.inv[i], v.h[i + 1], b, n.d, n.w, n.parts, PARTS=power(n.parts), BN=TILE, BW=bw,
+            v.inv[i], v.h[i + 1], b, n.d, n.w, n.parts, PARTS=power(n.parts), BN=TILE,
+            **launch("gates", BW=n.w),
         )  # fmt: skip
         k.look_kernel[(cols if last else 2 * cols, n.row_tiles)](
             v.h[i + 1], w.look, w.look_bias, tokens[i], v.o[i], w.memory, w.memory_bias, keep[j],
-            v.p0[j], b, n.d, n.u, w.look.stride(0), BN=TILE, BK=bd,
+            v.p0[j], b, n.d, n.u, w.look.stride(0), BN=TILE, **launch("look", BK=n.d),
         )  # fmt: skip
         k.sample_kernel[(-(-n.s // at_once), n.row_tiles)](
             v.o[i], w.look_scale, w.logits, w.logits_bias, noise[i], v.logit[i], v.z[i + 1],
-            n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp, BU=bu,
+            n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp,
+            **launch("sample", BU=n.u),
         )  # fmt: skip
     return v
 
@@ -187,33 +227,34 @@ def backward(
     zeros = lambda size: torch.zeros(b, size, device=device)  # noqa: E731
     dh, dz, direct, part = zeros(n.d), zeros(n.z), zeros(n.d), zeros(n.parts)
     none = torch.zeros(b, n.u, dtype=dtype, device=device)
-    bw, bu = chunk(n.w), chunk(n.u)
     cp = power(n.c)
-    at_once = max(1, 64 // cp)
+    at_once = max(1, TUNING["sample_back"].chunk // 2 // cp)
     cols = n.u // TILE
     for i in reversed(range(t)):
         last = i == t - 1
         k.sample_back_kernel[(cols, n.row_tiles)](
             gz[i], dz, gl[i], v.logit[i], w.logits, out.logit[i], out.o_out[i], n.unimix, b, n.u,
-            S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE,
+            S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE, **launch("sample_back"),
         )  # fmt: skip
         k.memory_back_kernel[(n.parts, n.row_tiles)](
             out.o_out[i], v.o[i], w.look_scale, w.look, out.o[i], none if last else out.p0[i + 1],
             keep[i if last else i + 1], w.memory, gh[i], dh, v.gate[i], v.h[i], keep[i],
-            out.gate[i], direct, b, n.d, n.w, n.u, w.look.stride(0), BN=TILE, BU=bu,
+            out.gate[i], direct, b, n.d, n.w, n.u, w.look.stride(0), BN=TILE,
+            **launch("memory_back", BU=n.u),
         )  # fmt: skip
         k.gates_back_kernel[(n.parts, n.row_tiles)](
             out.gate[i], w.gates, v.q[i], v.inv[i], w.hidden_scale, out.y[i], part,
-            b, n.d, n.w, n.parts, BN=TILE, BW=bw,
+            b, n.d, n.w, n.parts, BN=TILE, **launch("gates_back", BW=n.w),
         )  # fmt: skip
         k.hidden_back_kernel[(n.parts + 2 * cols, n.row_tiles)](
             out.y[i], v.q[i], v.inv[i], w.hidden_scale, part, w.hidden, direct, keep[i], out.q[i],
             dh, out.x[i], b, n.d, n.w, n.u, n.parts,
-            PARTS=power(n.parts), BLOCKS=n.g, BN=TILE, BW=bw,
+            PARTS=power(n.parts), BLOCKS=n.g, BN=TILE, **launch("hidden_back", BW=n.w),
         )  # fmt: skip
         k.inputs_back_kernel[(n.z // TILE + 1, n.row_tiles)](
             out.x[i], v.p0[i], w.memory_scale, v.p1[i], w.stoch_scale, w.stoch, keep[i],
-            out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, BN=TILE, BU=bu,
+            out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, BN=TILE,
+            **launch("inputs_back", BU=n.u),
         )  # fmt: skip
     return out
 

@@ -331,7 +331,8 @@ def memory_back_kernel(
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    like, mask = dgate_ptr.dtype.element_ty, m[:, None] < rows
+    like = dgate_ptr.dtype.element_ty
+    mask = m[:, None] < rows
     ku = tl.arange(0, BU)
     inv = inverse_size(o_ptr, m, u, rows, BU)
     mean = mean_product(do_ptr, u, o_ptr, so_ptr, inv, m, u, rows, BU)
@@ -407,7 +408,8 @@ def hidden_back_kernel(
     """From the hidden layer back to the memory before, and to the two recurrent inputs."""
     pid = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    like, mask = dq_ptr.dtype.element_ty, m[:, None] < rows
+    like = dq_ptr.dtype.element_ty
+    mask = m[:, None] < rows
     nn, kw = tl.arange(0, BN), tl.arange(0, BW)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
     mean = sum_parts(part_ptr, m, parts, rows, PARTS) / d
@@ -445,7 +447,8 @@ def inputs_back_kernel(
     """From the input layers back to the random part; the memory's is left to the step before."""
     pid = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    like, mask = dp0_ptr.dtype.element_ty, m[:, None] < rows
+    like = dp0_ptr.dtype.element_ty
+    mask = m[:, None] < rows
     ku = tl.arange(0, BU)
     if pid < tiles:
         n = pid * BN + tl.arange(0, BN)

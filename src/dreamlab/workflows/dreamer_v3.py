@@ -33,6 +33,7 @@ from dreamlab.nn.norm import NormKind, Style
 from dreamlab.nn.target import Follower, frozen_copy
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import Bins
+from dreamlab.ops.streams import Aside
 
 Size = Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"]
 
@@ -260,11 +261,15 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         flags = (batch.reward, batch.is_first, batch.is_last, batch.is_terminal)
         reward, first, last, terminal = (x[:, 1:] for x in flags)
         seen = self.model.observe(obs, batch.action[:, :-1], first, start)
-        losses, metrics = self.model.losses(seen, obs, reward, terminal)
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
-        dream = self.dream(Latent(*(x[:, recent] for x in seen.latent)).flat())
-        known = (x[:, recent] for x in (seen.feature, reward, last, terminal))
-        more, facts = self.behaviour(dream, *known)
+        known = [x[:, recent] for x in (seen.feature, reward, last, terminal)]
+        origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
+        dreaming = Aside(self.device)
+        with dreaming:
+            dream = self.dream(origin)
+            more, facts = self.behaviour(dream, *known)
+        losses, metrics = self.model.losses(seen, obs, reward, terminal)
+        dreaming.join()
         metrics |= facts | self.learn(losses | more)
         metrics |= {f"loss/{k}": v.mean() for k, v in (losses | more).items()}
         fresh = self.stored(seen.latent.detach())

@@ -94,9 +94,9 @@ class BlockGRU(nn.Module):
         parts = (deter, state.stoch, action)
         x = torch.cat([net(p) for net, p in zip(self.inputs, parts, strict=True)], -1)
         memory = deter.view(n, blocks, -1)
-        x = torch.cat([memory, x[:, None].expand(n, blocks, x.shape[-1])], -1)
-        for linear, normalise in zip(self.hidden, self.norms, strict=True):
-            x = self.act(normalise(linear(x).flatten(1))).view(n, blocks, -1)
+        for i, (linear, normalise) in enumerate(zip(self.hidden, self.norms, strict=True)):
+            y = linear.shared(memory, x) if i == 0 else linear(x)
+            x = self.act(normalise(y.flatten(1))).view(n, blocks, -1)
         reset, cand, update = self.gates(x).chunk(3, -1)
         cand = tanh(torch.sigmoid(reset) * cand)
         update = torch.sigmoid(update - 1)
