@@ -103,7 +103,7 @@ class Plan2Explore(DreamerV3):
         return self.model.observe(obs, batch.action[:, :-1], batch.is_first[:, 1:], start).latent
 
     def learn_ensemble(self, latent: Latent, batch: Batch) -> Metrics:
-        """Take one step towards the random part of the states that followed (eq. 2)."""
+        """Take one step towards the random part of the states that followed."""
         action = self.model.embed(batch.action[:, 1:-1])
         error = self.ensemble.losses(latent.feature[:, :-1], action, latent.stoch[:, 1:])
         loss = (error * ~batch.is_first[:, 2:]).mean()
@@ -111,7 +111,7 @@ class Plan2Explore(DreamerV3):
         return {"ensemble_loss": loss, "ensemble_grad_norm": norm}
 
     def learn_explorer(self, start: Latent) -> Metrics:
-        """Take one step in dreams from states [n, ...], rewarded by disagreement (eq. 3)."""
+        """Take one step in dreams from states [n, ...], rewarded by disagreement."""
         with torch.no_grad():
             latent, action = self.imagine(self.config.imagine, start, self.explorer.policy)
             feature = latent.feature

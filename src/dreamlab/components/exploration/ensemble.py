@@ -38,8 +38,10 @@ class LatentEnsemble(nn.Module):
 
     def forward(self, state: Tensor, action: Tensor) -> Tensor:
         """Return every predictor's guess [num, *b, out] for states and actions [*b, ...]."""
-        x = torch.cat([state, action.to(state.dtype)], -1)
-        return self.net(x.flatten(0, -2)).float().unflatten(1, x.shape[:-1])
+        x = torch.cat([state.float(), action.float()], -1)
+        # in full precision: guesses that differ little would else differ by rounding only
+        with torch.autocast(x.device.type, enabled=False):
+            return self.net(x.flatten(0, -2)).unflatten(1, x.shape[:-1])
 
     def losses(self, state: Tensor, action: Tensor, target: Tensor) -> Tensor:
         """Return the mean error [*b] of the guesses; nothing but their weights gets a gradient."""
