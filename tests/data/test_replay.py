@@ -10,7 +10,7 @@ import torch
 
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.types import Batch, Decision, Step
-from dreamlab.data.storage import Store, choose, send_all
+from dreamlab.data.storage import Store, choose
 from tests.data.streams import assert_true_to_index, decision_at, drawn, feed, flat, replay, step_at
 
 
@@ -262,24 +262,6 @@ def test_storage_is_chosen_by_what_the_gpu_has_free(monkeypatch: pytest.MonkeyPa
     assert choose("auto", 401, gpu) == "ram"
     assert choose("auto", 1, cpu) == "ram"
     assert choose("pinned", 1, gpu) == "pinned"
-
-
-def test_arrays_that_travel_together_arrive_as_they_were():
-    first = np.array([True, False, True])[::-1]
-    arrays = {
-        "image": np.arange(3 * 7, dtype=np.uint8).reshape(3, 7),
-        "is_first": first,
-        "reward": np.array([1.5, -2.0, 0.0], np.float32),
-        "action": torch.arange(3),
-        "extras/latent": torch.randn(3, 1, 5).to(torch.bfloat16),
-        "obs/nothing": np.zeros((3, 0), np.float32),
-    }
-    sent = send_all(arrays, torch.device("cpu"))
-    assert sent.keys() == arrays.keys()
-    for name, value in arrays.items():
-        before = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
-        assert sent[name].dtype == before.dtype
-        assert torch.equal(sent[name], before), name
 
 
 @pytest.mark.gpu

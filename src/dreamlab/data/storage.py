@@ -14,11 +14,13 @@ from dreamlab.core.types import Array
 from dreamlab.data.buffer import Place, as_tensor
 
 GPU_SHARE = 0.4  # of the GPU's free memory; the rest is left to the training
-ALIGN = 16  # bytes; a view as another type must begin at a multiple of its size
 
 
 def choose(kind: str, need: int, device: torch.device) -> str:
-    """Return where `need` bytes go: "auto" is the GPU of the run if they fit well, else RAM."""
+    """Return where `need` bytes go: "auto" is the GPU of the run if they fit well, else RAM.
+
+    Batches cross from RAM through page-locked stages; to lock all of it would gain nothing.
+    """
     if kind != "auto":
         return kind
     if device.type != "cuda":
@@ -61,20 +63,15 @@ class Store:
         if row.keys() != self.data.keys():
             names = sorted(row.keys() ^ self.data.keys())
             raise ConfigError(f"replay: every step must have the same arrays; {names} come and go")
-        if self.on_gpu:
-            for name, value in send_all(row, self.device).items():
-                self.data[name][:, slot] = value
-        else:
-            self._write_here(slot, row)
-        for mask in self.dirty.values():
-            mask.view(self.num_envs, self.ticks)[:, slot] = False
-
-    def _write_here(self, slot: int, row: dict[str, Array | Tensor]) -> None:
         for name, value in row.items():
-            if isinstance(value, Tensor):
+            if self.on_gpu:
+                self.data[name][:, slot] = send(as_tensor(value), self.device)
+            elif isinstance(value, Tensor):
                 self.views[name][:, slot] = _numpy(value.to("cpu", self.data[name].dtype))
             else:
                 self.views[name][:, slot] = value
+        for mask in self.dirty.values():
+            mask.view(self.num_envs, self.ticks)[:, slot] = False
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the rows of the steps with these ids, `tick * num_envs + env`."""
@@ -153,23 +150,6 @@ def send(value: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and value.device.type == "cpu":
         value = value.pin_memory()
     return value.to(device, non_blocking=True)
-
-
-def send_all(values: dict[str, Array | Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return small arrays on `device`; those of the host travel in one piece, and nothing waits."""
-    tensors = {k: as_tensor(v) for k, v in values.items()}
-    host = {k: v for k, v in tensors.items() if v.device.type == "cpu"}
-    sizes = [-(-v.nbytes // ALIGN) * ALIGN for v in host.values()]
-    packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for piece, value in zip(packed.split(sizes), host.values(), strict=True):
-        _piece(piece, value).copy_(value)
-    sent = packed.to(device, non_blocking=True).split(sizes)
-    there = {k: _piece(p, v) for p, (k, v) in zip(sent, host.items(), strict=True)}
-    return {**tensors, **there}
-
-
-def _piece(raw: Tensor, like: Tensor) -> Tensor:
-    return raw[: like.nbytes].view(like.dtype).view(like.shape)
 
 
 def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: Place) -> Tensor:
