@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab.core.errors import ConfigError
-from dreamlab.engine.accelerate import compile_updates
+from dreamlab.engine.accelerate import ComputeConfig, speed_up
 from tests.helpers import open_loop
 
 ROOT = Path(__file__).parents[2]
@@ -28,4 +28,4 @@ def test_accumulated_gradients_are_refused(tmp_path):
         tmp_path / "a", "+experiment=ppo_cartpole", "tiny=true", "training.accumulate=2"
     )
     with pytest.raises(ConfigError, match="accumulate"):
-        compile_updates(loop.workflow)
+        speed_up(ComputeConfig(compile=True), loop.workflow)

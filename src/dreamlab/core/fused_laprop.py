@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dreamlab.core.optim import LaProp, OptimConfig
+from dreamlab.core.ways import kernels
 
 ALIGN = 64
 """Numbers: every parameter begins at a multiple, so that its copies suit matrix products."""
@@ -63,7 +65,7 @@ class FusedLaProp(LaProp):
                 rows.append((first + at, place + at, min(CHUNK, size - at), number))
             place += size
             begin.append(len(rows))
-        self.most = max(b - a for a, b in zip(begin[:-1], begin[1:], strict=True))
+        self.most = max(b - a for a, b in pairwise(begin))
         columns = torch.tensor(rows, device=device).t().contiguous()
         self.firsts, self.places, self.sizes, self.owners = columns.unbind()
         self.begin = torch.tensor(begin, device=device)
@@ -85,8 +87,7 @@ class FusedLaProp(LaProp):
     @torch.no_grad()
     def step_from(self, grads: Sequence[Tensor | None]) -> Tensor:
         """Move the parameters, clipped; return the norm of all gradients before clipping."""
-        from dreamlab.core import laprop_kernels as k
-
+        k = kernels("dreamlab.core.laprop_kernels")
         c, count = self.config, self.allocate()
         assert self.rate is not None
         half, full = self._packed(grads, self.low), self._packed(grads, self.high)

@@ -1,9 +1,8 @@
-# pyright: basic, reportMissingImports=false
 """Triton kernels of `fused_laprop`: all parameters in three launches.
 
 Parameters lie one after another in one array, cut into chunks that never cross from one parameter
 to the next. `owner` names each chunk's parameter, `first` where the chunk begins, `size` its
-length, `place` where its gradients begin. Gradients of lower precision lie in an array of their own.
+length, `place` where its gradients begin. Gradients of lower precision have an array of their own.
 """
 
 from __future__ import annotations

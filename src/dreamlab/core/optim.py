@@ -68,6 +68,7 @@ class Adam:
         used = [i for i, g in enumerate(grads) if g is not None]
         pick = (lambda x: x) if len(used) == len(grads) else (lambda x: [x[i] for i in used])
         beta1, beta2 = self.config.betas
+        lr: Any = self.rate if self.count.is_cuda else self.lr
         if torch.compiler.is_compiling():
             groups = (pick(x) for x in (self.params, grads, self.mean, self.square))
             self._plain(zip(*groups, strict=True))
@@ -75,7 +76,7 @@ class Adam:
         with torch.no_grad():
             torch._fused_adamw_(
                 pick(self.params), pick(grads), pick(self.mean), pick(self.square), [],
-                [self.count] * len(used), lr=self.rate if self.count.is_cuda else self.lr,
+                [self.count] * len(used), lr=lr,
                 beta1=beta1, beta2=beta2, eps=self.config.eps,
                 weight_decay=self.config.weight_decay, amsgrad=False, maximize=False,
             )  # fmt: skip

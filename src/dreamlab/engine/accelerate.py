@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,66 +63,65 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     threads = config.threads or _threads(workflow, rows)
     torch.set_num_threads(threads)
-    on_gpu = workflow.device.type == "cuda"
-    accumulates = any(opt.accumulate > 1 for opt in workflow.optimizers.values())
-    recorded = marked(type(workflow), "capturable") if on_gpu else []
-    if config.compile and accumulates:
-        raise ConfigError("compile: does not go together with training.accumulate")
-    if config.compile or (config.compile is None and recorded and not accumulates):
-        compile_updates(workflow, except_for=recorded)
-        capture_updates(config, workflow, recorded)
+    if config.compile is not False:
+        speed_up(config, workflow)
 
 
-def compile_updates(workflow: Workflow[Any], except_for: Sequence[str] = ()) -> None:
-    """Replace methods that are `@compilable`, the workflow's and its modules', by compiled ones."""
+def speed_up(config: ComputeConfig, workflow: Workflow[Any]) -> None:
+    """Compile what is marked for it, and on a GPU record what is marked for that."""
+    recorded = marked(type(workflow), "capturable") if workflow.device.type == "cuda" else []
+    if any(opt.accumulate > 1 for opt in workflow.optimizers.values()):
+        if config.compile:
+            raise ConfigError("compile: does not go together with training.accumulate")
+        return
+    if recorded:
+        from dreamlab.engine.capture import record_methods
+
+        pieces = compile_pieces(workflow, except_for=recorded)
+        record_methods(config.precision == "bf16", workflow, recorded, pieces)
+        torch.backends.cudnn.benchmark = not config.deterministic
+    elif config.compile:
+        compile_updates(workflow)
+
+
+def compile_updates(workflow: Workflow[Any]) -> None:
+    """Replace what is marked `@compilable`, optimizer steps included, by compiled functions."""
     import torch._dynamo.config as dynamo
-    import torch._inductor.config as inductor
 
-    found = [
-        (module, name)
-        for module in workflow.modules()
-        for name in marked(type(module), "compilable")
-        if not (module is workflow and name in except_for)
-    ]
-    if not found and not except_for:
+    if not hasattr(dynamo, "trace_autograd_ops"):
+        raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
+    dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
+    if not compile_pieces(workflow):
         name = type(workflow).__name__
         raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
-    inductor.fallback_random = True  # the same random numbers as without the compiler
-    if hasattr(dynamo, "trace_autograd_ops"):
-        dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
-    elif not except_for:
-        raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
     for opt in workflow.optimizers.values():
         opt.inner.allocate()
-    for module, name in found:
-        object.__setattr__(module, name, Piece(getattr(module, name)))
+
+
+def compile_pieces(workflow: Workflow[Any], except_for: Sequence[str] = ()) -> list[Piece]:
+    """Replace the `@compilable` methods of a workflow and its modules, and return them."""
+    import torch._inductor.config as inductor
+
+    inductor.fallback_random = True  # the same random numbers as without the compiler
+    pieces: list[Piece] = []
+    for module in workflow.modules():
+        for name in marked(type(module), "compilable"):
+            if module is workflow and name in except_for:
+                continue
+            pieces.append(Piece(getattr(module, name)))
+            object.__setattr__(module, name, pieces[-1])
+    return pieces
 
 
 class Piece:
-    """A compiled method, which can also be called as it was written: see `plainly`."""
-
-    plain = False
+    """A compiled method; while it is not `awake` it runs as it was written."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
-        self.method = method
+        self.method, self.awake = method, True
         self.compiled = torch.compile(method, fullgraph=True, dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.method if Piece.plain else self.compiled)(*args, **kwargs)
-
-
-def capture_updates(config: ComputeConfig, workflow: Workflow[Any], names: Sequence[str]) -> None:
-    """Replace these methods by recordings of themselves."""
-    if not names:
-        return
-    from dreamlab.engine.capture import Captured, Halves, lay_out
-
-    torch.backends.cudnn.benchmark = not config.deterministic
-    halve = config.precision == "bf16"
-    layout = lay_out(workflow, halve)
-    around = Halves(workflow, layout).instead if halve else nullcontext
-    for name in names:
-        object.__setattr__(workflow, name, Captured(getattr(workflow, name), around))
+        return (self.compiled if self.awake else self.method)(*args, **kwargs)
 
 
 def keep_memory() -> None:

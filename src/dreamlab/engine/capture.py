@@ -7,23 +7,103 @@ copied in and results copied out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core import rng as random
+from dreamlab.core.errors import LabError
 from dreamlab.core.fused_laprop import FusedLaProp, Layout
-from dreamlab.core.tree import tree_split
+from dreamlab.core.tree import tree_map, tree_split
+from dreamlab.core.ways import as_written, has_triton
 from dreamlab.core.workflow import Workflow
-from dreamlab.ops.fast import has_triton
 
 WARM_UP = 2
 """Calls before the recording: libraries choose their kernels and compilers compile."""
 
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How far a loss of the first update may be from the same update computed plainly: a share of it,
+or of 1 where it is smaller. In bfloat16 a few random choices fall otherwise."""
+
 Around = Callable[[], AbstractContextManager[None]]
+
+
+class Switch(Protocol):
+    """A piece of code with a fast and a plain way."""
+
+    awake: bool
+
+
+def record_methods(
+    halve: bool, workflow: Workflow[Any], names: Sequence[str], pieces: Sequence[Switch]
+) -> None:
+    """Replace methods by recordings of themselves; `pieces` are awake in these only."""
+    layout = lay_out(workflow, halve)
+    halves = Halves(workflow, layout) if halve else None
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with ExitStack() as stack:
+            if halves is not None:
+                cast = torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+                stack.enter_context(cast)
+                stack.enter_context(halves.instead())
+            stack.enter_context(awake(pieces))
+            yield
+
+    for piece in pieces:
+        piece.awake = False
+    dtype = torch.bfloat16 if halve else torch.float32
+    for name in names:
+        captured = Captured(getattr(workflow, name), around)
+        captured.check = partial(compare_ways, workflow, dtype)
+        object.__setattr__(workflow, name, captured)
+
+
+def compare_ways(
+    workflow: Workflow[Any], dtype: torch.dtype, plain: Callable[[], Any], fast: Callable[[], Any]
+) -> Any:
+    """Return what the fast way gives, or raise if its losses are not those of the plain way."""
+    before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, workflow.state_dict())
+    chance = random.get_state()
+    with as_written(), torch.autocast("cuda", dtype, dtype != torch.float32):
+        expected = losses(plain())
+    workflow.load_state_dict(before)
+    random.set_state(chance)
+    out = fast()
+    for name, value in losses(out).items():
+        wanted, limit = expected[name], TOLERANCE[dtype] * max(abs(expected[name]), 1.0)
+        if not abs(value - wanted) <= limit:
+            raise LabError(
+                f"on this GPU the fast update gives {name} = {value:.6g}, the plain one "
+                f"{wanted:.6g}: train with compile=false, and please report it"
+            )
+    return out
+
+
+def losses(out: Any) -> dict[str, float]:
+    """Return the losses among a method's results, by name."""
+    metrics = out[0] if isinstance(out, tuple) else out
+    if not isinstance(metrics, dict):
+        return {}
+    return {k: float(v) for k, v in metrics.items() if "loss" in k}
+
+
+@contextmanager
+def awake(pieces: Sequence[Switch]) -> Iterator[None]:
+    """Let pieces run the fast way inside the block."""
+    for piece in pieces:
+        piece.awake = True
+    try:
+        yield
+    finally:
+        for piece in pieces:
+            piece.awake = False
 
 
 class Halves:
@@ -33,7 +113,7 @@ class Halves:
     """
 
     def __init__(self, workflow: Workflow[Any], layout: Layout) -> None:
-        self.flat, self.low = layout.flat[: layout.low_end], layout.flat.new_empty(0)
+        self.flat = layout.flat[: layout.low_end]
         self.low = self.flat.to(torch.bfloat16)
         self.places: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
         for module, name, p in weights(workflow):
@@ -89,7 +169,7 @@ class Recording:
     """A graph with the memory of its arguments and results."""
 
     calls: int = 0
-    graph: Any = None
+    graph: Any = None  # torch.cuda.CUDAGraph
     inputs: list[Tensor] = field(default_factory=list)
     scalars: Tensor | None = None
     outputs: list[Tensor] = field(default_factory=list)
@@ -103,25 +183,33 @@ class Captured:
 
     def __init__(self, method: Callable[..., Any], around: Around = nullcontext) -> None:
         self.method, self.around = method, around
+        self.check: Callable[[Callable[[], Any], Callable[[], Any]], Any] | None = None
         self.recordings: dict[Any, Recording] = {}
         self.stream = torch.cuda.Stream()
 
     def __call__(self, *args: Any) -> Any:
         tensors, rebuild, form = tree_split(args)
-        key = (form, torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"))
+        key = (form, torch.is_grad_enabled())
         rec = self.recordings.setdefault(key, Recording())
         if rec.graph is None:
             if rec.calls < WARM_UP:
                 rec.calls += 1
-                return self._plainly(args)
+                if (
+                    torch.is_grad_enabled()
+                    and self.check
+                    and len(self.recordings) == rec.calls == 1
+                ):
+                    return self.check(partial(self.method, *args), partial(self._warm, args))
+                return self._warm(args)
             self._record(rec, tensors, rebuild)
         else:
             for mine, given in zip(rec.inputs, tensors, strict=True):
                 mine.copy_(given, non_blocking=True)
+        assert rec.graph is not None
         rec.graph.replay()
         return self._results(rec)
 
-    def _plainly(self, args: tuple[Any, ...]) -> Any:
+    def _warm(self, args: tuple[Any, ...]) -> Any:
         """Run on a stream of its own, as a recording must, without recording."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), self.around():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dreamlab.core.ways import gpu_way
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, dense, norm, trunc_normal_
 
 
@@ -30,7 +31,7 @@ class PoolConv(Conv):
 
     def forward(self, x: Tensor) -> Tensor:
         # few channels leave a GPU's tensor cores idle; four times as many do not
-        if x.is_cuda and self.weight.shape[1] < 16:
+        if gpu_way(x) and self.weight.shape[1] < 16:
             return conv_pool(x, self.weight, self.bias)
         return pool(super().forward(x))
 
@@ -39,7 +40,7 @@ class DoubleConv(Conv):
     """Every pixel as 2 x 2 of them, then a convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:
+        if gpu_way(x):
             return double_conv(x, self.weight, self.bias)
         return super().forward(double(x))
 

@@ -84,15 +84,14 @@ class BlockLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(blocks, out_dim))
         trunc_normal_(self.weight, blocks * in_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.bmm(x.flatten(0, -3).transpose(0, 1), self.weight).transpose(0, 1)
-        return (y + self.bias.to(y.dtype)).reshape(*x.shape[:-1], -1)
-
-    def shared(self, own: Tensor, common: Tensor) -> Tensor:
-        """Return what [n, blocks, own] with [n, common] behind every block gives, uncopied."""
-        mine, ours = self.weight.split([own.shape[-1], common.shape[-1]], 1)
-        y = torch.bmm(common.expand(len(self.weight), *common.shape), ours)
-        y = torch.baddbmm(y, own.transpose(0, 1).to(y.dtype), mine.to(y.dtype)).transpose(0, 1)
+    def forward(self, x: Tensor, common: Tensor | None = None) -> Tensor:
+        """Return every block's result; `common` [n, ...] stands behind every block's own input."""
+        if common is None:
+            y = torch.bmm(x.flatten(0, -3).transpose(0, 1), self.weight).transpose(0, 1)
+            return (y + self.bias.to(y.dtype)).reshape(*x.shape[:-1], -1)
+        own, shared = self.weight.split([x.shape[-1], common.shape[-1]], 1)
+        y = torch.bmm(common.expand(len(shared), *common.shape), shared)
+        y = torch.baddbmm(y, x.transpose(0, 1).to(y.dtype), own.to(y.dtype)).transpose(0, 1)
         return y + self.bias.to(y.dtype)
 
 

@@ -7,7 +7,8 @@ gradients are computed once, from all steps together: the same numbers, less rou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-EPS = 1e-4
+from dreamlab.core.ways import kernels
+
 TILE = 16
 
 
@@ -29,17 +31,19 @@ class Tuning(NamedTuple):
 
 TUNING = {
     "stoch": Tuning(128, 4, 3),
-    "hidden": Tuning(128, 4, 3),
+    "hidden": Tuning(512, 4, 3),
     "gates": Tuning(128, 4, 3),
-    "look": Tuning(128, 4, 3),
-    "sample": Tuning(128, 4, 3),
-    "sample_back": Tuning(128, 4, 3),
-    "memory_back": Tuning(128, 4, 3),
-    "gates_back": Tuning(128, 4, 3),
-    "hidden_back": Tuning(128, 4, 3),
-    "inputs_back": Tuning(128, 4, 3),
+    "look": Tuning(256, 4, 3),
+    "sample": Tuning(256, 4, 3),
+    "sample_back": Tuning(256, 8, 3),
+    "memory_back": Tuning(256, 8, 3),
+    "gates_back": Tuning(256, 4, 3),
+    "hidden_back": Tuning(256, 4, 3),
+    "inputs_back": Tuning(256, 8, 3),
 }
 """As measured on an H200 by benchmarks/scan_kernels.py."""
+SPLIT = 4
+"""Shares in which a sum over all blocks is computed, so that no tile has to read them all."""
 
 
 class Weights(NamedTuple):
@@ -129,69 +133,62 @@ class Saved:
     """Memories, with the one before the first step: [steps + 1, rows, d]; `z` likewise."""
     z: Tensor
     p0: Tensor
+    """What the input layers of memory and random part put out, `q` the hidden layer, `o` the
+    posterior's: all before their norm. `inv` [4, steps, rows] are the norms' factors."""
     p1: Tensor
     q: Tensor
+    o: Tensor
     inv: Tensor
     gate: Tensor
-    o: Tensor
     logit: Tensor
 
     def all(self) -> tuple[Tensor, ...]:
-        names = ("h", "z", "p0", "p1", "q", "inv", "gate", "o", "logit")
-        return tuple(getattr(self, n) for n in names)
+        return tuple(getattr(self, f.name) for f in fields(self))
 
 
 def forward(
     w: Weights, n: Sizes, inputs: tuple[Tensor, Tensor, Tensor, Tensor], h0: Tensor, z0: Tensor
 ) -> Saved:
     """Run every step; `inputs` are the action's layer, the tokens' part, keep flags and noise."""
-    from dreamlab.nn import scan_kernels as k
-
+    k = kernels("dreamlab.nn.scan_kernels")
     x2, tokens, keep, noise = inputs
-    make = lambda *shape: torch.empty(shape, dtype=x2.dtype, device=x2.device)  # noqa: E731
-    t, b, f32 = n.steps, n.rows, torch.float32
-    v = Saved(
-        make(t + 1, b, n.d), make(t + 1, b, n.z), make(t, b, n.u), make(t, b, n.u),
-        make(t, b, n.d), make(t, b).to(f32), make(t, b, 3 * n.d), make(t, b, n.u),
-        make(t, b, n.z),
-    )  # fmt: skip
+    t, b, device = n.steps, n.rows, x2.device
+    make = lambda steps, size: torch.empty(steps, b, size, dtype=x2.dtype, device=device)  # noqa: E731
+    wide, narrow = (make(t + 1, n.d), make(t + 1, n.z)), (make(t, n.u), make(t, n.u))
+    inv = torch.empty(4, t, b, device=device)
+    v = Saved(*wide, *narrow, make(t, n.d), make(t, n.u), inv, make(t, 3 * n.d), make(t, n.z))
     v.h[0], v.z[0] = h0, z0
-    v.p0[0] = F.linear(v.h[0] * keep[0][:, None].to(x2.dtype), w.memory, w.memory_bias)
-    part = torch.empty(b, n.parts, device=x2.device)
-    cp = power(n.c)
+    v.p0[0] = F.linear(v.h[0] * keep[0][:, None], w.memory, w.memory_bias)
+    cols, part = n.u // TILE, torch.empty(b, n.parts, device=device)
+    part0 = v.p0[0].float().square().view(b, cols, TILE).sum(-1)
+    part1, part_o = torch.empty_like(part0), torch.empty_like(part0)
+    cp, pu = power(n.c), power(cols)
     at_once = max(1, TILE // cp)
-    cols = n.u // TILE
     for i in range(t):
         last = i == t - 1
         j = i if last else i + 1
         k.stoch_kernel[(cols, n.row_tiles)](
-            v.z[i],
-            w.stoch,
-            w.stoch_bias,
-            keep[i],
-            v.p1[i],
-            b,
-            n.z,
-            n.u,
-            BN=TILE,
-            **launch("stoch", BK=n.z),
-        )
+            v.z[i], w.stoch, w.stoch_bias, keep[i], v.p1[i], part1, b, n.z, n.u,
+            BN=TILE, **launch("stoch", BK=n.z),
+        )  # fmt: skip
         k.hidden_kernel[(n.parts, n.row_tiles)](
-            v.h[i], keep[i], v.p0[i], w.memory_scale, v.p1[i], w.stoch_scale, x2[i], w.hidden,
-            w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts, BN=TILE, **launch("hidden", BW=n.w, BU=n.u),
+            v.h[i], keep[i], v.p0[i], part0, inv[0, i], w.memory_scale, v.p1[i], part1, inv[1, i],
+            w.stoch_scale, x2[i], w.hidden, w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts,
+            PARTS=pu, BN=TILE, **launch("hidden", BW=n.w, BU=n.u),
         )  # fmt: skip
         k.gates_kernel[(n.parts, n.row_tiles)](
             v.h[i], keep[i], v.q[i], part, w.hidden_scale, w.gates, w.gates_bias, v.gate[i],
-            v.inv[i], v.h[i + 1], b, n.d, n.w, n.parts, PARTS=power(n.parts), BN=TILE,
+            inv[2, i], v.h[i + 1], b, n.d, n.w, n.parts, PARTS=power(n.parts), BN=TILE,
             **launch("gates", BW=n.w),
         )  # fmt: skip
         k.look_kernel[(cols if last else 2 * cols, n.row_tiles)](
-            v.h[i + 1], w.look, w.look_bias, tokens[i], v.o[i], w.memory, w.memory_bias, keep[j],
-            v.p0[j], b, n.d, n.u, w.look.stride(0), BN=TILE, **launch("look", BK=n.d),
+            v.h[i + 1], w.look, w.look_bias, tokens[i], v.o[i], part_o, w.memory, w.memory_bias,
+            keep[j], v.p0[j], part0, b, n.d, n.u, w.look.stride(0), BN=TILE,
+            **launch("look", BK=n.d),
         )  # fmt: skip
         k.sample_kernel[(-(-n.s // at_once), n.row_tiles)](
-            v.o[i], w.look_scale, w.logits, w.logits_bias, noise[i], v.logit[i], v.z[i + 1],
-            n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp,
+            v.o[i], part_o, inv[3, i], w.look_scale, w.logits, w.logits_bias, noise[i], v.logit[i],
+            v.z[i + 1], n.unimix, b, n.u, cols, PARTS=pu, S=n.s, C=n.c, VARS=at_once, CP=cp,
             **launch("sample", BU=n.u),
         )  # fmt: skip
     return v
@@ -203,67 +200,65 @@ class Slopes:
 
     logit: Tensor
     o_out: Tensor
+    """Of the posterior's first layer after its activation."""
     o: Tensor
     gate: Tensor
     y: Tensor
     """Of the hidden layer after its norm, before the activation."""
     q: Tensor
-    x: Tensor
-    """Of the input layers of memory and random part, after their activation."""
     p0: Tensor
     p1: Tensor
+    x: Tensor
+    """Of the input layers of memory and random part, after their activation, in shares:
+    [steps, shares, rows, 2 u]."""
 
 
 def backward(
     w: Weights, n: Sizes, v: Saved, keep: Tensor, grads: tuple[Tensor, Tensor, Tensor]
 ) -> Slopes:
     """Run every step backwards, from the gradients of memories, samples and logits."""
-    from dreamlab.nn import scan_kernels as k
-
+    k = kernels("dreamlab.nn.scan_back_kernels")
     gh, gz, gl = grads
     t, b, dtype, device = n.steps, n.rows, v.q.dtype, v.q.device
     make = lambda size: torch.empty(t, b, size, dtype=dtype, device=device)  # noqa: E731
-    out = Slopes(*(make(s) for s in (n.z, n.u, n.u, 3 * n.d, n.d, n.d, 2 * n.u, n.u, n.u)))
+    split = math.gcd(n.g, SPLIT)
+    shares = torch.empty(t, split, b, 2 * n.u, device=device)
+    sizes = (n.z, n.u, n.u, 3 * n.d, n.d, n.d, n.u, n.u)
+    out = Slopes(*[*(make(s) for s in sizes), shares])
     zeros = lambda size: torch.zeros(b, size, device=device)  # noqa: E731
     dh, dz, direct, part = zeros(n.d), zeros(n.z), zeros(n.d), zeros(n.parts)
     none = torch.zeros(b, n.u, dtype=dtype, device=device)
-    cp = power(n.c)
-    at_once = max(1, TUNING["sample_back"].chunk // 2 // cp)
     cols = n.u // TILE
+    part_o, cp = zeros(cols), power(n.c)
+    at_once = max(1, TUNING["sample_back"].chunk // 2 // cp)
     for i in reversed(range(t)):
         last = i == t - 1
         k.sample_back_kernel[(cols, n.row_tiles)](
-            gz[i], dz, gl[i], v.logit[i], w.logits, out.logit[i], out.o_out[i], n.unimix, b, n.u,
-            S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE, **launch("sample_back"),
+            gz[i], dz, gl[i], v.logit[i], w.logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
+            out.o_out[i], part_o, n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE,
+            **launch("sample_back"),
         )  # fmt: skip
         k.memory_back_kernel[(n.parts, n.row_tiles)](
-            out.o_out[i], v.o[i], w.look_scale, w.look, out.o[i], none if last else out.p0[i + 1],
-            keep[i if last else i + 1], w.memory, gh[i], dh, v.gate[i], v.h[i], keep[i],
-            out.gate[i], direct, b, n.d, n.w, n.u, w.look.stride(0), BN=TILE,
-            **launch("memory_back", BU=n.u),
+            out.o_out[i], part_o, v.o[i], v.inv[3, i], w.look_scale, w.look, out.o[i],
+            none if last else out.p0[i + 1], keep[i if last else i + 1], w.memory, gh[i], dh,
+            v.gate[i], v.h[i], keep[i], out.gate[i], direct, b, n.d, n.w, n.u, w.look.stride(0),
+            PARTS=power(cols), BN=TILE, **launch("memory_back", BU=n.u),
         )  # fmt: skip
         k.gates_back_kernel[(n.parts, n.row_tiles)](
-            out.gate[i], w.gates, v.q[i], v.inv[i], w.hidden_scale, out.y[i], part,
+            out.gate[i], w.gates, v.q[i], v.inv[2, i], w.hidden_scale, out.y[i], part,
             b, n.d, n.w, n.parts, BN=TILE, **launch("gates_back", BW=n.w),
         )  # fmt: skip
-        k.hidden_back_kernel[(n.parts + 2 * cols, n.row_tiles)](
-            out.y[i], v.q[i], v.inv[i], w.hidden_scale, part, w.hidden, direct, keep[i], out.q[i],
-            dh, out.x[i], b, n.d, n.w, n.u, n.parts,
-            PARTS=power(n.parts), BLOCKS=n.g, BN=TILE, **launch("hidden_back", BW=n.w),
+        k.hidden_back_kernel[(n.parts + 2 * cols * split, n.row_tiles)](
+            out.y[i], v.q[i], v.inv[2, i], w.hidden_scale, part, w.hidden, direct, keep[i],
+            out.q[i], dh, shares[i], b, n.d, n.w, n.u, n.parts, PARTS=power(n.parts), BLOCKS=n.g,
+            SPLIT=split, BN=TILE, **launch("hidden_back", BW=n.w),
         )  # fmt: skip
         k.inputs_back_kernel[(n.z // TILE + 1, n.row_tiles)](
-            out.x[i], v.p0[i], w.memory_scale, v.p1[i], w.stoch_scale, w.stoch, keep[i],
-            out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, BN=TILE,
-            **launch("inputs_back", BU=n.u),
+            shares[i], v.p0[i], v.inv[0, i], w.memory_scale, v.p1[i], v.inv[1, i], w.stoch_scale,
+            w.stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
+            BN=TILE, **launch("inputs_back", BU=n.u),
         )  # fmt: skip
     return out
-
-
-def unit(x: Tensor, inv: Tensor | None = None) -> Tensor:
-    """Return x divided by the root of its mean square."""
-    x = x.float()
-    inv = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) if inv is None else inv
-    return x * inv
 
 
 def slope(y: Tensor) -> Tensor:
@@ -281,18 +276,15 @@ def weight_grads(
     kept = keep.reshape(num, 1).to(dtype)
     memory, stoch = flat(v.h[:-1]) * kept, flat(v.z[:-1]) * kept
     act = lambda hat, scale: F.silu((hat * scale).to(dtype))  # noqa: E731
-    hats = [
-        unit(flat(v.p0)),
-        unit(flat(v.p1)),
-        unit(flat(v.q), v.inv.reshape(num, 1)),
-        unit(flat(v.o)),
-    ]
+    layers = zip((v.p0, v.p1, v.q, v.o), v.inv, strict=True)
+    hats = [flat(x).float() * inv.reshape(num, 1) for x, inv in layers]
     scales = (w.memory_scale, w.stoch_scale, w.hidden_scale, w.look_scale)
     x0, x1, y, o = (act(h, s) for h, s in zip(hats, scales, strict=True))
-    through = (d.x[..., : n.u], d.x[..., n.u :], None, d.o_out)
+    dx = d.x.sum(1)
+    through = (dx[..., : n.u], dx[..., n.u :], None, d.o_out)
     scale_grads: list[Tensor] = []
-    for hat, scale, dx in zip(hats, scales, through, strict=True):
-        dy = flat(d.y).float() if dx is None else flat(dx).float() * slope(hat * scale)
+    for hat, scale, back in zip(hats, scales, through, strict=True):
+        dy = flat(d.y).float() if back is None else flat(back).float() * slope(hat * scale)
         scale_grads.append((dy * hat).sum(0))
     dq = flat(d.q)
     by_block = lambda x: x.reshape(num, n.g, -1).transpose(0, 1)  # noqa: E731
@@ -320,10 +312,8 @@ def _hidden_grad(memories: Tensor, shared: Tensor, dq: Tensor) -> Tensor:
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, n: Sizes, x2: Tensor, tokens: Tensor, keep: Tensor, noise: Tensor, h0: Tensor,
-        z0: Tensor, *weights: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    def forward(ctx: Any, n: Sizes, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x2, tokens, keep, noise, h0, z0, *weights = tensors
         w = Weights(*weights)
         v = forward(w, n, (x2, tokens, keep, noise), h0, z0)
         ctx.n = n

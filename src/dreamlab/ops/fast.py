@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from functools import cache
-
 import torch
 from torch import Tensor
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in numpy: for tests
-
-
-def triton_takes(x: Tensor) -> bool:
-    """Tell whether a kernel of ours can work on this tensor."""
-    return (x.is_cuda or INTERPRETED) and has_triton() and not torch.compiler.is_compiling()
-
-
-@cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def small_softmax(x: Tensor) -> Tensor:

@@ -1,17 +1,16 @@
-# pyright: basic, reportMissingImports=false
 """Triton kernels of `ops`: what would be one launch per step of a sequence."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 
 @triton.jit
 def recurrence_kernel(
     target_ptr, decay_ptr, last_ptr, out_ptr, rows, steps: tl.constexpr, ROWS: tl.constexpr
 ):
+    """out[:, i] = target[:, i] + decay[:, i] * out[:, i + 1], with `last` after the end."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mask = row < rows
     value = tl.load(last_ptr + row, mask=mask, other=0.0)
@@ -20,12 +19,3 @@ def recurrence_kernel(
         target = tl.load(target_ptr + at, mask=mask, other=0.0)
         value = target + tl.load(decay_ptr + at, mask=mask, other=0.0) * value
         tl.store(out_ptr + at, value, mask=mask)
-
-
-def recurrence(target: Tensor, decay: Tensor, last: Tensor) -> Tensor:
-    """Return out[:, i] = target[:, i] + decay[:, i] * out[:, i + 1], with `last` after the end."""
-    target, decay, last = (x.contiguous() for x in (target, decay, last))
-    out = target.new_empty(target.shape)
-    rows, steps = target.shape
-    recurrence_kernel[(triton.cdiv(rows, 32),)](target, decay, last, out, rows, steps, ROWS=32)
-    return out

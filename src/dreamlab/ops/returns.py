@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dreamlab.ops.fast import triton_takes
+from dreamlab.core.ways import kernels, triton_takes
 
 
 def lambda_return(
@@ -32,9 +32,11 @@ def lambda_return(
     decay = lam * discount[:, 1:]
     ret = value[:, -1]
     if triton_takes(target) and not (target.requires_grad or ret.requires_grad):
-        from dreamlab.ops.kernels import recurrence
-
-        return recurrence(target, decay, ret)
+        target, decay, ret = (x.contiguous() for x in (target, decay, ret))
+        out, (rows, steps) = torch.empty_like(target), target.shape
+        launch = kernels("dreamlab.ops.kernels").recurrence_kernel[(-(-rows // 32),)]
+        launch(target, decay, ret, out, rows, steps, ROWS=32)
+        return out
     returns: list[Tensor] = []
     for i in reversed(range(target.shape[1])):
         ret = target[:, i] + decay[:, i] * ret

@@ -16,10 +16,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dreamlab.core.ways import triton_takes
 from dreamlab.core.workflow import compilable
 from dreamlab.nn import scan
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, Tower, dense, norm
-from dreamlab.ops.fast import gumbel, one_hot_max, small_softmax, tanh, triton_takes
+from dreamlab.ops.fast import gumbel, one_hot_max, small_softmax, tanh
 
 
 class Latent(NamedTuple):
@@ -95,7 +96,7 @@ class BlockGRU(nn.Module):
         x = torch.cat([net(p) for net, p in zip(self.inputs, parts, strict=True)], -1)
         memory = deter.view(n, blocks, -1)
         for i, (linear, normalise) in enumerate(zip(self.hidden, self.norms, strict=True)):
-            y = linear.shared(memory, x) if i == 0 else linear(x)
+            y = linear(memory, x) if i == 0 else linear(x)
             x = self.act(normalise(y.flatten(1))).view(n, blocks, -1)
         reset, cand, update = self.gates(x).chunk(3, -1)
         cand = tanh(torch.sigmoid(reset) * cand)
@@ -242,11 +243,12 @@ class RSSM(nn.Module):
         return Latent(deter, stoch), self._logits(logits)
 
     def _scan_weights(self) -> scan.Weights:
-        memory, stoch = self.cell.inputs[0], self.cell.inputs[1]
-        hidden, look = self.cell.hidden[0], self.post_net[0]
-        layers = ((memory.linear, memory.norm), (stoch.linear, stoch.norm))
-        layers += ((hidden, self.cell.norms[0]), (self.cell.gates, None))
-        layers += ((look.linear, look.norm), (self.post_out, None))
+        cell: Any = self.cell
+        memory, stoch, _ = cell.inputs
+        look: Any = self.post_net[0]
+        layers = [(memory.linear, memory.norm), (stoch.linear, stoch.norm)]
+        layers += [(cell.hidden[0], cell.norms[0]), (cell.gates, None)]
+        layers += [(look.linear, look.norm), (self.post_out, None)]
         parts = [(x.weight, x.bias, *(() if n is None else (n.scale,))) for x, n in layers]
         return scan.Weights(*(x for part in parts for x in part))
 
