@@ -1,0 +1,76 @@
+"""Recorded updates: what only a GPU can show. `pytest -m gpu` on a machine with one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.helpers import metrics, open_loop, run_for
+
+pytestmark = pytest.mark.gpu
+SMALL = (
+    "+experiment=dreamer_debug", "device=cuda", "workflow.size=1m", "workflow.deter=null",
+    "workflow.hidden=null", "workflow.classes=null", "workflow.units=null", "workflow.stoch=32",
+    "workflow.blocks=8", "workflow.depth=4", "eval.video=false", "eval.episodes=1",
+    "eval.every_frames=0", "report.every_frames=0", "log.every_frames=50",
+    "checkpoint.every_frames=0", "checkpoint.every_s=0",
+)  # fmt: skip
+
+
+def loop_of(folder, *options):
+    return open_loop(folder, *SMALL, *options)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recorded_training_evaluates_reports_and_goes_on(precision, tmp_path):
+    loop = loop_of(tmp_path / "r", f"precision={precision}", "training.total_frames=400")
+    run_for(loop, 60)
+    loop.evaluate()  # outside of the update's precision
+    loop.report()
+    loop.run()
+    losses = [v for r in metrics(tmp_path / "r") for k, v in r.items() if k.endswith("loss")]
+    assert losses
+    assert all(math.isfinite(v) for v in losses)
+    assert loop.workflow.update.recordings
+
+
+def test_recorded_updates_are_the_plain_ones(tmp_path):
+    """Same start, same batches, same random numbers: the weights after five updates agree."""
+    fast, plain = loop_of(tmp_path / "a"), loop_of(tmp_path / "b", "compile=false")
+    run_for(fast, 40)
+    buffer = fast.parts.buffers["replay"]
+    batches = [buffer.sample().map(lambda x: x.clone()) for _ in range(5)]
+    plain.workflow.load_state_dict(fast.workflow.state_dict())
+    for loop in (fast, plain):
+        for i, batch in enumerate(batches):
+            torch.manual_seed(i)
+            loop.workflow.update_agent(batch, phase=fast.scheduler.phase)
+    pairs = zip(fast.workflow.named_parameters(), plain.workflow.parameters(), strict=True)
+    for (name, a), b in pairs:
+        near = torch.isclose(a, b, atol=1e-5, rtol=1e-3).float().mean()
+        assert near > 0.96, (name, float(near))
+
+
+def test_results_survive_the_next_replay(tmp_path):
+    loop = loop_of(tmp_path / "a")
+    run_for(loop, 60)
+    batch = loop.parts.buffers["replay"].sample()
+    update = loop.workflow.update_agent
+    phase = loop.scheduler.phase
+    first, _ = update(batch, phase=phase)
+    loss = float(first["loss"])
+    update(batch, phase=phase)
+    assert float(first["loss"]) == loss
+
+
+def test_resume_of_recorded_training(tmp_path):
+    options = ("deterministic=true", "training.total_frames=300")
+    try:
+        loop_of(tmp_path / "whole", *options).run()
+        run_for(loop_of(tmp_path / "r", *options), 30)
+        loop_of(tmp_path / "r", *options).run()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert metrics(tmp_path / "r") == metrics(tmp_path / "whole")

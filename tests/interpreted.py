@@ -1,0 +1,18 @@
+"""Run a script of the tests in a process whose Triton kernels are interpreted on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(module: str, *args: object, interpreted: bool = True) -> None:
+    """Raise unless the script ends by printing `same`."""
+    env = os.environ | ({"TRITON_INTERPRET": "1"} if interpreted else {})
+    command = [sys.executable, "-m", module, *map(str, args)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["same"], done.stdout[-500:] + done.stderr[-3000:]

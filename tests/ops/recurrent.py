@@ -1,0 +1,27 @@
+"""Run by test_returns_kernel.py: the returns' kernel against the loop."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from dreamlab.core.ways import as_written
+from dreamlab.ops.returns import lambda_return
+
+
+def main(device: str) -> None:
+    torch.manual_seed(0)
+    reward, discount, value = torch.rand(3, 40, 7, device=device).unbind()
+    lam = torch.rand(40, 7, device=device)
+    for weight in (0.95, lam):
+        fast = lambda_return(reward, discount, value, weight)
+        with as_written():
+            torch.testing.assert_close(fast, lambda_return(reward, discount, value, weight))
+    value.requires_grad_()  # gradients are the loop's
+    assert lambda_return(reward, discount, value, 0.9).requires_grad
+    print("same")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
