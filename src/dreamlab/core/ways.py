@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in numpy: for tests
@@ -39,7 +38,7 @@ def gpu_way(x: Tensor) -> bool:
 
 def triton_takes(x: Tensor) -> bool:
     """Tell whether a kernel of ours can work on this tensor."""
-    return gpu_way(x) and has_triton() and not torch.compiler.is_compiling()
+    return gpu_way(x) and has_triton()
 
 
 @cache

@@ -141,7 +141,8 @@ def computed(agent: DreamerV3, fixture: Fixture, seen: Seen, dream: Dream) -> di
     reward, cont = model.reward(seen.feature), model.cont(seen.feature)
     out = {
         "tokens": seen.tokens, "feat": seen.feature, "post/deter": seen.latent.deter,
-        "post/stoch": stoch(seen.latent.stoch), "post/logit": seen.post, "prior/logit": seen.prior,
+        "post/stoch": stoch(seen.latent.stoch), "post/logit": seen.post,
+        "prior/logit": model.rssm.prior(seen.latent.deter),
         "reward/logits": reward, "reward/pred": model.reward.mean(reward),
         "cont/logit": cont, "cont/prob": torch.sigmoid(cont),
     }  # fmt: skip

@@ -314,10 +314,14 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         seq = Sequences(obs, batch.action[:, :-1], reward, first, terminal, start)
         return open_loop.report(self.model, seq, self.policy, self.model.discount)
 
-    @compilable
     def policy(self, latent: Latent) -> Tensor:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
+
+    @compilable
+    def dream_step(self, latent: Latent, noise: Tensor) -> tuple[Latent, Tensor]:
+        """Return the state after one of the actor's actions, and that action."""
+        return self.model.advance(self.policy, latent, noise)
 
     def dream(
         self, start: Latent, policy: Policy | None = None, noise: Tensor | None = None
@@ -325,7 +329,10 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         """Dream from every state and value what is seen there."""
         through = self.config.actor_grad == "dynamics"
         with torch.set_grad_enabled(through):
-            latent, action = self.imagine(self.config.imagine, start.detach(), policy, noise)
+            latent, action = self.model.imagine(
+                start.detach(), policy or self.policy, self.config.imagine, noise,
+                self.dream_step if policy is None else None,
+            )  # fmt: skip
             feature = latent.feature
             reward, cont, value, slow_value = self.worth(feature)
             ret = lambda_return(reward, cont, value, self.config.lam)
@@ -343,6 +350,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
             slow_value = self.slow.mean(self.slow(feature))
         return reward, cont, value, slow_value
 
+    @compilable
     def behaviour(
         self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
     ) -> tuple[dict[str, Tensor], Metrics]:
@@ -356,11 +364,12 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         losses = {"policy": policy.mean(1).view(shape), "value": value.mean(1).view(shape)}
         if self.config.scales.repval:
             ret = self.replay_return(dream.ret[:, 0].view(shape), reward, last, terminal)
-            error = self.replay_critic_loss(feature[:, :-1], ret)
+            with torch.no_grad():
+                slow = self.slow.mean(self.slow(feature[:, :-1]))
+            error = self.critic_loss(feature[:, :-1], ret, slow)
             losses["repval"] = error * (~last[:, :-1]).float()
         return losses, facts
 
-    @compilable
     def actor_loss(self, dream: Dream, scale: Tensor) -> tuple[Tensor, Metrics]:
         """Return the policy's loss [n, horizon], given the range of returns to scale it by."""
         c = self.config
@@ -388,18 +397,10 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         self.high.lerp_(high, self.config.return_rate)
         return (self.high - self.low).clamp(min=1.0)
 
-    @compilable
     def critic_loss(self, feature: Tensor, ret: Tensor, slow: Tensor) -> Tensor:
         """Return the distance [n, t] of values from returns, and from the slow critic's values."""
         logits = self.critic(feature)
         return self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
-
-    @compilable
-    def replay_critic_loss(self, feature: Tensor, ret: Tensor) -> Tensor:
-        """Return the same where the slow critic has not been asked yet."""
-        with torch.no_grad():
-            slow = self.slow.mean(self.slow(feature))
-        return self.critic_loss(feature, ret, slow)
 
     def replay_return(self, boot: Tensor, reward: Tensor, last: Tensor, terminal: Tensor) -> Tensor:
         """Return what happened after each step [b, t - 1], bootstrapped with dreamt returns."""

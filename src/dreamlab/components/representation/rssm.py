@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.core.ways import triton_takes
-from dreamlab.core.workflow import compilable
 from dreamlab.nn import scan
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, Tower, dense, norm
 from dreamlab.ops.fast import gumbel, one_hot_max, small_softmax, tanh
@@ -180,7 +179,6 @@ class RSSM(nn.Module):
         """Return Gumbel noise for states of this shape."""
         return gumbel(*shape, self.config.stoch, self.config.classes, device=device)
 
-    @compilable
     def prior(self, deter: Tensor) -> Tensor:
         """Return the logits [*b, stoch, classes] of the random part, from memory alone."""
         return self._logits(self.prior_out(self.prior_net(deter)))
@@ -252,7 +250,6 @@ class RSSM(nn.Module):
         parts = [(x.weight, x.bias, *(() if n is None else (n.scale,))) for x, n in layers]
         return scan.Weights(*(x for part in parts for x in part))
 
-    @compilable
     def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Return the next state without looking."""
         deter = self.cell(state, action)

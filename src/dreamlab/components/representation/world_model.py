@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,18 +28,25 @@ Policy = Callable[[Latent], Tensor]
 """States [n, ...] to actions [n, ...] as an environment takes them."""
 
 
+Advance = Callable[[Latent, Tensor], tuple[Latent, Tensor]]
+"""A state and noise to the state that follows, and the action that led there."""
+
+
 def dream_on(
-    step: Callable[[Latent, Tensor, Tensor], Latent], start: Latent, policy: Policy, noise: Tensor
+    advance: Advance, start: Latent, policy: Policy, noise: Tensor
 ) -> tuple[Latent, Tensor]:
-    """Apply `step` with a policy's actions, once per noise [h, n, ...].
+    """Go from state to state, once per noise [h, n, ...].
 
     Return states [n, h + 1] and actions likewise: the first state is the start, the last action is
     decided but not carried out.
     """
-    states, actions = [start], [policy(start)]
+    states = [start]
+    actions: list[Tensor] = []
     for chance in noise:
-        states.append(step(states[-1], actions[-1], chance))
-        actions.append(policy(states[-1]))
+        state, action = advance(states[-1], chance)
+        states.append(state)
+        actions.append(action)
+    actions.append(policy(states[-1]))
     deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
     return Latent(deter, stoch), torch.stack(actions, 1)
 
@@ -67,7 +75,6 @@ class Seen:
     tokens: Tensor
     latent: Latent
     post: Tensor
-    prior: Tensor
 
     @property
     def feature(self) -> Tensor:
@@ -105,7 +112,7 @@ class WorldModel(nn.Module):
         """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
         tokens = self.tokens(obs)
         latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
-        return Seen(tokens, latent, post, self.rssm.prior(latent.deter))
+        return Seen(tokens, latent, post)
 
     @compilable
     def tokens(self, obs: Obs) -> Tensor:
@@ -118,7 +125,8 @@ class WorldModel(nn.Module):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return losses [b, t] (one per observation, `rew`, `con`, `dyn`, `rep`) and metrics."""
         shape = reward.shape
-        dyn, rep, metrics = self.rssm.kl(seen.post, seen.prior, self.config.free_nats)
+        prior = self.rssm.prior(seen.latent.deter)
+        dyn, rep, metrics = self.rssm.kl(seen.post, prior, self.config.free_nats)
         flat = seen.latent.flat()
         predicted = self.decoder(flat.deter, flat.stoch)
         truth = {k: v.flatten(0, 1) for k, v in obs.items()}
@@ -130,13 +138,23 @@ class WorldModel(nn.Module):
         return {"dyn": dyn, "rep": rep, **out}, metrics
 
     def imagine(
-        self, start: Latent, policy: Policy, horizon: int, noise: Tensor | None = None
+        self,
+        start: Latent,
+        policy: Policy,
+        horizon: int,
+        noise: Tensor | None = None,
+        advance: Advance | None = None,
     ) -> tuple[Latent, Tensor]:
-        """Dream on from states [n, ...]; see `dream_on`."""
+        """Dream on from states [n, ...]; see `dream_on`. `advance` may be a compiled one."""
         num, device = len(start.deter), start.deter.device
         noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
-        step = self.rssm.imagine_step
-        return dream_on(lambda s, a, chance: step(s, self.embed(a), chance), start, policy, noise)
+        advance = advance or partial(self.advance, policy)
+        return dream_on(advance, start, policy, noise)
+
+    def advance(self, policy: Policy, latent: Latent, noise: Tensor) -> tuple[Latent, Tensor]:
+        """Return the next state, and the policy's action that leads there."""
+        action = policy(latent)
+        return self.rssm.imagine_step(latent, self.embed(action), noise), action
 
     def predict(self, latent: Latent) -> dict[str, Any]:
         """Return the decoded observations, reward and continuation of states [n, ...]."""

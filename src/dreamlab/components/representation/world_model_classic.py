@@ -162,8 +162,12 @@ class ClassicModel(nn.Module):
         """Dream on from states [n, ...]; see `dream_on`."""
         num, device = len(start.deter), start.deter.device
         noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
-        step = self.rssm.imagine_step
-        return dream_on(lambda s, a, chance: step(s, self.embed(a), chance), start, policy, noise)
+
+        def advance(state: Latent, chance: Tensor) -> tuple[Latent, Tensor]:
+            action = policy(state)
+            return self.rssm.imagine_step(state, self.embed(action), chance), action
+
+        return dream_on(advance, start, policy, noise)
 
     def predict_discount(self, feature: Tensor) -> Tensor:
         """Return how much what follows a state counts: gamma times the chance to go on."""
