@@ -1,9 +1,12 @@
 """Trains experiments on several seeds and records what they reached, with curve and table.
 
     python benchmarks/learning.py ppo_cartpole --threshold 475 [--seeds 1 2 3] [overrides ...]
+    python benchmarks/learning.py --collect walker run_folder [...]   record runs made elsewhere
+    python benchmarks/learning.py --compare a b c    a table of recorded results: results/compare.md
     python benchmarks/learning.py --table          rewrite results/learning.md from results/*.json
 
 Each seed is a plain `dreamlab train`; its records go to results/<name>.json, the picture beside it.
+`--against dmc_proprio/dmc_walker_walk/dreamerv3` draws a published curve with its deviation.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dreamlab import build
 from dreamlab.config import compose, load_config
-from dreamlab.runs.run import git_state, hardware
+from dreamlab.runs.published import published_rows
+from dreamlab.runs.run import Run, git_state, hardware
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,6 +43,19 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
 }
 
 
+KEYS = ("env_frames", "episode/return", "eval/return", "time/wall_s")
+
+
+def published(which: str) -> list[tuple[int, float, float]]:
+    """Return env frames, mean and deviation of a published curve, `suite/task/method`."""
+    suite, task, method = which.split("/")
+    return [
+        (int(r["env_frames"]), float(r["mean"]), float(r["std"]))
+        for r in published_rows()
+        if (r["suite"], r["task"], r["method"]) == (suite, task, method)
+    ]
+
+
 def train(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     """Train one seed in a scratch folder and return its curve."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -45,15 +64,32 @@ def train(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
         began = time.monotonic()
         run, status = build.train(config)
         seconds = time.monotonic() - began
-        keys = ("env_frames", "episode/return", "eval/return")
-        curve = [{k: r[k] for k in keys if k in r} for r in run.metrics()]
+        curve = [{k: r[k] for k in KEYS if k in r} for r in run.metrics()]
         final = run.manifest["final_eval"]
     return {"seed": seed, "status": status, "seconds": seconds, "final": final, "curve": curve}
 
 
+def collect(options: argparse.Namespace) -> None:
+    """Record runs that were made by `dreamlab train`, whether they came to their end or not."""
+    runs: list[dict[str, Any]] = []
+    for folder in options.overrides:
+        run = Run(Path(folder))
+        records, m = run.metrics(), run.manifest
+        curve = [{k: r[k] for k in KEYS if k in r} for r in records]
+        last = [r["eval/return"] for r in curve if "eval/return" in r]
+        final = m.get("final_eval") or {"eval/return": last[-1] if last else float("nan")}
+        seconds = records[-1]["time/wall_s"]
+        runs.append({"seed": m["seed"], "status": m["status"], "seconds": seconds,
+                     "final": final, "curve": curve})  # fmt: skip
+    m = Run(Path(options.overrides[0])).manifest
+    machine = m["hardware"]
+    place = machine.get("gpu") or f"{machine['cpu']}, {machine['cpus']} cores"
+    save(options, runs, " ".join(m["command"]), m["git"].get("commit", "")[:10], place)
+
+
 def record(options: argparse.Namespace) -> None:
     """Train every seed and write results/<name>.json and .png."""
-    name, threshold, seeds = options.name, options.threshold, options.seeds
+    name, seeds = options.name, options.seeds
     overrides = options.overrides
     commit = git_state().get("commit", "")[:10]  # now: hours later it may be another
     if options.jobs == 1:
@@ -63,16 +99,25 @@ def record(options: argparse.Namespace) -> None:
             jobs = [pool.submit(train, name, seed, overrides) for seed in seeds]
             runs = [job.result() for job in jobs]
     command = f"python benchmarks/learning.py {name} --seeds {' '.join(map(str, seeds))}"
+    place = f"{hardware()['cpu']}, {hardware()['cpus']} cores"
+    save(options, runs, " ".join([command, *overrides]), commit, place)
+
+
+def save(
+    options: argparse.Namespace, runs: list[dict[str, Any]], command: str, commit: str, place: str
+) -> None:
+    """Write results/<name>.json and .png."""
     result = {
-        "experiment": name,
-        "command": " ".join([command, *overrides]),
+        "experiment": options.name,
+        "command": command,
         "commit": commit,
-        "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
-        "threshold": threshold,
+        "hardware": place,
+        "threshold": options.threshold,
+        "against": options.against,
         "runs": runs,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / f"{options.name}.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(result)
     for run in runs:
         print(f"seed {run['seed']}: eval {run['final']['eval/return']:.1f}, {run['seconds']:.0f} s")
@@ -97,6 +142,12 @@ def draw(result: dict[str, Any]) -> None:
         axes.plot(*zip(*evals, strict=True), "o", ms=4, color=line.get_color())
     if result["threshold"] is not None:
         axes.axhline(result["threshold"], color="grey", ls="--", lw=1, label="threshold")
+    if result.get("against"):
+        frames, mean, std = map(np.array, zip(*published(result["against"]), strict=True))
+        axes.plot(frames, mean, color="black", lw=1, label=f"published: {result['against']}")
+        axes.fill_between(frames, mean - std, mean + std, color="black", alpha=0.15)
+        last = max(run["curve"][-1]["env_frames"] for run in result["runs"])
+        axes.set_xlim(0, 1.1 * last)
     for point in PUBLISHED.get(result["experiment"], []):
         axes.plot(
             point["env_frames"], point["mean"], "*", ms=10, color="black", label=point["source"]
@@ -125,6 +176,8 @@ def table() -> None:
     ]
     for path in sorted(RESULTS.glob("*.json")):
         r = json.loads(path.read_text())
+        if "runs" not in r:
+            continue
         finals = ", ".join(f"{x['final']['eval/return']:.1f}" for x in r["runs"])
         seconds = ", ".join(f"{x['seconds']:.0f}" for x in r["runs"])
         mark = "*" if "commit_note" in r else ""
@@ -136,6 +189,39 @@ def table() -> None:
     (RESULTS / "learning.md").write_text("\n".join(lines) + "\n")
 
 
+def compare(names: list[str]) -> None:
+    """Write results/compare.md: recorded results side by side, at the same budgets."""
+    results = {n: json.loads((RESULTS / f"{n}.json").read_text()) for n in names}
+    budgets = sorted({
+        r["env_frames"] // 10_000 * 10_000 for x in results.values() for run in x["runs"]
+        for r in run["curve"] if "eval/return" in r
+    } - {0})  # fmt: skip
+    lines = [
+        "# Side by side", "",
+        "Mean return of evaluations at about these env frames; single seeds in brackets.",
+        "", f"| | seeds | {' | '.join(f'{b:,}' for b in budgets)} | seconds per seed |",
+        "|---" * (len(budgets) + 3) + "|",
+    ]  # fmt: skip
+    for name, result in results.items():
+        cells: list[str] = []
+        for budget in budgets:
+            values = [near(run["curve"], budget) for run in result["runs"]]
+            there = [v for v in values if v is not None]
+            single = ", ".join(f"{v:.0f}" for v in there)
+            cells.append(f"{sum(there) / len(there):.0f} ({single})" if there else "")
+        seconds = sum(run["seconds"] for run in result["runs"]) / len(result["runs"])
+        seeds = len(result["runs"])
+        lines.append(f"| [{name}]({name}.png) | {seeds} | {' | '.join(cells)} | {seconds:.0f} |")
+    (RESULTS / "compare.md").write_text("\n".join(lines) + "\n")
+
+
+def near(curve: list[dict[str, float]], budget: int) -> float | None:
+    """Return the evaluation at a budget, or None if there was none within 5 % of it."""
+    found = [r for r in curve if "eval/return" in r]
+    close = [r for r in found if abs(r["env_frames"] - budget) <= 0.05 * budget]
+    return close[-1]["eval/return"] if close else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name", nargs="?")
@@ -143,9 +229,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threshold", type=float)
     parser.add_argument("--jobs", type=int, default=1, help="seeds trained at the same time")
+    parser.add_argument("--against", help="a published curve: suite/task/method")
+    parser.add_argument("--collect", action="store_true", help="name, then folders of runs")
+    parser.add_argument("--compare", nargs="+", metavar="NAME")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_intermixed_args()
-    if options.name:
+    if options.compare:
+        compare(options.compare)
+        return
+    if options.collect:
+        collect(options)
+    elif options.name:
         record(options)
     elif not options.table:
         sys.exit(__doc__)

@@ -72,6 +72,7 @@ class FusedLaProp(LaProp):
         self.squares = torch.zeros(2 * len(rows), device=device)
         self.limits, self.sums = torch.zeros(2, len(params), device=device).unbind()
         self.nothing = [torch.zeros_like(p).flatten() for p in params]
+        self.allocate()
 
     def allocate(self) -> Tensor:
         if self.count is None:

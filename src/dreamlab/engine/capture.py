@@ -20,7 +20,7 @@ from dreamlab.core import rng as random
 from dreamlab.core.errors import LabError
 from dreamlab.core.fused_laprop import FusedLaProp, Layout
 from dreamlab.core.tree import tree_map, tree_split
-from dreamlab.core.ways import as_written, has_triton
+from dreamlab.core.ways import as_written, triton_takes
 from dreamlab.core.workflow import Workflow
 
 WARM_UP = 2
@@ -71,7 +71,8 @@ def compare_ways(
     """Return what the fast way gives, or raise if its losses are not those of the plain way."""
     before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, workflow.state_dict())
     chance = random.get_state()
-    with as_written(), torch.autocast("cuda", dtype, dtype != torch.float32):
+    low = torch.autocast("cuda", dtype) if dtype == torch.bfloat16 else nullcontext()
+    with as_written(), low:
         expected = losses(plain())
     workflow.load_state_dict(before)
     random.set_state(chance)
@@ -158,7 +159,7 @@ def lay_out(workflow: Workflow[Any], halve: bool) -> Layout:
     known = {id(p) for p in low}
     layout = Layout(low, [p for p in workflow.parameters() if id(p) not in known])
     for opt in workflow.optimizers.values():
-        if opt.config.kind == "laprop" and has_triton():
+        if opt.config.kind == "laprop" and triton_takes(layout.flat):
             fused = FusedLaProp(opt.config, opt.params, layout)
             opt.inner, opt.fused = fused, fused.step_from
     return layout

@@ -12,6 +12,10 @@ from dreamlab.core.ways import gpu_way
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, dense, norm, trunc_normal_
 
 
+EIGHT = 8
+"""Tensor cores want channels in multiples; others would be copied first."""
+
+
 class Conv(nn.Module):
     """A 5x5 convolution of the same size over maps [n, h, w, c]."""
 
@@ -58,6 +62,8 @@ def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     weight = weight.permute(1, 0, 2, 5, 7, 3, 4, 6).reshape(4 * out, 4 * c, 3, 3)
     x = x.reshape(n, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5)
     x = x.reshape(n, h // 2, w // 2, 4 * c)
+    spare = -(4 * c) % EIGHT
+    x, weight = F.pad(x, [0, spare]), F.pad(weight, [0, 0, 0, 0, 0, spare])
     y = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
     return y.reshape(n, h // 2, w // 2, 4, out).amax(3) + bias.to(y.dtype)
 
@@ -75,8 +81,9 @@ def double_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         weight = torch.stack([torch.stack(even, dim), torch.stack(odd, dim)])
     # now [phase x, phase y, out, c, 3, 3]
     weight = weight.transpose(0, 1).reshape(4 * out, c, 3, 3)
+    weight = F.pad(weight, [0, 0, 0, 0, 0, 0, 0, -(4 * out) % EIGHT])
     y = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
-    y = y.reshape(n, h, w, 2, 2, out).permute(0, 1, 3, 2, 4, 5)
+    y = y[..., : 4 * out].reshape(n, h, w, 2, 2, out).permute(0, 1, 3, 2, 4, 5)
     return y.reshape(n, 2 * h, 2 * w, out) + bias.to(y.dtype)
 
 
