@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from dreamlab.core.ways import gpu_way
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, dense, norm, trunc_normal_
 
-
 EIGHT = 8
 """Tensor cores want channels in multiples; others would be copied first."""
 

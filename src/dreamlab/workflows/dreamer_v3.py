@@ -153,6 +153,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
     """World model, actor and critic."""
 
     Config = DreamerV3Config
+    Model: ClassVar[type[WorldModel]] = WorldModel
     tiny: ClassVar[dict[str, Any]] = {
         "size": "1m", "deter": 16, "hidden": 8, "classes": 4, "depth": 2, "units": 8, "stoch": 4,
         "blocks": 4, "layers": 1, "num_bins": 15, "imagine": 3,
@@ -166,7 +167,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         style = Style(c.norm)
         rssm = RSSMConfig(s.deter, s.hidden, c.stoch, s.classes, c.blocks, c.unimix, style=style)
         codec = CodecConfig(s.depth, c.mults, c.layers, s.units, c.blocks, style)
-        self.model = WorldModel(
+        self.model = self.Model(
             WorldModelConfig(
                 rssm, codec, codec, s.units, num_bins=c.num_bins, bins=c.bins, horizon=c.horizon,
                 free_nats=c.free_nats,

@@ -127,15 +127,17 @@ class WorldModel(nn.Module):
         shape = reward.shape
         prior = self.rssm.prior(seen.latent.deter)
         dyn, rep, metrics = self.rssm.kl(seen.post, prior, self.config.free_nats)
-        flat = seen.latent.flat()
-        predicted = self.decoder(flat.deter, flat.stoch)
-        truth = {k: v.flatten(0, 1) for k, v in obs.items()}
-        errors = self.decoder.losses(predicted, truth)
-        out = {k: v.view(shape) for k, v in errors.items()}
+        out = {k: v.view(shape) for k, v in self.reconstruction(seen, obs).items()}
         feature = seen.feature
         out["rew"] = self.reward.loss(self.reward(feature), reward)
         out["con"] = self.cont.loss(self.cont(feature), (~is_terminal).float() * self.discount)
         return {"dyn": dyn, "rep": rep, **out}, metrics
+
+    def reconstruction(self, seen: Seen, obs: Obs) -> dict[str, Tensor]:
+        """Return how badly states tell each observation, one number per step."""
+        flat = seen.latent.flat()
+        truth = {k: v.flatten(0, 1) for k, v in obs.items()}
+        return self.decoder.losses(self.decoder(flat.deter, flat.stoch), truth)
 
     def imagine(
         self,

@@ -1,0 +1,25 @@
+"""R2-Dreamer (ICLR 2026): DreamerV3 whose states are not learnt by reconstruction.
+
+The world model is `components.representation.redundancy`; all else is DreamerV3's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dreamlab.components.representation.redundancy import RedundancyModel
+from dreamlab.components.representation.world_model import WorldModel
+from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
+
+
+@dataclass(frozen=True)
+class R2DreamerConfig(DreamerV3Config):
+    """DreamerV3's options and defaults."""
+
+
+class R2Dreamer(DreamerV3):
+    """DreamerV3 without reconstruction."""
+
+    Config = R2DreamerConfig
+    Model: ClassVar[type[WorldModel]] = RedundancyModel
