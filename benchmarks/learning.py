@@ -83,7 +83,7 @@ def collect(options: argparse.Namespace) -> None:
                      "final": final, "curve": curve})  # fmt: skip
     m = Run(Path(options.overrides[0])).manifest
     machine = m["hardware"]
-    place = machine.get("gpu") or f"{machine['cpu']}, {machine['cpus']} cores"
+    place = ", ".join(machine["gpus"]) or f"{machine['cpu']}, {machine['cpus']} cores"
     save(options, runs, " ".join(m["command"]), m["git"].get("commit", "")[:10], place)
 
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from dreamlab.components.heads import LatentPolicy, TwoHotHead
-from dreamlab.components.representation import open_loop
 from dreamlab.components.representation.codec import CodecConfig, Obs
 from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.open_loop import Sequences
@@ -26,7 +25,7 @@ from dreamlab.components.representation.rssm import Latent, RSSMConfig
 from dreamlab.components.representation.world_model import Policy, WorldModel, WorldModelConfig
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Report, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.norm import NormKind, Style
@@ -226,11 +225,6 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
         return Decision(action, self.remember(latent.float(), action), self.stored(latent))
 
-    def view(self, latent: Latent) -> dict[str, Any]:
-        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
-        seen = self.model.predict(latent)
-        return {**seen, "cont": (seen["cont"] / self.model.discount).clamp(max=1.0)}
-
     def stored(self, latent: Latent) -> dict[str, Tensor]:
         """Return states as the replay keeps them: half precision, and numbers of classes."""
         c = self.model.rssm.config
@@ -306,14 +300,13 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         self.follower.move(self.config.slow_rate)
         return {**metrics, "loss": total}
 
-    def report(self, batch: Batch) -> Report:
-        """Return how well the model dreams on from replayed sequences, and pictures of it."""
+    def sequences(self, batch: Batch) -> Sequences:
+        """Return windows to look at; their first step only lends its stored state and action."""
         start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         flags = (batch.reward, batch.is_first, batch.is_terminal)
         reward, first, terminal = (x[:, 1:] for x in flags)
-        seq = Sequences(obs, batch.action[:, :-1], reward, first, terminal, start)
-        return open_loop.report(self.model, seq, self.policy, self.model.discount)
+        return Sequences(obs, batch.action[:, :-1], reward, first, terminal, start)
 
     def policy(self, latent: Latent) -> Tensor:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
