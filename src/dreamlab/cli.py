@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import shutil
 import sys
 import tempfile
@@ -53,9 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _verb(name: str) -> Callable[[list[str]], int]:
     from dreamlab.core.errors import unknown
 
-    if name not in VERBS:
-        raise LabError(unknown("verb", name, VERBS, "dreamlab"))
-    return VERBS[name]
+    if name in VERBS:
+        return VERBS[name]
+    if name not in COMMANDS:
+        raise LabError(unknown("verb", name, [*VERBS, *COMMANDS], "dreamlab"))
+    module = importlib.import_module(f"dreamlab.commands.{COMMANDS[name]}")
+    return getattr(module, name.replace("-", "_"))
 
 
 def train(args: list[str]) -> int:
@@ -293,6 +297,15 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "check": check_env,
     "doctor": doctor,
     "demo": demo,
+}
+
+# verb: the module of `dreamlab.commands` that has a function of that name (`-` as `_`)
+COMMANDS = {
+    **dict.fromkeys(("list", "show", "tag", "logs", "diff", "index"), "catalogue"),
+    **dict.fromkeys(("compare", "export", "report"), "results"),
+    **dict.fromkeys(("sweep", "tune"), "many"),
+    **dict.fromkeys(("verify", "debug", "cleanup", "export-policy"), "trust"),
+    "watch": "dashboard",
 }
 
 if __name__ == "__main__":

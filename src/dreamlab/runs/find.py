@@ -1,0 +1,37 @@
+"""From what a user types to runs: folders, or folders of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dreamlab.core.errors import LabError
+from dreamlab.runs.run import Run
+
+ROOT = Path("experiments")
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder is a run's."""
+    return (folder / "manifest.json").is_file()
+
+
+def runs_under(root: Path) -> Iterator[Path]:
+    """Yield every run folder below `root`, without looking inside of runs."""
+    if is_run(root):
+        yield root
+    elif root.is_dir():
+        for folder in sorted(root.iterdir()):
+            if folder.is_dir() and not folder.name.startswith("."):
+                yield from runs_under(folder)
+
+
+def find_runs(names: Iterable[str]) -> list[Run]:
+    """Return the runs that these names mean: a run's folder, or all below another folder."""
+    found: dict[Path, Run] = {}
+    for name in names:
+        below = list(runs_under(Path(name)))
+        if not below:
+            raise LabError(f"{name}: there is no run")
+        found.update({folder: Run(folder) for folder in below})
+    return list(found.values())
