@@ -84,7 +84,9 @@ def collect(options: argparse.Namespace) -> None:
     m = Run(Path(options.overrides[0])).manifest
     machine = m["hardware"]
     place = ", ".join(machine["gpus"]) or f"{machine['cpu']}, {machine['cpus']} cores"
-    save(options, runs, " ".join(m["command"]), m["git"].get("commit", "")[:10], place)
+    given = [a for a in m["command"][1:] if not a.startswith(("run.dir=", "seed="))]
+    command = ["dreamlab", *given]
+    save(options, runs, " ".join(command), m["git"].get("commit", "")[:10], place)
 
 
 def record(options: argparse.Namespace) -> None:
