@@ -1,4 +1,4 @@
-"""Statistics of a few seeds (Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice").
+"""Statistics of a few seeds (Agarwal et al. 2021, NeurIPS, arXiv 2108.13264).
 
 Scores are a list with one array per task; the last axis of an array is its runs, axes before it
 (points of a curve, say) are kept. Tasks may have different numbers of runs. Intervals come from a
