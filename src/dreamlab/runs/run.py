@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dreamlab.core.errors import LabError
+from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_json
+from dreamlab.runs.index import Entry
+from dreamlab.runs.locks import acquire, held
+from dreamlab.runs.rows import best_of, read_config, stamp_of, tags_of
 
 PACKAGES = (
     "dreamlab",
@@ -27,6 +33,8 @@ PACKAGES = (
     "mujoco",
     "dm-control",
 )
+
+GLANCE_S = 0.1
 
 
 def new_folder(name: str, root: Path = Path("experiments")) -> Path:
@@ -43,6 +51,9 @@ class Run:
         self.manifest: dict[str, Any] = {}
         if self.manifest_path.exists():
             self.manifest = read_json(self.manifest_path)
+        self.entry = Entry(folder)
+        self.began: float | None = None
+        self.stamp = ""
 
     @property
     def manifest_path(self) -> Path:
@@ -69,9 +80,51 @@ class Run:
         write_json(self.manifest_path, self.manifest)
 
     def update(self, **data: Any) -> None:
-        """Change fields of the manifest."""
-        self.manifest.update(data, heartbeat=time.time())
-        write_json(self.manifest_path, self.manifest)
+        """Change fields of the manifest; this is also the heartbeat that the index hears."""
+        with held(self.folder):
+            self._take_tags()
+            self.manifest.update(self._with_scores(data), heartbeat=time.time())
+            write_json(self.manifest_path, self.manifest)
+            self.stamp = stamp_of(self.manifest_path)
+        if problem := self.entry.write(self.manifest):
+            with suppress(OSError):
+                self.event("message", text=f"the index is left alone for now: {problem}")
+
+    def _with_scores(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return new fields with the best return and the seconds spent; a return stays known."""
+        if data.get("status") == "running":
+            self.began = time.monotonic() - self.manifest.get("wall_s", 0.0)
+        if self.began is not None:
+            data["wall_s"] = time.monotonic() - self.began
+        known = {k: v for k, v in data.items() if k != "last_return" or v is not None}
+        scored = (known.get("final_eval") or {}).get("eval/return")
+        best = best_of(self.manifest.get("best_return"), known.get("last_return"), scored)
+        return known if best is None else {**known, "best_return": best}
+
+    def _take_tags(self) -> None:
+        """Take over the tags that another process gave this run."""
+        if stamp_of(self.manifest_path) in ("", self.stamp):
+            return
+        with suppress(OSError, ValueError):
+            found = json.loads(self.manifest_path.read_text())
+            self.manifest |= {k: v for k, v in found.items() if k == "tags"}
+
+    def tag(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[str]:
+        """Give and take tags; return those the run has then. It may be in training."""
+        for name in add:
+            if not re.fullmatch(r"[\w.:/+-]+", name):
+                raise LabError(f"{name!r} cannot be a tag: use letters, digits and . : / + - _")
+        with held(self.folder):
+            self.manifest = read_json(self.manifest_path)
+            tags = tags_of(self.manifest, read_config(self.folder))
+            for name in remove:
+                if name not in tags:
+                    raise LabError(unknown("tag", name, tags, str(self.folder)))
+            kept = [t for t in tags if t not in remove]
+            self.manifest["tags"] = list(dict.fromkeys([*kept, *add]))
+            write_json(self.manifest_path, self.manifest)
+        self.entry.write(self.manifest)
+        return self.manifest["tags"]
 
     def event(self, kind: str, **data: Any) -> None:
         """Append one line to events.jsonl."""
@@ -101,16 +154,12 @@ class FolderLock:
         self.file: Any = None
 
     def __enter__(self) -> FolderLock:
-        import fcntl
-
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.file = self.path.open("a+")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LabError(
-                f"{self.path.parent}: another process is writing into this run folder"
-            ) from None
+        # whoever looks whether a run is alive holds this lock for a moment
+        if not acquire(self.file.fileno(), GLANCE_S):
+            self.file.close()
+            raise LabError(f"{self.path.parent}: another process is writing into this run folder")
         return self
 
     def __exit__(self, *_: object) -> None:

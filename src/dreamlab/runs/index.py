@@ -1,0 +1,373 @@
+"""An index of run folders in SQLite, beside them: `index.sqlite`.
+
+The folders are the truth. Whoever reads the index first compares it with them, so that it may be
+lost, stale or damaged at any time; whoever writes it gives up rather than wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dreamlab.runs.locks import held
+from dreamlab.runs.rows import (
+    COLUMNS,
+    Row,
+    facts_of,
+    live_status,
+    read_config,
+    read_row,
+    row_of,
+    stamp_of,
+)
+
+FILE = "index.sqlite"
+SCHEMA = 1
+BEAT_S = 1.0
+"""A run is written at most this often, unless its status changes."""
+RETRY_S = 30.0
+"""After a failure a run waits this long before it tries the index again."""
+WRITE_S = 0.25
+"""Training waits no longer than this for others who write."""
+READ_S = 5.0
+CHUNK = 200
+"""Runs per transaction: short ones, so that nobody waits long."""
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs")
+
+TABLES = {
+    "runs": ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS.items()),
+    "facts": "path TEXT PRIMARY KEY, facts TEXT",
+}
+PUT_RUN = f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(COLUMNS))})"
+PUT_FACTS = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+
+
+class WrongSchemaError(sqlite3.DatabaseError):
+    """The index was made by another version of this program."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"it has schema {version}, this program writes {SCHEMA}")
+        self.version = version
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(root: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """Open a folder's index, made if there is none; raise `sqlite3.Error` if it cannot be used."""
+    if not stamp_of(root / FILE):
+        _create(root, timeout_s)
+    with held(root, shared=True, timeout_s=timeout_s) as shared:
+        if not shared:
+            raise sqlite3.OperationalError("another process makes it anew")
+        with closing(_connect(root, "rw", timeout_s)) as db:
+            if (version := _version(db)) != SCHEMA:
+                raise WrongSchemaError(version)
+            yield db
+
+
+def _create(root: Path, timeout_s: float) -> None:
+    with held(root, timeout_s=timeout_s) as alone:
+        if not alone:
+            raise sqlite3.OperationalError("another process makes it anew")
+        with closing(_connect(root, "rwc", timeout_s)) as db:
+            if _version(db) == 0:
+                _choose_journal(db, root)
+                _make_tables(db)
+
+
+def _connect(root: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
+    address = f"{Path(os.path.abspath(root / FILE)).as_uri()}?mode={mode}"
+    db = sqlite3.connect(address, uri=True, timeout=timeout_s, isolation_level=None)
+    db.execute("PRAGMA synchronous = NORMAL")
+    return db
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _make_tables(db: sqlite3.Connection) -> None:
+    with _transaction(db):
+        for name, columns in TABLES.items():
+            db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+        db.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+def _choose_journal(db: sqlite3.Connection, root: Path) -> None:
+    """Use a write-ahead log, or a rollback journal where the former cannot work."""
+    if not is_network(root):
+        with suppress(sqlite3.OperationalError):
+            if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] == "wal":
+                return
+    db.execute("PRAGMA journal_mode = DELETE")
+
+
+def is_network(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Tell whether a folder lies on a file system that several machines share."""
+    try:
+        lines = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return False
+    place = folder.resolve()
+    above = [(len(m[1]), m[2]) for m in lines if place.is_relative_to(m[1])]
+    return bool(above) and max(above)[1] in NETWORK
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def remove(root: Path) -> bool:
+    """Delete a folder's index while nobody uses it; tell whether that was possible."""
+    with held(root, timeout_s=READ_S) as alone:
+        if not alone:
+            return False
+        try:
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                (root / f"{FILE}{suffix}").unlink(missing_ok=True)
+        except OSError:
+            return False
+    return True
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The runs below a folder, and what was found out on the way."""
+
+    rows: list[Row]
+    notes: list[str]
+    read: int
+    """How many manifests had changed and were read."""
+
+
+def read(root: Path, paths: Sequence[str] = ()) -> Listing:
+    """Return every run below a folder as its files are now, with the facts under `paths`.
+
+    A missing, damaged or older index is made anew. One that cannot be written is copied into
+    memory and brought up to date there.
+    """
+    if not stamp_of(root / FILE) and next(scan(root), None) is None:
+        return Listing([], [], 0)
+    notes: list[str] = []
+    for _ in range(2):
+        try:
+            with opened(root, READ_S) as db:
+                return _listing(db, root, paths, notes)
+        except (sqlite3.Error, OSError) as error:
+            if _is_useless(error) and remove(root):
+                notes = [f"{root / FILE} was of no use ({error}) and is made anew"]
+                continue
+            notes = [f"{root / FILE} cannot be used ({error}): the folders are read instead"]
+            break
+    with closing(_in_memory(root)) as db:
+        return _listing(db, root, paths, notes)
+
+
+def _is_useless(error: Exception) -> bool:
+    """Tell whether an index cannot get better: damaged, or of an older version."""
+    if isinstance(error, WrongSchemaError):
+        return error.version < SCHEMA
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    damaged = (code & 0xFF) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return damaged or "no such " in str(error)
+
+
+def _in_memory(root: Path) -> sqlite3.Connection:
+    """Return an index that is lost when closed, begun with what the one on the disk has."""
+    ways = ["ro"] if stamp_of(root / f"{FILE}-wal") else ["ro", "ro&immutable=1"]
+    for way in ways:
+        with suppress(sqlite3.Error):
+            return _copied(root, way)
+    return _empty()
+
+
+def _copied(root: Path, way: str) -> sqlite3.Connection:
+    with closing(_connect(root, way, READ_S)) as disk:
+        if _version(disk) != SCHEMA:
+            raise WrongSchemaError(_version(disk))
+        db = _empty()
+        for name in TABLES:
+            rows = disk.execute(f"SELECT * FROM {name}").fetchall()
+            marks = ", ".join("?" * (len(COLUMNS) if name == "runs" else 2))
+            db.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
+    return db
+
+
+def _empty() -> sqlite3.Connection:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    _make_tables(db)
+    return db
+
+
+def _listing(
+    db: sqlite3.Connection, root: Path, paths: Sequence[str], notes: Sequence[str]
+) -> Listing:
+    changed = _bring_up_to_date(db, root)
+    rows, now = list(_rows(db, paths)), time.time()
+    for row in rows:
+        folder = root / row["path"]
+        row["folder"] = str(folder)
+        row["status"] = live_status(row, folder, now)
+        row["tags"] = json.loads(row["tags"])
+    return Listing(rows, [*notes, *_doubts(rows)], changed)
+
+
+def _doubts(rows: Iterable[Row]) -> Iterator[str]:
+    """Say which runs are there twice, and which cannot be read."""
+    homes: dict[str, list[str]] = {}
+    for row in rows:
+        if row["id"]:
+            homes.setdefault(row["id"], []).append(row["folder"])
+        if row["status"] == "broken":
+            yield f"{row['folder']}/manifest.json cannot be read"
+    for name, folders in homes.items():
+        if len(folders) > 1:
+            yield f"run {name} is there {len(folders)} times: {', '.join(sorted(folders))}"
+
+
+def _rows(db: sqlite3.Connection, paths: Sequence[str]) -> Iterator[Row]:
+    names = [f'runs."{c}"' for c in COLUMNS]
+    wanted = [f'$."{p}"' for p in paths for _ in range(2)]
+    names += ["json_type(facts.facts, ?), json_extract(facts.facts, ?)"] * len(paths)
+    query = f"SELECT {', '.join(names)} FROM runs"
+    if paths:
+        query += " LEFT JOIN facts USING (path)"
+    size = len(COLUMNS)
+    for values in db.execute(query, wanted):
+        row: Row = dict(zip(COLUMNS, values[:size], strict=True))
+        for i, path in enumerate(paths):
+            kind, value = values[size + 2 * i : size + 2 * i + 2]
+            row[path] = _plain(kind, value)
+        yield row
+
+
+def _plain(kind: str | None, value: Any) -> Any:
+    """Return a value of SQLite's JSON as Python would have read it."""
+    if kind in ("true", "false"):
+        return kind == "true"
+    return json.loads(value) if kind in ("array", "object") else value
+
+
+def known_paths(root: Path) -> set[str]:
+    """Return the path of every fact of every run below a folder."""
+    query = "SELECT DISTINCT key FROM facts, json_each(facts.facts)"
+    try:
+        with opened(root, READ_S) as db:
+            return {str(key) for (key,) in db.execute(query)}
+    except (sqlite3.Error, OSError):
+        return {p for path, _ in scan(root) for p in read_row(root / path)[1]}
+
+
+def scan(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield every run below a folder, as a relative path, with the stamp of its manifest."""
+    waiting, seen = [""], set[tuple[int, int]]()
+    while waiting:
+        inside = waiting.pop()
+        try:
+            entries = list(os.scandir(root / inside))
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.is_dir() or not _is_utf8(entry.name):
+                continue
+            path = f"{inside}/{entry.name}" if inside else entry.name
+            if stamp := stamp_of(f"{entry.path}/manifest.json"):
+                yield path, stamp
+                continue
+            stat = os.stat(entry.path)
+            if (key := (stat.st_dev, stat.st_ino)) not in seen:  # a link may lead back up
+                seen.add(key)
+                waiting.append(path)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bring_up_to_date(db: sqlite3.Connection, root: Path) -> int:
+    """Read what changed in the folders since the index was written; return how many runs."""
+    # what is known first: a run that begins meanwhile must not be taken for one that is gone
+    known = dict(
+        db.execute(
+            "SELECT runs.path, CASE WHEN facts.path IS NULL THEN '' ELSE stamp END "
+            "FROM runs LEFT JOIN facts USING (path)"
+        )
+    )
+    there = dict(scan(root))
+    if gone := [(path,) for path in known if path not in there]:
+        with _transaction(db):
+            db.executemany("DELETE FROM runs WHERE path = ?", gone)
+            db.executemany("DELETE FROM facts WHERE path = ?", gone)
+    changed = [path for path, stamp in there.items() if known.get(path) != stamp]
+    waiting = iter(changed)
+    while chunk := list(islice(waiting, CHUNK)):
+        found = [(path, *read_row(root / path)) for path in chunk]
+        with _transaction(db):
+            for path, row, details in found:
+                _put(db, {**row, "path": path}, details)
+    return len(changed)
+
+
+def _put(db: sqlite3.Connection, row: Row, details: dict[str, Any] | None) -> None:
+    db.execute(PUT_RUN, [row[c] for c in COLUMNS])
+    if details is not None:
+        db.execute(PUT_FACTS, (row["path"], json.dumps(details, default=str)))
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+class Entry:
+    """A run's own line in the index; whatever happens to the index, the run goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(os.path.abspath(folder))
+        self.config: dict[str, Any] | None = None
+        self.status: str | None = None
+        self.due = 0.0
+        self.told = False
+
+    def write(self, manifest: dict[str, Any]) -> str | None:
+        """Write the run's line if that is due; return what went wrong, but only once."""
+        status, now = manifest.get("status"), time.monotonic()
+        if "id" not in manifest or (status == self.status and now < self.due):
+            return None
+        details = None
+        if self.config is None:
+            self.config = read_config(self.folder)
+            details = facts_of(manifest, self.config)
+        stamp = stamp_of(self.folder / "manifest.json")
+        row = {**row_of(manifest, self.config), "path": self.folder.name, "stamp": stamp}
+        self.status, self.due = status, now + BEAT_S
+        try:
+            with opened(self.folder.parent, WRITE_S) as db, _transaction(db):
+                _put(db, row, details)
+        except (sqlite3.Error, OSError) as error:
+            self.due, told, self.told = now + RETRY_S, self.told, True
+            return None if told else f"{self.folder.parent / FILE}: {error}"
+        return None

@@ -1,0 +1,184 @@
+"""One run as one row: what the index keeps of its manifest and configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dreamlab.runs.locks import is_writing
+
+Row = dict[str, Any]
+
+COLUMNS = {
+    "path": "TEXT PRIMARY KEY",
+    "stamp": "TEXT",
+    "id": "TEXT",
+    "name": "TEXT",
+    "tags": "TEXT",
+    "algorithm": "TEXT",
+    "workflow": "TEXT",
+    "env": "TEXT",
+    "seed": "INTEGER",
+    "status": "TEXT",
+    "frames": "INTEGER",
+    "updates": "INTEGER",
+    "return": "REAL",
+    "best_return": "REAL",
+    "last_return": "REAL",
+    "wall_s": "REAL",
+    "created": "TEXT",
+    "heartbeat": "REAL",
+    "config_hash": "TEXT",
+    "commit": "TEXT",
+    "diff": "TEXT",
+}
+"""`path` is relative to the index, `stamp` tells whether the manifest has changed since."""
+
+STALE_S = 60.0
+"""A run that has not been heard of for longer is alive only if a process holds its folder."""
+NOT_HASHED = ("run", "log", "watch", "checkpoint", "report", "name", "schema")
+BROKEN = "broken"
+
+
+def stamp_of(path: Path | str) -> str:
+    """Return what changes whenever a file is written anew; empty if it is not there."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return ""
+    return f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}"
+
+
+def read_row(folder: Path) -> tuple[Row, dict[str, Any]]:
+    """Return a run's row and its facts: configuration, versions and hardware by path.
+
+    What cannot be read is left out; a run without a readable manifest has the status `broken`.
+    """
+    stamp = stamp_of(folder / "manifest.json")  # before reading: a later change is seen next time
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        manifest = None
+    config = read_config(folder)
+    if not isinstance(manifest, dict):
+        manifest = {"id": "", "name": folder.name, "status": BROKEN}
+    return {**row_of(manifest, config), "stamp": stamp}, facts_of(manifest, config)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a run's configuration as plain data; empty where there is none to read."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        node = yaml.load((folder / "config.yaml").read_text(), loader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return node if isinstance(node, dict) else {}
+
+
+def row_of(manifest: dict[str, Any], config: dict[str, Any]) -> Row:
+    """Return the columns that a manifest and a configuration fill."""
+    target = _text(_dict(config.get("workflow")).get("_target_"))
+    git, final = _dict(manifest.get("git")), _dict(manifest.get("final_eval"))
+    last, scored = _number(manifest.get("last_return")), _number(final.get("eval/return"))
+    diff = git.get("diff")
+    return {
+        "id": _text(manifest.get("id")) or "",
+        "name": _text(manifest.get("name")) or "",
+        "tags": json.dumps(tags_of(manifest, config)),
+        "algorithm": target.rpartition(".")[2].lower() if target else None,
+        "workflow": target,
+        "env": _text(_dict(config.get("env")).get("id")),
+        "seed": _number(manifest.get("seed")),
+        "status": _text(manifest.get("status")) or BROKEN,
+        "frames": _number(manifest.get("env_frames")),
+        "updates": _number(manifest.get("updates")),
+        "return": last if scored is None else scored,
+        "best_return": best_of(_number(manifest.get("best_return")), last, scored),
+        "last_return": last,
+        "wall_s": _number(manifest.get("wall_s")),
+        "created": _utc(manifest.get("created")),
+        "heartbeat": _number(manifest.get("heartbeat")),
+        "config_hash": config_hash(config) if config else None,
+        "commit": _text(git.get("commit")),
+        "diff": hashlib.sha256(diff.encode()).hexdigest()[:12] if diff else None,
+    }
+
+
+def best_of(*returns: Any) -> float | None:
+    """Return the highest of those that are finite numbers."""
+    known = [r for r in (_number(r) for r in returns) if r is not None]
+    return max(known, default=None)
+
+
+def tags_of(manifest: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    """Return a run's tags: those of its manifest, or those it was started with."""
+    tags = manifest.get("tags", _dict(config.get("run")).get("tags"))
+    return [str(t) for t in tags] if isinstance(tags, list) else []
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """Return a short hash of what the numbers depend on: not of names, folders and logs."""
+    kept = {k: v for k, v in config.items() if k not in NOT_HASHED}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def facts_of(manifest: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return configuration, versions and hardware as one table, by path."""
+    extra = {k: _dict(manifest.get(k)) for k in ("versions", "hardware")}
+    found = flatten({**config, **extra})
+    finite = {k: v for k, v in found.items() if not isinstance(v, float) or math.isfinite(v)}
+    return {**{k: str(v) for k, v in found.items()}, **finite}
+
+
+def flatten(node: Any, path: str = "") -> dict[str, Any]:
+    """Return every leaf by its path (`workflow.lr`); a list of plain values is one leaf."""
+    if isinstance(node, list) and any(isinstance(v, dict | list) for v in node):
+        node = dict(enumerate(node))
+    if not isinstance(node, dict) or not (node or not path):
+        return {path: node}
+    out: dict[str, Any] = {}
+    for key, value in node.items():
+        out |= flatten(value, f"{path}.{key}" if path else str(key))
+    return out
+
+
+def live_status(row: Row, folder: Path, now: float) -> str:
+    """Return a run's status, `crashed` if it says `running` and nobody runs it.
+
+    A heartbeat far in the future (a clock was set back) tells nothing: the folder's lock decides.
+    """
+    if row["status"] != "running":
+        return row["status"]
+    fresh = row["heartbeat"] is not None and abs(now - row["heartbeat"]) <= STALE_S
+    return "running" if fresh or is_writing(folder) else "crashed"
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value).encode(errors="replace").decode()
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value if abs(value) < 2**63 else float(value)
+
+
+def _utc(created: Any) -> str | None:
+    """Return a manifest's time of creation in UTC, so that texts sort as times do."""
+    try:
+        moment = datetime.strptime(str(created), "%Y-%m-%dT%H:%M:%S%z")
+    except ValueError:
+        return _text(created)
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
