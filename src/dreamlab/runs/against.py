@@ -30,10 +30,9 @@ class Published:
     def label(self) -> str:
         return f"{self.method} (published)"
 
-    def floor(self, at: int) -> float | None:
-        """Return the mean less one deviation at a frame; None outside of the curve."""
-        if not self.frames[0] <= at <= self.frames[-1]:
-            return None
+    def floor(self, at: int) -> float:
+        """Return the mean less one deviation at a frame of the curve."""
+        assert self.frames[0] <= at <= self.frames[-1], (self.frames, at)
         return float(np.interp(at, self.frames, self.mean - self.std))
 
 
@@ -99,21 +98,24 @@ def against(groups: tuple[Group, ...], what: str) -> dict[str, dict[str, Publish
 
 
 def below(comparison: Comparison, what: str) -> list[str]:
-    """Return a warning for each run that is more than one deviation below the published mean."""
+    """Return a warning for each run that is more than one deviation below the published mean.
+
+    They are compared at the comparison's frame, or where the published curve ends before it.
+    """
     warnings: list[str] = []
     method = what.partition(":")[2] or None
     for group in comparison.groups:
-        for task, scores in comparison.scores(group).items():
-            members = group.tasks[task]
+        for task, members in group.tasks.items():
             curve = find_published(members[0], method)
-            floor = curve.floor(comparison.at) if curve else None
-            if curve is None or floor is None:
-                where = f"{task} at {comparison.at:,} env frames" if curve else task
+            at = min(comparison.at, int(curve.frames[-1])) if curve else comparison.at
+            if curve is None or at < max(curve.frames[0], comparison.grid[0]):
+                where = f"{task} before {comparison.at:,} env frames" if curve else task
                 warnings.append(f"{group.name}: nothing is published for {where}")
                 continue
+            floor, scores = curve.floor(at), comparison.scores(group, np.array([at]))[task][0]
             warnings += [
-                f"{m.run.folder}: {comparison.metric} {score:.4g} at {comparison.at:,} env frames "
-                f"is below the published band of {curve.method} (mean - std = {floor:.4g})"
+                f"{m.run.folder}: {comparison.metric} {score:.4g} at {at:,} env frames is below "
+                f"the published band of {curve.method} (mean - std = {floor:.4g})"
                 for m, score in zip(members, scores, strict=True)
                 if score < floor
             ]

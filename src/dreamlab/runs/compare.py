@@ -16,7 +16,7 @@ from dreamlab.runs.groups import TOLERANCE, Group, Groups, Member, find_metric
 from dreamlab.runs.stats import Array, Interval
 
 GRID = 100
-"""Points of a learning curve."""
+"""The most points of a learning curve; it has as many as a run in the middle."""
 GOOD = ("return", "success")
 """Metrics that end like this are better when higher; of others only the order is told."""
 
@@ -136,8 +136,9 @@ def compare(groups: Groups, name: str, at: int | None = None) -> Comparison:
             f"{shortest.frames:,} env frames (the end of {shortest.run.folder})"
         )
     end = shortest.frames if at is None else at
-    grid = np.unique(np.linspace(min(first, end), shortest.frames, GRID).astype(np.int64))
-    return Comparison(name, metric, tuple(groups.groups), grid, end)
+    points = min(GRID, int(np.median([len(m.curve(metric)[0]) for m in members])))
+    grid = np.linspace(shortest.frames, min(first, end), points).astype(np.int64)
+    return Comparison(name, metric, tuple(groups.groups), np.unique(grid), end)
 
 
 def remarks(groups: Groups, comparisons: Sequence[Comparison]) -> list[str]:

@@ -140,11 +140,15 @@ def _read(argument: str) -> list[Member]:
 
 
 def _name(argument: str, among: Sequence[str]) -> str:
-    """Return what a group is called: as the user says, else its folder, in full if need be."""
+    """Return what a group is called: as the user says, else as much of its path as tells it."""
     if "=" in argument:
         return argument.split("=", 1)[0]
-    last = Path(argument).resolve().name
-    return argument if sum(Path(a).resolve().name == last for a in among) > 1 else last
+    parts = Path(argument).resolve().parts
+    others = [Path(a).resolve().parts for a in among if "=" not in a and a != argument]
+    size = 1
+    while size < len(parts) and any(o[-size:] == parts[-size:] for o in others):
+        size += 1
+    return "/".join(parts[-size:])
 
 
 def _split(members: Iterable[Member]) -> list[list[Member]]:
