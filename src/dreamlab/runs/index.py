@@ -33,6 +33,8 @@ FILE = "index.sqlite"
 SCHEMA = 1
 BEAT_S = 1.0
 """A run is written at most this often, unless its status changes."""
+BEAT_SHARE = 0.01
+"""... and so rarely that it takes no more than this share of the time, on a slow disk too."""
 RETRY_S = 30.0
 """After a failure a run waits this long before it tries the index again."""
 WRITE_S = 0.25
@@ -226,9 +228,8 @@ def _listing(
     changed = _bring_up_to_date(db, root)
     rows, now = list(_rows(db, paths)), time.time()
     for row in rows:
-        folder = root / row["path"]
-        row["folder"] = str(folder)
-        row["status"] = live_status(row, folder, now)
+        row["folder"] = os.path.join(root, row["path"])
+        row["status"] = live_status(row, row["folder"], now)
         row["tags"] = json.loads(row["tags"])
     return Listing(rows, [*notes, *_doubts(rows)], changed)
 
@@ -363,11 +364,13 @@ class Entry:
             details = facts_of(manifest, self.config)
         stamp = stamp_of(self.folder / "manifest.json")
         row = {**row_of(manifest, self.config), "path": self.folder.name, "stamp": stamp}
-        self.status, self.due = status, now + BEAT_S
+        self.status, problem = status, None
         try:
             with opened(self.folder.parent, WRITE_S) as db, _transaction(db):
                 _put(db, row, details)
+            self.due = now + max(BEAT_S, (time.monotonic() - now) / BEAT_SHARE)
         except (sqlite3.Error, OSError) as error:
-            self.due, told, self.told = now + RETRY_S, self.told, True
-            return None if told else f"{self.folder.parent / FILE}: {error}"
-        return None
+            self.due = now + RETRY_S
+            problem = None if self.told else f"{self.folder.parent / FILE}: {error}"
+            self.told = True
+        return problem

@@ -150,7 +150,7 @@ def flatten(node: Any, path: str = "") -> dict[str, Any]:
     return out
 
 
-def live_status(row: Row, folder: Path, now: float) -> str:
+def live_status(row: Row, folder: Path | str, now: float) -> str:
     """Return a run's status, `crashed` if it says `running` and nobody runs it.
 
     A heartbeat far in the future (a clock was set back) tells nothing: the folder's lock decides.
@@ -158,7 +158,7 @@ def live_status(row: Row, folder: Path, now: float) -> str:
     if row["status"] != "running":
         return row["status"]
     fresh = row["heartbeat"] is not None and abs(now - row["heartbeat"]) <= STALE_S
-    return "running" if fresh or is_writing(folder) else "crashed"
+    return "running" if fresh or is_writing(Path(folder)) else "crashed"
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -1,0 +1,159 @@
+"""Runs as text for a person and as plain data for a program: tables, one run, two runs."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dreamlab.runs.query import HIDDEN, as_text
+from dreamlab.runs.rows import Row, facts_of, flatten, read_config
+from dreamlab.runs.run import Run
+
+TABLE = ("id", "name", "algorithm", "env", "seed", "status", "frames", "return", "best_return")
+DIFF_LINES = 60
+"""Lines of the difference between two stored git diffs that are shown to a person."""
+
+
+def public(row: Row) -> Row:
+    """Return a row without what only the index needs."""
+    return {k: v for k, v in row.items() if k not in HIDDEN}
+
+
+def table(rows: Sequence[Row], extra: Sequence[str] = ()) -> str:
+    """Return rows as aligned columns, with further keys beside the usual ones."""
+    names = list(dict.fromkeys([*TABLE, *extra, "wall_s", "created", "tags"]))
+    cells = [[_cell(n, r[n]) for n in names] for r in rows]
+    titles = ["time" if n == "wall_s" else n for n in names]
+    widths = [max(len(c) for c in column) for column in zip(titles, *cells, strict=True)]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in [titles, *cells]
+    ]
+    return "\n".join(lines)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name == "id":
+        return value[:8] or "-"
+    if name == "wall_s":
+        return duration(value)
+    if name == "created":
+        return value[:16].replace("T", " ")
+    if name == "tags":
+        return ",".join(value)
+    if name == "frames":
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else as_text(value)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its largest fitting units."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}h{m:02d}m" if hours else f"{m}m{s:02d}s" if m else f"{s}s"
+
+
+def everything(row: Row) -> dict[str, Any]:
+    """Return all there is to know about a run, and the commands that go on with it."""
+    folder = Path(row["folder"])
+    run, config = Run(folder), read_config(folder)
+    git = run.manifest.get("git") or {}
+    checkpoints = sorted(p.name for p in folder.glob("checkpoints/[0-9]*"))
+    return {
+        **public(row),
+        "started_with": shlex.join(run.manifest.get("command") or []),
+        "final_eval": run.manifest.get("final_eval"),
+        "exact_resume": run.manifest.get("exact_resume"),
+        "checkpoints": checkpoints,
+        "versions": run.manifest.get("versions") or {},
+        "hardware": run.manifest.get("hardware") or {},
+        "git": {"commit": git.get("commit"), "diff_lines": len(git.get("diff", "").splitlines())},
+        "config": config,
+        "commands": commands(folder, git, bool(checkpoints)),
+    }
+
+
+def commands(folder: Path, git: dict[str, Any], has_checkpoint: bool) -> dict[str, list[str]]:
+    """Return what to type to resume, evaluate and reproduce a run."""
+    name = shlex.quote(str(folder))
+    code = [f"git checkout {git['commit']}"] if git.get("commit") else []
+    if git.get("diff"):
+        code.append(f"dreamlab show {name} --diff | git apply")
+    again = [
+        f"sed '1i # @package _global_' {name}/config.yaml > again.yaml",
+        "dreamlab train again.yaml run.dir=experiments/again",
+    ]
+    resume = {"resume": [f"dreamlab resume {name}"]}
+    if has_checkpoint:
+        resume["evaluate"] = [f"dreamlab eval {name} --checkpoint best --episodes 20 --video"]
+    return {**resume, "reproduce": [*code, *again]}
+
+
+def page(about: dict[str, Any]) -> str:
+    """Return all about a run for a person to read."""
+    nested = ("versions", "hardware", "git", "final_eval", "config", "commands")
+    lines = [f"{k:14s} {_value(k, v)}" for k, v in about.items() if k not in nested]
+    for name in nested[:-1]:
+        found = flatten(about[name] or {})
+        lines += ["", name, *(f"  {k:34s} {as_text(v)}" for k, v in found.items() if k)]
+    for name, typed in about["commands"].items():
+        lines += ["", f"to {name}", *(f"  {line}" for line in typed)]
+    return "\n".join(lines)
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None or value == []:
+        return "-"
+    if name in ("tags", "checkpoints"):
+        return ", ".join(value)
+    return str(value) if name == "id" else _cell(name, value)
+
+
+def differences(a: Path, b: Path) -> dict[str, Any]:
+    """Return how two runs differ: configuration, versions and hardware by path, and code."""
+    manifests = [Run(f).manifest for f in (a, b)]
+    tables = [facts_of(m, read_config(f)) for m, f in zip(manifests, (a, b), strict=True)]
+    changed = {
+        k: [t.get(k, "(absent)") for t in tables]
+        for k in sorted(tables[0].keys() | tables[1].keys())
+        if tables[0].get(k, "(absent)") != tables[1].get(k, "(absent)")
+    }
+    parts = {name: dict[str, Any]() for name in ("config", "versions", "hardware")}
+    for key, pair in changed.items():
+        top = key.partition(".")[0]
+        parts[top if top in ("versions", "hardware") else "config"][key] = pair
+    git = [m.get("git") or {} for m in manifests]
+    commits = [g.get("commit") for g in git]
+    diffs = [str(g.get("diff") or "").splitlines() for g in git]
+    told = difflib.unified_diff(diffs[0], diffs[1], str(a), str(b), lineterm="", n=1)
+    return {
+        **parts,
+        "commit": commits if commits[0] != commits[1] else None,
+        "git_diff": list(told),
+    }
+
+
+def compared(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that tell a person how two runs differ."""
+    for part in ("config", "versions", "hardware"):
+        if found[part]:
+            yield part
+        for key, (old, new) in found[part].items():
+            yield f"  {key:34s} {as_text(old)} -> {as_text(new)}"
+    if found["commit"]:
+        old, new = (c or "unknown" for c in found["commit"])
+        yield "code"
+        yield f"  commit {old} -> {new}"
+        yield f"  git diff {old} {new}"
+    if diff := found["git_diff"]:
+        yield "changes that were not committed"
+        yield from (f"  {line}" for line in diff[:DIFF_LINES])
+        if len(diff) > DIFF_LINES:
+            yield f"  ... {len(diff) - DIFF_LINES} more lines: --json has them all"
+    if not any(found.values()):
+        yield "no difference in configuration, code, versions or hardware"

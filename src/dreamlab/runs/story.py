@@ -1,0 +1,131 @@
+"""What happened in a run, as lines to read: its events and metrics, in order."""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss", "time/frames_per_s")
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Line:
+    """One event or one record of metrics, and when it was written."""
+
+    time: float
+    kind: str
+    data: Record
+
+    def text(self) -> str:
+        """Return the line for a person."""
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
+        return f"{clock}  {self.kind:11s} {_told(self.kind, self.data)}"
+
+    def plain(self) -> Record:
+        """Return the line for a program."""
+        return {"time": self.time, "kind": self.kind, **self.data}
+
+
+class Story:
+    """A run's events and metrics so far, and those that are still to come."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = {name: folder / f"{name}.jsonl" for name in ("events", "metrics")}
+        self.ends = dict.fromkeys(self.files, 0)
+
+    def so_far(self) -> list[Line]:
+        """Return the lines of a run in the order in which they happened."""
+        events, records = self._new("events"), self._new("metrics")
+        told = [*(_event(e) for e in events), *_dated(records, events)]
+        return sorted(told, key=lambda line: line.time)
+
+    def to_come(self, goes_on: Callable[[], bool]) -> Iterator[Line]:
+        """Yield what is written after that, until the run ends."""
+        while True:
+            alive = goes_on()  # before reading: what the run wrote last is still shown
+            yield from (_event(data) for data in self._new("events"))
+            yield from (Line(time.time(), "metrics", data) for data in self._new("metrics"))
+            if not alive:
+                return
+            time.sleep(POLL_S)
+
+    def _new(self, name: str) -> list[Record]:
+        end = min(self.ends[name], _size(self.files[name]))  # a resume cuts metrics back
+        found, self.ends[name] = read_from(self.files[name], end)
+        return found
+
+
+def read_from(path: Path, start: int) -> tuple[list[Record], int]:
+    """Return the whole lines of a file after `start` bytes, and where they end."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+    except OSError:
+        return [], start
+    whole = data[: data.rfind(b"\n") + 1]
+    return [r for r in map(_parse, whole.splitlines()) if r], start + len(whole)
+
+
+def _parse(line: bytes) -> Record:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _event(data: Record) -> Line:
+    rest = {k: v for k, v in data.items() if k not in ("time", "event")}
+    return Line(float(data.get("time") or 0), str(data.get("event", "event")), rest)
+
+
+def _dated(records: list[Record], events: list[Record]) -> list[Line]:
+    """Return records with the time of day, which they do not hold.
+
+    A record knows the seconds of training before it. They are added to the time at which its
+    stretch began: the run's first event, or the last resume at fewer frames than it has.
+    """
+    starts = [e for i, e in enumerate(events) if e.get("event") == "resumed" or i == 0]
+    seconds = [_number(r.get("time/wall_s")) for r in records]
+    frames = [_number(r.get("env_frames")) for r in records]
+    out: list[Line] = []
+    for record, second, frame in zip(records, seconds, frames, strict=True):
+        later = [s for s in starts[1:] if _number(s.get("env_frames")) < frame]
+        base = (later or starts[:1] or [{}])[-1]
+        # seconds of training when the stretch began: those of the last record before it
+        at = bisect_right(frames, _number(base.get("env_frames"))) if later else 0
+        spent = seconds[at - 1] if at else 0.0
+        out.append(Line(_number(base.get("time")) + max(second - spent, 0), "metrics", record))
+    return out
+
+
+def _told(kind: str, data: Record) -> str:
+    if kind == "metrics":
+        shown = [f"{k} {_short(data[k])}" for k in SHOWN if k in data]
+        return " | ".join([f"{int(_number(data.get('env_frames'))):,} frames", *shown])
+    text = [f"{k} {_short(v)}" for k, v in data.items() if k not in ("text", "error")]
+    return " | ".join([*text, *(str(data[k]) for k in ("text", "error") if k in data)])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
