@@ -12,7 +12,7 @@ import numpy as np
 
 from dreamlab.core.errors import LabError
 from dreamlab.runs import stats
-from dreamlab.runs.groups import TOLERANCE, Group, Groups, Member, find_metric
+from dreamlab.runs.groups import SHORT, TOLERANCE, Group, Groups, Member, find_metric
 from dreamlab.runs.stats import Array, Interval
 
 GRID = 100
@@ -48,6 +48,11 @@ class Comparison:
     groups: tuple[Group, ...]
     grid: Array
     at: int
+
+    @property
+    def is_return(self) -> bool:
+        """Tell whether the metric is what papers publish."""
+        return self.metric in SHORT["return"]
 
     def scores(self, group: Group, at: Array | None = None) -> dict[str, Array]:
         """Return each task's values [point, run], or [run] at the frame that is compared."""
