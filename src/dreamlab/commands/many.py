@@ -1,0 +1,218 @@
+"""The verbs that run many jobs: `sweep` and `tune`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from dreamlab.config import GROUPS, LabConfig, choices, config_dir, read_yaml
+from dreamlab.core.config import dump, load
+from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.files import write_text
+from dreamlab.runs.launch.crew import Crew, make_launcher
+from dreamlab.runs.launch.job import Job, shell
+from dreamlab.runs.launch.view import View, results
+from dreamlab.runs.sweep import Sweep, SweepConfig, make_jobs
+
+
+def sweep(args: list[str]) -> int:
+    """Run every job of a sweep that is not over yet."""
+    options, config = _read("sweep", args)
+    if config is None:
+        return 0
+    folder = config.folder("sweep")
+    jobs = make_jobs(config, folder)
+    if options.dry_run:
+        _list(jobs)
+        return 0
+    if options.show:
+        _console().print(results(jobs, {j.name: j.status() for j in jobs}))
+        return 0
+    _check(jobs)
+    _keep(config, folder)
+    view = View(config.name, config.parallel_jobs)
+    launcher = make_launcher(config.launcher, config.limits, config.parallel_jobs, folder)
+    crew = Crew(launcher, config.parallel_jobs)
+    work = Sweep(jobs, crew, view, options.retry_failed)
+    view.say(f"{len(jobs)} jobs, {len(work.left)} to run, in {folder}")
+    code = work.run()
+    _report_failures([j for j in jobs if work.states[j.name] == "failed"])
+    view.say(_summary(work, folder, args))
+    return code
+
+
+def tune(args: list[str]) -> int:
+    """Search for good options with Optuna; go on with the study if it has begun."""
+    options, config = _read("tune", args)
+    if config is None:
+        return 0
+    from dreamlab.runs import tune as tuning
+
+    folder = config.folder("tune")
+    sample = replace(config, method="random", samples=8)
+    jobs = make_jobs(sample, folder)
+    if options.dry_run:
+        _list(jobs[:1])
+        return 0
+    total = _check(jobs)
+    study = tuning.open_study(config, folder, total)
+    if options.show:
+        _console().print(_trials(study))
+        return 0
+    _keep(config, folder)
+    if options.retry_failed:
+        tuning.retry_failed(study)
+    view = View(config.name, config.parallel_jobs)
+    launcher = make_launcher(config.launcher, config.limits, config.parallel_jobs, folder)
+    crew = Crew(launcher, config.parallel_jobs)
+    view.say(f"{config.tune.trials} trials, in {folder}")
+    code = tuning.Tuner(config, folder, study, (crew, view)).run()
+    if code == 130:
+        view.say(f"stopped. To go on: dreamlab tune {' '.join(args)}")
+        return code
+    written = tuning.write_results(config, folder, study)
+    best = study.best_trial
+    view.say(f"best: trial {best.number}, {config.tune.metric} {best.value:.6g}")
+    view.say(tuning.best_command(config, study))
+    view.say("written: " + ", ".join(str(p) for p in written))
+    return 0
+
+
+# -- the file and what the command line changes in it ---------------------------------------------
+
+
+def _read(verb: str, args: list[str]) -> tuple[argparse.Namespace, SweepConfig | None]:
+    """Return the flags and the sweep; None if there is only to list what could be run."""
+    parser = argparse.ArgumentParser(prog=f"dreamlab {verb}")
+    parser.add_argument("file", nargs="?", help="a YAML file, or the name of one in configs/sweep")
+    parser.add_argument("overrides", nargs="*", help="options of the sweep, or of all its jobs")
+    parser.add_argument("--dry-run", action="store_true", help="list the jobs and stop")
+    parser.add_argument("--show", action="store_true", help="print the results so far and stop")
+    parser.add_argument("--retry-failed", action="store_true", help="run failed jobs again")
+    options = parser.parse_intermixed_args(args)
+    if options.file is None:
+        print("sweeps:", ", ".join(choices("sweep")))
+        return options, None
+    path = _find(options.file)
+    node = read_yaml(path)
+    node.setdefault("name", path.stem)
+    for override in options.overrides:
+        _apply(node, override)
+    return options, load(SweepConfig, node, "")
+
+
+def _find(name: str) -> Path:
+    if (path := Path(name)).is_file():
+        return path
+    inside = config_dir() / "sweep" / f"{name}.yaml"
+    if not inside.is_file():
+        raise ConfigError(unknown("sweep", name, choices("sweep"), "sweep"))
+    return inside
+
+
+def _apply(node: dict[str, Any], override: str) -> None:
+    """Change an option of the sweep; any other is added to the overrides of all jobs."""
+    from omegaconf import OmegaConf
+
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"cannot read the argument {override!r}: expected key=value")
+    head, _, rest = key.partition(".")
+    if head not in (own := {f.name for f in fields(SweepConfig)}):
+        known = {*own, *GROUPS, *(f.name for f in fields(LabConfig))}
+        if (name := head.lstrip("+~")) not in known:
+            raise ConfigError(unknown("option of a sweep or a run", name, known, override))
+        node["overrides"] = [*node.get("overrides", []), override]
+        return
+    value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+    assert isinstance(value, dict)
+    inner = [rest] if head == "parameters" else [k for k in rest.split(".") if k]
+    for part in [head, *inner][:-1]:
+        node = node.setdefault(part, {})
+    node[inner[-1] if inner else head] = value["value"]
+
+
+def _check(jobs: Iterable[Job]) -> int:
+    """Raise if a job could not begin; return the env frames of one, 0 if they are not known.
+
+    Jobs that differ in numbers alone are as good as each other: one of each kind is looked at.
+    """
+    from dreamlab import build
+    from dreamlab.config import compose, load_config
+
+    kinds = {tuple((k, _kind(v)) for k, v in j.parameters.items()): j for j in jobs}
+    frames = 0
+    for job in kinds.values():
+        config = load_config(compose(job.overrides))
+        build.check(config)
+        planned = sum(p.duration_steps or 0 for p in config.training.phases)
+        frames = max(frames, config.training.total_frames or planned)
+    return frames
+
+
+def _kind(value: Any) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value).__name__ if number else repr(value)
+
+
+def _keep(config: SweepConfig, folder: Path) -> None:
+    from omegaconf import OmegaConf
+
+    write_text(folder / "sweep.yaml", OmegaConf.to_yaml(OmegaConf.create(dump(config))))
+
+
+# -- what is printed ------------------------------------------------------------------------------
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+def _list(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        print(f"{shell(job.command())}  # {job.status()}")
+
+
+def _report_failures(failed: Iterable[Job]) -> None:
+    for job in failed:
+        lines = job.record().get("error", [])
+        print(f"\nfailed: {job.name}  {job.label}\n  {job.folder / 'stderr.log'}")
+        print("\n".join(f"  | {line}" for line in lines))
+
+
+def _summary(work: Sweep, folder: Path, args: list[str]) -> str:
+    again = " ".join(["dreamlab sweep", *(a for a in args if a != "--retry-failed")])
+    if work.crew.stopping:
+        return f"stopped. To go on: {again}"
+    if "failed" in work.states.values():
+        return f"some jobs failed. To try them again: {again} --retry-failed"
+    return f"all finished: {folder}. The results: {again} --show"
+
+
+def _trials(study: Any) -> Any:
+    from rich.table import Table
+
+    from dreamlab.runs.tune import valid
+
+    trials = study.get_trials(deepcopy=False)
+    counted = {t.number for t in valid(trials)}
+    keys = list(dict.fromkeys(k for t in trials for k in t.params))
+    table = Table(box=None, pad_edge=False)
+    for name in ("trial", *keys, "state", "value"):
+        table.add_column(name, justify="right")
+    for t in trials:
+        state = t.state.name.lower() if t.number in counted else "tried again"
+        value = "-" if t.value is None else f"{t.value:.4g}"
+        values = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in t.params.values()]
+        cells = dict(zip(t.params, values, strict=True))
+        table.add_row(str(t.number), *(cells.get(k, "-") for k in keys), state, value)
+    return table
+
+
+__all__ = ["sweep", "tune"]

@@ -1,0 +1,223 @@
+"""Jobs as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from dreamlab.core.errors import LabError
+from dreamlab.runs.launch.job import Job, Outcome
+
+ERROR_LINES = 20
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one job may use."""
+
+    cpus: int = 0
+    """Cores and threads; 0 leaves both to the run."""
+    gpus: float | None = None
+    """GPUs, 0.5 for two jobs on each; 0 hides them, None leaves them to the run."""
+    memory_gb: float | None = None
+    """For SLURM and Ray."""
+    time_min: int | None = None
+    """For SLURM, which ends a job then; it is put back into the queue and goes on."""
+
+
+@dataclass(frozen=True)
+class LauncherConfig:
+    """Where the jobs run."""
+
+    name: Literal["local", "slurm", "ray"] = "local"
+    cluster: str | None = None
+    """Ray: the cluster's address. SLURM: `local` runs submitit without SLURM."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Handed on: to submitit (`slurm_partition: gpu`) or to `ray.init` (`num_cpus: 2`)."""
+
+
+class Handle(Protocol):
+    """A job that was started."""
+
+    def poll(self) -> Outcome | None:
+        """Return how it ended, or None while it goes on."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ask it to save and stop; asking again changes nothing."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+class Launcher(Protocol):
+    """A way to start jobs."""
+
+    def start(self, job: Job, slot: int) -> Handle | None:
+        """Start a job in one of the places; None if another process runs it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """What of this machine a job gets."""
+
+    threads: int = 0
+    cores: tuple[int, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> Place:
+    """Return the share of the `slot`-th of `slots` jobs; cores are given only if they suffice."""
+    variables: dict[str, str] = {}
+    if limits.cpus:
+        variables |= dict.fromkeys(THREAD_VARIABLES, str(limits.cpus))
+    if limits.gpus is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(_gpus(limits.gpus, slot, gpus))
+    cores: tuple[int, ...] = ()
+    if limits.cpus and hasattr(os, "sched_getaffinity"):
+        every = sorted(os.sched_getaffinity(0))
+        if slots * limits.cpus <= len(every):
+            cores = tuple(every[slot * limits.cpus : (slot + 1) * limits.cpus])
+    return Place(limits.cpus, cores, variables)
+
+
+def _gpus(number: float, slot: int, gpus: Sequence[str]) -> list[str]:
+    """Return this slot's GPUs, handed out in turn."""
+    if number == 0:
+        return []
+    if number < 1:
+        return [gpus[int(slot * number + 1e-9) % len(gpus)]]
+    return [gpus[(slot * int(number) + i) % len(gpus)] for i in range(int(number))]
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may hand out."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+class Attempt:
+    """A job's training as a child process, in a session of its own: a Ctrl-C does not reach it."""
+
+    def __init__(self, job: Job, where: Place) -> None:
+        self.job, self.where = job, where
+        self.lock = job.run_lock
+        self.child: subprocess.Popen[bytes] | None = None
+        self.asked = False
+        self.began = time.time()
+
+    def start(self) -> bool:
+        """Start it; False if another process runs it or it is over."""
+        if not self.lock.take():
+            return False
+        job = self.job
+        if job.manifest_status() == "finished":
+            self.lock.release()
+            return False
+        tries = int(job.record().get("attempts", 0)) + 1
+        job.write(status="running", attempts=tries, host=socket.gethostname(), error=[])
+        with (
+            (job.folder / "stdout.log").open("ab") as out,
+            (job.folder / "stderr.log").open("wb") as err,
+        ):
+            self.child = subprocess.Popen(
+                job.command(self.where.threads),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=job.cwd,
+                env={**os.environ, **self.where.variables},
+                pass_fds=(self.lock.file.fileno(),),
+                start_new_session=True,
+            )
+        if self.where.cores:
+            os.sched_setaffinity(self.child.pid, self.where.cores)
+        return True
+
+    def poll(self) -> Outcome | None:
+        assert self.child is not None, self.job.name
+        code = self.child.poll()
+        if code is None:
+            return None
+        seen = self.job.manifest_status()
+        outcome: Outcome = "failed"
+        if seen == "finished":
+            outcome = "finished"
+        elif self.asked or (code == 130 and seen == "interrupted"):
+            outcome = "interrupted"
+        error = self._last_words(code) if outcome == "failed" else []
+        self.job.write(
+            status=outcome, returncode=code, error=error, seconds=time.time() - self.began
+        )
+        self.lock.release()
+        return outcome
+
+    def _last_words(self, code: int) -> list[str]:
+        text = (self.job.folder / "stderr.log").read_text(errors="replace")
+        lines = text.splitlines()[-ERROR_LINES:]
+        if code < 0:
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            lines.append(f"killed by {signal.Signals(-code).name}{hint}")
+        return lines or [f"exit code {code}, nothing on stderr"]
+
+    def interrupt(self) -> None:
+        assert self.child is not None, self.job.name
+        if self.asked:
+            return
+        self.asked = True
+        # before it trains there is nothing to save, and an import may swallow an interrupt
+        training = self.job.manifest_status() == "running"
+        self.child.send_signal(signal.SIGINT if training else signal.SIGTERM)
+
+    def kill(self) -> None:
+        assert self.child is not None, self.job.name
+        self.asked = True
+        self.child.kill()
+
+
+def carry_out(job: Job, attempt: Attempt) -> Outcome:
+    """Run a job to its end, or until its stop file appears: what a machine of a cluster does."""
+    if not attempt.start():
+        return "finished" if job.manifest_status() == "finished" else "taken"
+    try:
+        while (outcome := attempt.poll()) is None:
+            if job.stop_file.exists():
+                attempt.interrupt()
+            time.sleep(0.2)
+    except BaseException:  # this process is being ended: let the run save first
+        attempt.interrupt()
+        while attempt.poll() is None:
+            time.sleep(0.05)
+        raise
+    return outcome
+
+
+class Local:
+    """Starts jobs as child processes."""
+
+    def __init__(self, limits: Limits, slots: int) -> None:
+        self.limits, self.slots = limits, slots
+        self.gpus = visible_gpus() if limits.gpus else []
+        if limits.gpus and not self.gpus:
+            raise LabError("limits.gpus: no GPU is visible on this machine")
+
+    def start(self, job: Job, slot: int) -> Handle | None:
+        attempt = Attempt(job, place(self.limits, slot, self.slots, self.gpus))
+        return attempt if attempt.start() else None
+
+    def close(self) -> None: ...

@@ -1,0 +1,266 @@
+"""A sweep: many runs that differ in a few options, described by one YAML file."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.runs.launch.crew import Crew
+from dreamlab.runs.launch.job import Job, Outcome, Status, last_record, text_of
+from dreamlab.runs.launch.local import LauncherConfig, Limits
+from dreamlab.runs.launch.view import View, last_return, number
+
+RANGES = ("uniform", "loguniform", "int")
+ELSEWHERE_S = 2.0  # how often to look at a job that another process has in hand
+TICK_S = 0.1
+
+
+# -- the space of a search ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values, each as likely."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, rng: random.Random) -> Any:
+        """Return a random value."""
+        return rng.choice(self.values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between two, both included."""
+
+    kind: Literal["uniform", "loguniform", "int"]
+    low: float
+    high: float
+
+    def draw(self, rng: random.Random) -> float:
+        """Return a random number, of as many digits as a command line can stand."""
+        if self.kind == "int":
+            return rng.randint(int(self.low), int(self.high))
+        if self.kind == "uniform":
+            return short(rng.uniform(self.low, self.high))
+        return short(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+
+
+def short(value: float) -> float:
+    """Return a number with six digits."""
+    return float(f"{value:.6g}")
+
+
+def distribution(key: str, node: Any) -> Choice | Range:
+    """Return what `[a, b]`, `{choice: [a, b]}` or `{uniform: [low, high]}` means."""
+    where = f"parameters.{key}"
+    if isinstance(node, list):
+        node = {"choice": node}
+    if not isinstance(node, Mapping) or len(node) != 1:
+        raise ConfigError(f"{where}: expected a list, or one of choice, {', '.join(RANGES)}")
+    kind, values = next(iter(node.items()))
+    if kind not in ("choice", *RANGES):
+        raise ConfigError(unknown("distribution", str(kind), ("choice", *RANGES), where))
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"{where}.{kind}: expected a list, got {values!r}")
+    if kind == "choice":
+        return Choice(tuple(values))
+    low, high = _bounds(values, f"{where}.{kind}")
+    if kind == "loguniform" and low <= 0:
+        raise ConfigError(f"{where}.loguniform: must begin above 0, got {low}")
+    return Range(kind, low, high)
+
+
+def _bounds(values: list[Any], where: str) -> tuple[float, float]:
+    try:
+        low, high = (float(v) for v in values)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: expected [low, high], got {values!r}") from None
+    if not low < high:
+        raise ConfigError(f"{where}: {low} is not below {high}")
+    return low, high
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """How `dreamlab tune` searches."""
+
+    trials: int = 20
+    """Trials of the whole study, pruned and failed ones included."""
+    metric: str = "eval/return"
+    """What a finished run is worth: the last value of this metric, mean over the seeds."""
+    direction: Literal["maximize", "minimize"] = "maximize"
+    pruner: Literal["median", "hyperband", "none"] = "median"
+    prune_on: str = "episode/return"
+    """The metric that is looked at while a run trains; only that of the first seed."""
+    report_every_frames: int = 5_000
+    """Runs are compared at multiples of this."""
+    warmup_frames: int = 0
+    """No run is pruned before it has as many."""
+    startup_trials: int = 5
+    """Trials before the first is pruned, and before TPE learns from them."""
+    seed: int = 0
+    storage: str | None = None
+    """An RDB url that several machines reach; None: SQLite in the study's folder."""
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """A sweep's file; `experiment` and `overrides` are the same for all of its jobs."""
+
+    name: str = ""
+    """The file's name if not given."""
+    dir: str | None = None
+    """The sweep's folder; None: `experiments/sweep_NAME`, `experiments/tune_NAME`."""
+    method: Literal["grid", "random", "listed"] = "grid"
+    experiment: str = ""
+    overrides: tuple[str, ...] = ()
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Option: its values (grid) or their distribution (random, tune)."""
+    jobs: tuple[dict[str, Any], ...] = ()
+    """For `listed`: the options of every job."""
+    samples: int = 10
+    """For `random`: how many draws."""
+    sample_seed: int = 0
+    """For `random`: draw number i is a function of this, of i and of the option's name."""
+    seeds: tuple[int, ...] = (0,)
+    parallel_jobs: int = 1
+    limits: Limits = field(default_factory=Limits)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
+
+    def __post_init__(self) -> None:
+        if self.parallel_jobs < 1 or not self.seeds:
+            raise ValueError("parallel_jobs must be at least 1, and seeds must not be empty")
+        if self.limits.gpus and self.limits.gpus > 1 and self.limits.gpus % 1:
+            raise ValueError("limits.gpus: above 1 only whole GPUs can be had")
+
+    def base(self) -> tuple[str, ...]:
+        """Return the overrides that all jobs share."""
+        chosen = (f"+experiment={self.experiment}",) if self.experiment else ()
+        return (*chosen, *self.overrides)
+
+    def folder(self, kind: str) -> Path:
+        """Return where its runs, logs and locks are."""
+        return Path(self.dir or f"experiments/{kind}_{self.name}").resolve()
+
+
+def points(config: SweepConfig) -> list[dict[str, Any]]:
+    """Return the options of every job, without its seed."""
+    if config.method == "listed":
+        if not config.jobs:
+            raise ConfigError("jobs: a listed sweep needs a list of options")
+        return [dict(j) for j in config.jobs]
+    if config.method == "grid":
+        return _grid(config.parameters)
+    space = {k: distribution(k, v) for k, v in config.parameters.items()}
+    return [
+        {k: d.draw(random.Random(f"{config.sample_seed}:{i}:{k}")) for k, d in space.items()}
+        for i in range(config.samples)
+    ]
+
+
+def _grid(parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    for key, values in parameters.items():
+        if not isinstance(values, list) or not values:
+            hint = "; for a distribution set method: random" if isinstance(values, dict) else ""
+            raise ConfigError(f"parameters.{key}: a grid needs a list of values{hint}")
+    combinations = itertools.product(*parameters.values())
+    return [dict(zip(parameters, c, strict=True)) for c in combinations]
+
+
+def make_job(config: SweepConfig, folder: Path, point: Mapping[str, Any], seed: int) -> Job:
+    """Return the job of these options and this seed."""
+    own = [f"{k}={text_of(v)}" for k, v in point.items()]
+    return Job(folder, (*config.base(), *own, f"seed={seed}"), {**point, "seed": seed})
+
+
+def make_jobs(config: SweepConfig, folder: Path) -> list[Job]:
+    """Return every job of a sweep, each once, all seeds of the same options together."""
+    jobs = [make_job(config, folder, p, s) for p in points(config) for s in config.seeds]
+    return list({job.name: job for job in jobs}.values())
+
+
+# -- carrying it out ------------------------------------------------------------------------------
+
+
+class Sweep:
+    """Runs the jobs that are not over; what is over is told by their files alone."""
+
+    def __init__(self, jobs: Sequence[Job], crew: Crew, view: View, retry_failed: bool) -> None:
+        self.jobs, self.crew, self.view = list(jobs), crew, view
+        self.states: dict[str, Status] = {j.name: j.status() for j in self.jobs}
+        again = ("waiting", "interrupted", "failed") if retry_failed else ("waiting", "interrupted")
+        self.left = [j for j in self.jobs if self.states[j.name] in again]
+        self.elsewhere = [j for j in self.jobs if self.states[j.name] == "running"]
+        self.looked, self.told = 0.0, False
+
+    def run(self) -> int:
+        """Run until nothing is left or the user stops it; return an exit code."""
+        self.view.start()
+        try:
+            with self.crew.at_work():
+                while self._tick():
+                    time.sleep(TICK_S)
+        finally:
+            self.view.close()
+        if self.crew.stopping:
+            return 130
+        return 0 if set(self.states.values()) <= {"finished"} else 1
+
+    def _tick(self) -> bool:
+        """Start and reap jobs; tell whether there is more to do."""
+        if self.crew.stopping and self.crew.jobs and not self.told:
+            self.view.say("stopping: the runs save first (once more to kill them)")
+            self.told = True
+        for job, outcome in self.crew.poll():
+            self._ended(job, outcome)
+        if self.crew.stopping:
+            return bool(self.crew.jobs)
+        self._look_elsewhere()
+        self._start()
+        self.view.show(self.states, self.crew.jobs, len(self.left))
+        return bool(self.crew.jobs or self.left or self.elsewhere)
+
+    def _start(self) -> None:
+        orphans = [j for j in self.elsewhere if not j.owner_lock.held()]
+        while self.left and len(self.crew.jobs) + len(orphans) < self.crew.size:
+            job = self.left.pop(0)
+            if self.crew.start(job):
+                self.states[job.name] = "running"
+                self.view.say(f"start  {self._line(job)}")
+            else:  # another sweep has it in hand, or has just finished it
+                self.elsewhere.append(job)
+
+    def _look_elsewhere(self) -> None:
+        if time.monotonic() - self.looked < ELSEWHERE_S:
+            return
+        self.looked = time.monotonic()
+        for job in list(self.elsewhere):
+            status = self.states[job.name] = job.status()
+            if status == "running":
+                continue
+            self.elsewhere.remove(job)
+            if status in ("waiting", "interrupted"):
+                self.left.append(job)
+
+    def _ended(self, job: Job, outcome: Outcome) -> None:
+        if outcome == "taken":
+            self.elsewhere.append(job)
+            return
+        self.states[job.name] = outcome
+        value = last_return(last_record(job.run_folder))
+        self.view.say(f"{outcome}  {self._line(job)}  return {number(value)}")
+
+    def _line(self, job: Job) -> str:
+        return f"{job.name} ({self.jobs.index(job) + 1}/{len(self.jobs)})  {job.label}"

@@ -1,0 +1,371 @@
+"""Sweeps: which jobs they have, what is run again, and what survives a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dreamlab.cli import main
+from dreamlab.config import choices, compose, load_config
+from dreamlab.core.errors import ConfigError, MissingExtraError
+from dreamlab.runs.launch.crew import Crew, make_launcher
+from dreamlab.runs.launch.job import Job, Lock, last_record, returns, text_of
+from dreamlab.runs.launch.local import LauncherConfig, Limits, Local, place
+from dreamlab.runs.launch.view import View, progress, time_left
+from dreamlab.runs.sweep import Sweep, SweepConfig, distribution, make_jobs, points
+from tests.runs.many import LONG, begin, kill_all, saved, wait_for, write_sweep
+
+ROOT = Path("/nowhere")
+
+
+def values(config: SweepConfig, key: str) -> list:
+    return [p[key] for p in points(config)]
+
+
+# -- which jobs -----------------------------------------------------------------------------------
+
+
+def test_a_grid_has_every_combination_for_every_seed():
+    config = SweepConfig(parameters={"a": [1, 2], "b": ["x", "y", "z"]}, seeds=(0, 1))
+    jobs = make_jobs(config, ROOT)
+    assert len(jobs) == 12
+    assert len({j.name for j in jobs}) == 12
+    assert jobs[1].overrides == ("a=1", "b=x", "seed=1")
+
+
+def test_random_draws_stay_within_their_distributions():
+    space = {
+        "c": {"choice": ["p", "q"]},
+        "u": {"uniform": [0.9, 1.0]},
+        "l": {"loguniform": [1e-5, 1e-1]},
+        "i": {"int": [3, 5]},
+    }
+    config = SweepConfig(method="random", samples=400, parameters=space)
+    assert set(values(config, "c")) == {"p", "q"}
+    assert set(values(config, "i")) == {3, 4, 5}
+    assert all(0.9 <= v <= 1.0 for v in values(config, "u"))
+    logs = values(config, "l")
+    assert all(1e-5 <= v <= 1e-1 for v in logs)
+    assert 0.4 < sum(v < 1e-3 for v in logs) / 400 < 0.6  # half of them below the geometric middle
+
+
+def test_a_draw_depends_on_its_seed_and_number_alone():
+    space = {"u": {"uniform": [0, 1]}}
+    few = SweepConfig(method="random", samples=3, parameters=space)
+    more = SweepConfig(
+        method="random", samples=5, parameters={"i": {"int": [0, 9]}, **space}
+    )  # one more option, two more draws
+    other = SweepConfig(method="random", samples=3, parameters=space, sample_seed=1)
+    assert values(more, "u")[:3] == values(few, "u")
+    assert not set(values(other, "u")) & set(values(few, "u"))
+
+
+def test_a_listed_sweep_has_what_is_listed_and_nothing_twice():
+    config = SweepConfig(method="listed", jobs=({"a": 1}, {"a": 2, "b": True}, {"a": 1}))
+    assert [j.overrides for j in make_jobs(config, ROOT)] == [
+        ("a=1", "seed=0"),
+        ("a=2", "b=true", "seed=0"),
+    ]
+
+
+def test_a_jobs_name_is_a_function_of_its_overrides():
+    first, second, seed = (
+        Job(ROOT, overrides, {}) for overrides in (("a=1",), ("a=2",), ("a=1", "seed=3"))
+    )
+    assert first.name != second.name
+    assert seed.name == f"{first.name}_seed3"
+    assert first.name == Job(Path("/else"), ("a=1",), {"shown": "otherwise"}).name
+
+
+@pytest.mark.parametrize(
+    "value", [True, None, 3, 1e-05, "tanh", "two words", "it's", [64, 64], {"a": [1, "x y"]}]
+)
+def test_a_value_survives_the_way_through_an_override(value):
+    assert compose([f"+workflow.x={text_of(value)}"])["workflow"]["x"] == value
+
+
+MISTAKES = [
+    ({"normal": [0, 1]}, "there is no distribution 'normal'"),
+    ({"unifrm": [0, 1]}, "Did you mean 'uniform'?"),
+    ({"uniform": [1, 0]}, "1.0 is not below 0.0"),
+    ({"uniform": [1]}, "expected [low, high]"),
+    ({"uniform": ["a", "b"]}, "expected [low, high]"),
+    ({"loguniform": [0, 1]}, "must begin above 0"),
+    ({"choice": []}, "expected a list"),
+    (3, "expected a list"),
+]
+
+
+@pytest.mark.parametrize(("node", "text"), MISTAKES)
+def test_a_wrong_distribution_is_named(node, text):
+    with pytest.raises(ConfigError) as error:
+        distribution("a.b", node)
+    assert text in str(error.value)
+    assert "parameters.a.b" in str(error.value)
+
+
+def test_a_grid_says_how_to_get_a_distribution():
+    with pytest.raises(ConfigError, match="set method: random"):
+        points(SweepConfig(parameters={"a": {"uniform": [0, 1]}}))
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", choices("sweep"))
+def test_every_sweep_of_ours_has_jobs_that_could_begin(name, capsys):
+    assert main(["sweep" if "tune" not in name else "tune", name, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    words = lines[0].split("  #")[0].replace("'", "").split()
+    assert words[:2] == ["dreamlab", "train"]
+    assert load_config(compose(words[2:])).run.dir
+
+
+def test_options_of_the_sweep_and_of_its_jobs_can_be_given(tmp_path, capsys):
+    path = write_sweep(tmp_path, parameters={"workflow.lr": [1e-3]})
+    changed = ["seeds=[4,5]", "parameters.workflow.lr=[1e-4,0.5]", "workflow.gamma=0.5"]
+    assert main(["sweep", path, *changed, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "workflow.gamma=0.5 workflow.lr=0.0001 seed=4" in lines[0]
+    assert "workflow.lr=0.5 seed=5" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("paralel_jobs=2", "Did you mean 'parallel_jobs'?"),
+        ("traning.total_frames=2", "Did you mean 'training'?"),
+        ("limits.cpu=2", "Did you mean 'cpus'?"),
+        ("method=gird", "Did you mean 'grid'?"),
+        ("launcher.name=slrm", "Did you mean 'slurm'?"),
+        ("parallel_jobs=0", "parallel_jobs must be at least 1"),
+        ("workflow.lrr=1", "Did you mean 'lr'?"),
+        ("parameters.workflow.lrr=[1]", "Did you mean 'lr'?"),
+        ("limits.gpus=1.5", "only whole GPUs"),
+        ("what", "expected key=value"),
+    ],
+)
+def test_a_wrong_option_is_found_before_anything_runs(argument, text, tmp_path, capsys):
+    path = write_sweep(tmp_path, parameters={"workflow.lr": [1e-3]})
+    assert main(["sweep", path, argument]) == 2
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_failed_job_does_not_stop_the_rest_and_nothing_is_run_twice(tmp_path, capsys):
+    path = write_sweep(tmp_path, parameters={"env.num_envs": [-1, 4]})
+    assert main(["sweep", path]) == 1
+    out = capsys.readouterr().out
+    assert "failed: " in out
+    assert "num_envs=-1" in out
+    assert "| " in out.split("failed: ")[1]  # its last words
+    assert "--retry-failed" in out
+    bad, good = make_jobs(SweepConfig(
+        experiment="ppo_cartpole", overrides=_overrides(path), parameters={"env.num_envs": [-1, 4]}
+    ), tmp_path / "s")  # fmt: skip
+    assert (bad.status(), good.status()) == ("failed", "finished")
+    written = (good.run_folder / "metrics.jsonl").stat().st_mtime_ns
+    assert main(["sweep", path]) == 1
+    assert "0 to run" in capsys.readouterr().out
+    assert main(["sweep", path, "--retry-failed"]) == 1
+    assert (bad.record()["attempts"], good.record()["attempts"]) == (2, 1)
+    assert (good.run_folder / "metrics.jsonl").stat().st_mtime_ns == written
+    capsys.readouterr()
+    assert main(["sweep", path, "--show"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1][1:6] == ["-1", "0", "failed", "0", "-"]
+    assert rows[2][3] == "finished"
+    assert float(rows[2][-1]) == returns(good.run_folder)[-1][1]
+
+
+def _overrides(path: str) -> tuple[str, ...]:
+    import yaml
+
+    return tuple(yaml.safe_load(Path(path).read_text())["overrides"])
+
+
+# -- limits and locks -----------------------------------------------------------------------------
+
+
+def test_gpus_are_handed_out_in_turn():
+    def shown(gpus: float, slot: int) -> str:
+        return place(Limits(gpus=gpus), slot, 4, ["4", "5", "6"]).variables["CUDA_VISIBLE_DEVICES"]
+
+    assert [shown(1, s) for s in range(4)] == ["4", "5", "6", "4"]
+    assert [shown(0.5, s) for s in range(4)] == ["4", "4", "5", "5"]
+    assert [shown(2, s) for s in range(2)] == ["4,5", "6,4"]
+    assert shown(0, 0) == ""
+    assert "CUDA_VISIBLE_DEVICES" not in place(Limits(), 0, 1).variables
+
+
+def test_a_job_gets_its_own_cores_if_there_are_enough():
+    every = sorted(os.sched_getaffinity(0))
+    whole = [place(Limits(cpus=1), s, len(every)) for s in range(len(every))]
+    assert [w.cores for w in whole] == [(core,) for core in every]
+    crowded = place(Limits(cpus=1), 0, len(every) + 1)
+    assert crowded.cores == ()
+    assert (crowded.threads, crowded.variables["OMP_NUM_THREADS"]) == (1, "1")
+
+
+def test_a_lock_lives_as_long_as_a_child_that_inherited_it(tmp_path):
+    lock = Lock(tmp_path / "a" / "lock")
+    assert not lock.held()
+    assert lock.take()
+    assert not Lock(lock.path).take()
+    child = subprocess.Popen(["sleep", "60"], pass_fds=(lock.file.fileno(),))
+    lock.release()
+    assert lock.held()
+    child.kill()
+    child.wait()
+    assert not lock.held()
+
+
+def test_a_job_in_other_hands_is_not_started(tmp_path):
+    job = Job(tmp_path, ("seed=0",), {})
+    crew = Crew(Local(Limits(), 1), 1)
+    for lock in (job.owner_lock, job.run_lock):
+        assert lock.take()
+        assert job.status() == "running"
+        assert not crew.start(job)
+        assert crew.jobs == []
+        lock.release()
+    assert job.status() == "waiting"
+
+
+def test_the_status_of_a_job_is_told_by_its_files(tmp_path):
+    job = Job(tmp_path, ("seed=0",), {})
+    job.run_folder.mkdir(parents=True)
+    manifest = job.run_folder / "manifest.json"
+    manifest.write_text('{"status": "running"}')  # whoever wrote this is dead
+    assert job.status() == "interrupted"
+    job.write(status="failed")
+    assert job.status() == "failed"
+    manifest.write_text('{"status": "finished"}')
+    assert job.status() == "finished"
+
+
+def test_without_the_extra_its_name_is_told(monkeypatch, tmp_path):
+    for name, module in (("slurm", "submitit"), ("ray", "ray")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(MissingExtraError, match=rf"dreamlab\[{name}\]"):
+            make_launcher(LauncherConfig(name=name), Limits(), 1, tmp_path)
+
+
+# -- the view -------------------------------------------------------------------------------------
+
+
+def test_the_time_left_is_that_of_the_running_jobs_and_of_those_to_come(tmp_path):
+    job = Job(tmp_path, ("seed=0",), {})
+    job.run_folder.mkdir(parents=True)
+    (job.run_folder / "config.yaml").write_text("training: {total_frames: 400, phases: []}")
+    lines = [{"env_frames": 50, "time/wall_s": 5.0}, {"env_frames": 100, "time/wall_s": 10.0}]
+    whole = "".join(json.dumps(line) + "\n" for line in lines)
+    (job.run_folder / "metrics.jsonl").write_text(whole + '{"env_frames": 1')  # cut by a crash
+    record = last_record(job.run_folder)
+    assert progress(job.run_folder, record) == (0.25, 30.0)
+    assert time_left([job], left=3, size=2) == (30 + 3 * 40) / 2
+
+
+def test_elsewhere_than_on_a_terminal_there_are_plain_lines(capsys):
+    view = View("mine", 1)
+    view.start()
+    assert view.live is None
+    view.due = 0.0
+    view.show({"a": "finished", "b": "failed", "c": "waiting"}, [], 1)
+    assert capsys.readouterr().out == "mine: 1 finished, 1 failed, 1 waiting\n"
+
+
+# -- kills and interruptions ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_finishes_what_is_missing(tmp_path):
+    frames = ("training.total_frames=30_000", "checkpoint.every_frames=500")
+    path = write_sweep(tmp_path, *frames, seeds=[0, 1, 2], parallel_jobs=2)
+    jobs = [
+        Job(tmp_path / "s", ("+experiment=ppo_cartpole", *_overrides(path), f"seed={s}"), {})
+        for s in range(3)
+    ]
+    first = begin("sweep", path)
+    wait_for(lambda: len({p.parts[-3] for p in saved(tmp_path / "s")}) == 2)
+    kill_all(first, jobs)
+    assert [j.status() for j in jobs] == ["interrupted", "interrupted", "waiting"]
+    again = begin("sweep", path)
+    out, _ = again.communicate(timeout=200)
+    assert again.returncode == 0, out
+    assert [j.status() for j in jobs] == ["finished"] * 3
+    assert [j.record()["attempts"] for j in jobs] == [2, 2, 1]
+    events = [(j.run_folder / "events.jsonl").read_text() for j in jobs]
+    assert ['"resumed"' in e for e in events] == [True, True, False]
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_the_runs_save_and_says_how_to_go_on(tmp_path):
+    path = write_sweep(tmp_path, *LONG, seeds=[0, 1], parallel_jobs=2)
+    sweep = begin("sweep", path)
+    wait_for(lambda: len({p.parts[-3] for p in saved(tmp_path / "s")}) == 2)
+    sweep.send_signal(signal.SIGINT)
+    out, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130, out
+    assert f"To go on: dreamlab sweep {path}" in out
+    for run in (tmp_path / "s" / "runs").glob("*_seed*"):
+        assert json.loads((run / "manifest.json").read_text())["status"] == "interrupted"
+        assert '"interrupted"' in (run / "events.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_two_sweeps_on_one_folder_share_the_jobs(tmp_path):
+    path = write_sweep(tmp_path, seeds=[0, 1, 2, 3])
+    both = [begin("sweep", path) for _ in range(2)]
+    outs = [p.communicate(timeout=200)[0] for p in both]
+    assert [p.returncode for p in both] == [0, 0], outs
+    records = [json.loads(p.read_text()) for p in (tmp_path / "s").glob("jobs/*/job.json")]
+    assert [r["attempts"] for r in records] == [1] * 4
+    assert sum(out.count("start  ") for out in outs) == 4
+
+
+# -- other launchers ------------------------------------------------------------------------------
+
+
+def launched(config: LauncherConfig, folder: Path, stop: bool) -> list[str]:
+    """Run two jobs on a launcher, or interrupt them once they have saved; return their states."""
+    path = write_sweep(folder, *(LONG if stop else ()))
+    base = SweepConfig(experiment="ppo_cartpole", overrides=_overrides(path), seeds=(0, 1))
+    jobs = make_jobs(base, folder / "s")
+    crew = Crew(make_launcher(config, Limits(cpus=1), 2, folder / "s"), 2)
+    sweep = Sweep(jobs, crew, View("t", 2), False)
+    show = sweep.view.show
+
+    def watch(*args) -> None:
+        show(*args)
+        if stop and len({p.parts[-3] for p in saved(folder / "s")}) == 2:
+            crew.interrupts = 1
+
+    sweep.view.show = watch
+    assert sweep.run() == (130 if stop else 0)
+    assert not any(j.run_lock.held() for j in jobs)
+    return [j.status() for j in jobs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [False, True])
+def test_submitit_runs_and_stops_jobs(stop, tmp_path):
+    pytest.importorskip("submitit")
+    states = launched(LauncherConfig(name="slurm", cluster="local"), tmp_path, stop)
+    assert states == ["interrupted" if stop else "finished"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_ray_cluster_runs_and_stops_jobs(stop, tmp_path):
+    pytest.importorskip("ray")
+    options = {"num_cpus": 2, "include_dashboard": False}
+    states = launched(LauncherConfig(name="ray", options=options), tmp_path, stop)
+    assert states == ["interrupted" if stop else "finished"] * 2
