@@ -132,7 +132,7 @@ def tag(args: Sequence[str]) -> int:
     parser = _parser("tag")
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("add", nargs="*", metavar="TAG")
-    parser.add_argument("--remove", action="append", default=[], metavar="TAG")
+    parser.add_argument("--remove", nargs="+", default=[], metavar="TAG")
     options = parser.parse_args(args)
     run = Run(find_run(options.run, options.root))
     if options.add or options.remove:

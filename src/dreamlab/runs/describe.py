@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def _value(name: str, value: Any) -> str:
         return "-"
     if name in ("tags", "checkpoints"):
         return ", ".join(value)
+    if name == "heartbeat":
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     return str(value) if name == "id" else _cell(name, value)
 
 

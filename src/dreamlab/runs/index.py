@@ -39,7 +39,7 @@ RETRY_S = 30.0
 """After a failure a run waits this long before it tries the index again."""
 WRITE_S = 0.25
 """Training waits no longer than this for others who write."""
-READ_S = 5.0
+READ_S = 2.0
 CHUNK = 200
 """Runs per transaction: short ones, so that nobody waits long."""
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs")

@@ -45,7 +45,16 @@ class Filter:
             return False
         if self.operator == "~":
             return wanted in as_text(value)
-        return _ordered(value, self.operator, wanted)
+        return self._accepts_order(value)
+
+    def _accepts_order(self, value: Any) -> bool:
+        a: Any = _number(value)
+        b: Any = _number(self.value)
+        if isinstance(value, int | float) and b is None:
+            raise LabError(f"--filter {self.key}{self.operator}{self.value}: that is not a number")
+        if a is None or b is None:
+            a, b = as_text(value), self.value
+        return {">": a > b, ">=": a >= b, "<": a < b, "<=": a <= b}[self.operator]
 
     def _accepts_tags(self, tags: list[str]) -> bool:
         if self.operator == "~":
@@ -83,19 +92,6 @@ def _same(value: Any, wanted: str) -> bool:
     if None not in numbers:
         return numbers[0] == numbers[1]
     return as_text(value) == (wanted.replace(" ", "") if isinstance(value, list) else wanted)
-
-
-def _ordered(value: Any, operator: str, wanted: str) -> bool:
-    a, b = _number(value), _number(wanted)
-    if a is None or b is None:
-        if isinstance(value, int | float):
-            raise LabError(f"{operator}{wanted}: {wanted!r} is not a number")
-        return _compare(as_text(value), operator, wanted)
-    return _compare(a, operator, b)
-
-
-def _compare(a: Any, operator: str, b: Any) -> bool:
-    return {">": a > b, ">=": a >= b, "<": a < b, "<=": a <= b}[operator]
 
 
 def _number(value: Any) -> float | None:

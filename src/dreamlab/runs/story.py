@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 Record = dict[str, Any]
 
 SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss", "time/frames_per_s")
+STOPS = ("finished", "interrupted", "failed")
 POLL_S = 0.5
 
 
@@ -44,7 +46,7 @@ class Story:
     def so_far(self) -> list[Line]:
         """Return the lines of a run in the order in which they happened."""
         events, records = self._new("events"), self._new("metrics")
-        told = [*(_event(e) for e in events), *_dated(records, events)]
+        told = [*_dated(records, events), *(_event(e) for e in events)]
         return sorted(told, key=lambda line: line.time)
 
     def to_come(self, goes_on: Callable[[], bool]) -> Iterator[Line]:
@@ -92,9 +94,11 @@ def _dated(records: list[Record], events: list[Record]) -> list[Line]:
     """Return records with the time of day, which they do not hold.
 
     A record knows the seconds of training before it. They are added to the time at which its
-    stretch began: the run's first event, or the last resume at fewer frames than it has.
+    stretch began: the run's first event, or the last resume at fewer frames than it has. No record
+    is later than the end of its stretch.
     """
     starts = [e for i, e in enumerate(events) if e.get("event") == "resumed" or i == 0]
+    stops = sorted(_number(e.get("time")) for e in events if e.get("event") in STOPS)
     seconds = [_number(r.get("time/wall_s")) for r in records]
     frames = [_number(r.get("env_frames")) for r in records]
     out: list[Line] = []
@@ -104,7 +108,9 @@ def _dated(records: list[Record], events: list[Record]) -> list[Line]:
         # seconds of training when the stretch began: those of the last record before it
         at = bisect_right(frames, _number(base.get("env_frames"))) if later else 0
         spent = seconds[at - 1] if at else 0.0
-        out.append(Line(_number(base.get("time")) + max(second - spent, 0), "metrics", record))
+        began = _number(base.get("time"))
+        ends = [t for t in stops if t >= began] or [math.inf]
+        out.append(Line(min(began + max(second - spent, 0.0), ends[0]), "metrics", record))
     return out
 
 

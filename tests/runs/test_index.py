@@ -1,0 +1,469 @@
+"""The index: runs write themselves, readers trust the folders, and no damage reaches either."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dreamlab.core.errors import LabError
+from dreamlab.runs import index, rows
+from dreamlab.runs.locks import is_writing
+from dreamlab.runs.run import FolderLock, Run
+from tests.runs.made import as_nobody, finish, fork, make
+
+
+@pytest.fixture
+def open_path():
+    """A folder that every user can look into; pytest's own is closed to others."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def begun(folder: Path, **manifest) -> Run:
+    run = Run(make(folder, **{"status": "created", "env_frames": 0, **manifest}))
+    run.update(status="running")
+    return run
+
+
+def row(root: Path, name: str, *paths: str):
+    return next(r for r in index.read(root, paths).rows if r["path"] == name)
+
+
+def stored(root: Path, name: str):
+    """What the index itself says, without a look at the folders."""
+    with closing(sqlite3.connect(root / index.FILE)) as db:
+        db.row_factory = sqlite3.Row
+        return dict(db.execute("SELECT * FROM runs WHERE path = ?", (name,)).fetchone())
+
+
+def whole(root: Path) -> bool:
+    with closing(sqlite3.connect(root / index.FILE)) as db:
+        return db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def messages(folder: Path) -> list[str]:
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [e["text"] for e in map(json.loads, lines) if "the index" in e.get("text", "")]
+
+
+# -- what a run writes ---------------------------------------------------------------------------
+
+
+def test_a_run_registers_itself_when_it_starts(tmp_path):
+    git = {"commit": "c" * 40, "dirty": True, "diff": "+1"}
+    begun(tmp_path / "a", id="1234", seed=7, git=git, versions={"torch": "2"})
+    found = stored(tmp_path, "a")
+    assert found["id"] == "1234"
+    assert (found["algorithm"], found["env"], found["seed"]) == ("ppo", "CartPole-v1", 7)
+    assert (found["status"], found["commit"]) == ("running", "c" * 40)
+    assert len(found["diff"]) == len(found["config_hash"]) == 12
+    listing = index.read(tmp_path, ["workflow.lr", "env.gray", "workflow.hidden", "versions.torch"])
+    assert listing.read == 0
+    values = [listing.rows[0][k] for k in ("workflow.lr", "env.gray", "workflow.hidden")]
+    assert values == [1e-3, False, [8, 8]]
+    assert listing.rows[0]["versions.torch"] == "2"
+
+
+def test_a_heartbeat_reaches_the_index_once_a_second_and_a_status_at_once(tmp_path):
+    run = begun(tmp_path / "a")
+    run.update(env_frames=5)
+    assert stored(tmp_path, "a")["frames"] == 0
+    assert row(tmp_path, "a")["frames"] == 5  # a reader looks at the folder
+    run.update(env_frames=6, status="finished")
+    assert (stored(tmp_path, "a")["frames"], stored(tmp_path, "a")["status"]) == (6, "finished")
+    run.entry.due = 0.0
+    run.update(env_frames=7)
+    assert stored(tmp_path, "a")["frames"] == 7
+
+
+def test_returns_stay_known_and_the_best_is_kept_over_a_resume(tmp_path):
+    run = begun(tmp_path / "a")
+    run.update(last_return=30.0)
+    run.update(last_return=None)
+    assert row(tmp_path, "a")["last_return"] == 30.0
+    again = Run(tmp_path / "a")
+    again.update(status="running")
+    again.update(last_return=20.0, status="finished", final_eval={"eval/return": 25.0})
+    found = row(tmp_path, "a")
+    assert (found["return"], found["last_return"], found["best_return"]) == (25.0, 20.0, 30.0)
+
+
+def test_wall_time_counts_every_process(tmp_path):
+    begun(tmp_path / "a", wall_s=100.0).update(status="interrupted")
+    assert 100.0 < row(tmp_path, "a")["wall_s"] < 110.0
+    Run(tmp_path / "a").tag(["x"])
+    assert 100.0 < row(tmp_path, "a")["wall_s"] < 110.0
+
+
+def test_the_hash_is_of_what_the_numbers_depend_on():
+    config = {"workflow": {"lr": 1}, "seed": 0, "run": {"dir": "a"}, "log": {}, "name": "a"}
+    same = rows.config_hash({**config, "run": {"dir": "b"}, "log": {"every_frames": 1}})
+    assert rows.config_hash(config) == same
+    assert rows.config_hash({**config, "seed": 1}) != same
+
+
+def test_a_scratch_run_without_an_id_is_not_indexed(tmp_path):
+    run = Run(tmp_path / "scratch")
+    run.folder.mkdir()
+    run.update(env_frames=1)
+    assert not (tmp_path / index.FILE).exists()
+
+
+# -- alive or not --------------------------------------------------------------------------------
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("age", "locked", "status"),
+    [
+        (1.0, False, "running"),
+        (DAY_S, True, "running"),  # a slow stage, or the clock jumped ahead
+        (DAY_S, False, "crashed"),
+        (-5.0, False, "running"),  # another machine's clock is a little ahead
+        (-DAY_S, True, "running"),  # the clock was set back
+        (-DAY_S, False, "crashed"),
+    ],
+)
+def test_a_run_is_alive_if_it_was_heard_of_or_holds_its_folder(tmp_path, age, locked, status):
+    folder = make(tmp_path / "a", status="running", heartbeat=time.time() - age)
+    if locked:
+        with FolderLock(folder):
+            assert row(tmp_path, "a")["status"] == status
+    else:
+        (folder / ".lock").touch()
+        assert row(tmp_path, "a")["status"] == status
+
+
+def test_looking_whether_a_run_is_alive_never_keeps_it_from_starting(tmp_path):
+    make(tmp_path / "a")
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            is_writing(tmp_path / "a")
+
+    thread = threading.Thread(target=look)
+    (tmp_path / "a" / ".lock").touch()
+    thread.start()
+    try:
+        for _ in range(200):
+            with FolderLock(tmp_path / "a"):
+                pass
+    finally:
+        stop.set()
+        thread.join()
+
+
+# -- an index that is missing, damaged or out of reach ---------------------------------------------
+
+
+def missing(path: Path) -> None:
+    index.remove(path.parent)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+
+
+def torn(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(bytes(data))
+
+
+def older(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE runs; DROP TABLE facts; CREATE TABLE old (x);")
+        db.execute(f"PRAGMA user_version = {index.SCHEMA - 1}")
+
+
+def no_tables(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE runs; DROP TABLE facts;")
+
+
+DAMAGES = [missing, empty, garbage, torn, older, no_tables]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_reader_makes_a_damaged_index_anew(tmp_path, damage):
+    for name in ("a", "b"):
+        make(tmp_path / name)
+    before = index.read(tmp_path, ["workflow.lr"]).rows
+    damage(tmp_path / index.FILE)
+    again = index.read(tmp_path, ["workflow.lr"])
+    assert again.rows == before
+    assert again.read == 2
+    assert index.read(tmp_path).read == 0
+    assert whole(tmp_path)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_training_goes_on_beside_a_damaged_index(tmp_path, damage):
+    run = begun(tmp_path / "a")
+    damage(tmp_path / index.FILE)
+    for frames in range(5):
+        run.entry.due = 0.0
+        run.update(env_frames=frames)
+    run.update(status="finished")
+    assert len(messages(tmp_path / "a")) == (0 if damage is missing else 1)
+    found = row(tmp_path, "a", "workflow.lr")
+    assert (found["frames"], found["status"], found["workflow.lr"]) == (4, "finished", 1e-3)
+
+
+def test_the_index_of_a_newer_program_is_left_alone(tmp_path):
+    make(tmp_path / "a")
+    index.read(tmp_path)
+    with closing(sqlite3.connect(tmp_path / index.FILE)) as db:
+        db.execute(f"PRAGMA user_version = {index.SCHEMA + 1}")
+    listing = index.read(tmp_path)
+    assert [r["path"] for r in listing.rows] == ["a"]
+    assert "schema" in listing.notes[0]
+    with closing(sqlite3.connect(tmp_path / index.FILE)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (index.SCHEMA + 1,)
+
+
+def test_a_locked_index_delays_training_once_and_briefly(tmp_path):
+    run = begun(tmp_path / "a")
+    with closing(sqlite3.connect(tmp_path / index.FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        run.entry.due = 0.0
+        run.update(env_frames=1)
+        assert run.entry.due > time.monotonic() + index.RETRY_S / 2  # it does not wait every time
+        assert "locked" in messages(tmp_path / "a")[0]
+        assert row(tmp_path, "a")["frames"] == 1
+        other.execute("ROLLBACK")
+    run.update(status="finished")
+    assert stored(tmp_path, "a")["status"] == "finished"
+
+
+def test_a_read_only_folder_can_be_listed(open_path):
+    for name in ("a", "b"):
+        make(open_path / name)
+
+    def look(read: int) -> None:
+        listing = index.read(open_path, ["workflow.lr"])
+        assert [r["workflow.lr"] for r in listing.rows] == [1e-3, 1e-3]
+        assert listing.read == read
+
+    open_path.chmod(0o555)
+    as_nobody(lambda: look(2))  # there is no index and none can be made
+    open_path.chmod(0o755)
+    index.read(open_path)
+    open_path.chmod(0o555)
+    as_nobody(lambda: look(0))
+    open_path.chmod(0o755)
+    make(open_path / "b", env_frames=200)
+    open_path.chmod(0o555)
+    as_nobody(lambda: look(1))
+    open_path.chmod(0o755)
+
+
+def test_training_goes_on_where_the_index_is_read_only(open_path):
+    make(open_path / "other")
+    index.read(open_path)
+    folder = make(open_path / "mine")
+    for path in (folder, folder / "manifest.json"):
+        path.chmod(0o777)
+    open_path.chmod(0o555)
+
+    def train() -> None:
+        run = Run(folder)
+        run.update(status="running")
+        run.update(status="finished", env_frames=3)
+        assert len(messages(folder)) == 1
+
+    as_nobody(train)
+    open_path.chmod(0o755)
+    assert row(open_path, "mine")["frames"] == 3
+
+
+def test_a_full_disk_stops_neither_training_nor_listing(tmp_path):
+    run = begun(tmp_path / "a")
+    for i in range(60):
+        make(tmp_path / f"other{i:02d}")
+    small = 16_384  # bytes: enough for a manifest, less than the index needs
+
+    def with_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
+        run.update(status="finished", env_frames=9)
+        assert len(messages(tmp_path / "a")) == 1
+        listing = index.read(tmp_path)
+        assert len(listing.rows) == 61
+        assert "the folders are read instead" in listing.notes[0]
+
+    finish(fork(with_a_full_disk))
+    assert index.read(tmp_path).notes == []
+    assert row(tmp_path, "a")["frames"] == 9
+    assert whole(tmp_path)
+
+
+def test_a_network_file_system_gets_no_write_ahead_log(tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"none / ext4 rw 0 0\nhost:/x {tmp_path}/far nfs4 rw 0 0\n")
+    assert index.is_network(tmp_path / "far" / "runs", mounts)
+    assert not index.is_network(tmp_path / "near", mounts)
+    monkeypatch.setattr(index, "is_network", lambda root: True)
+    begun(tmp_path / "a").update(status="finished")
+    with closing(sqlite3.connect(tmp_path / index.FILE)) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert stored(tmp_path, "a")["status"] == "finished"
+
+
+# -- many at once --------------------------------------------------------------------------------
+
+
+def test_sixteen_writers_and_readers_lose_nothing(tmp_path):
+    def write(number: int) -> None:
+        run = begun(tmp_path / f"run{number}")
+        for frames in range(10):
+            run.entry.due = 0.0
+            run.update(env_frames=frames, last_return=float(number))
+        run.update(status="finished", env_frames=1000 + number)
+
+    def look() -> None:
+        for _ in range(15):
+            listing = index.read(tmp_path)
+            assert listing.notes == []
+
+    finish(*(fork(lambda n=n: write(n)) for n in range(16)), fork(look), fork(look))
+    found = {r["path"]: r for r in index.read(tmp_path).rows}
+    assert len(found) == 16
+    for number in range(16):
+        mine = found[f"run{number}"]
+        assert (mine["status"], mine["frames"]) == ("finished", 1000 + number)
+        assert mine["return"] == number
+    assert whole(tmp_path)
+
+
+def test_kill_9_loses_no_more_than_the_last_heartbeat(tmp_path):
+    begun(tmp_path / "other").update(status="finished", env_frames=77)
+
+    def write_forever() -> None:
+        run = begun(tmp_path / "a")
+        with FolderLock(run.folder):
+            for frames in range(1_000_000):
+                run.entry.due = 0.0
+                run.update(env_frames=frames)
+
+    child = fork(write_forever)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        frames = {r["path"]: r["frames"] for r in index.read(tmp_path).rows}.get("a") or 0
+        if frames >= 5:
+            break
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    assert manifest["env_frames"] >= frames >= 5
+    assert row(tmp_path, "a")["frames"] == manifest["env_frames"]
+    assert row(tmp_path, "other")["frames"] == 77
+    assert whole(tmp_path)
+    manifest["heartbeat"] -= 2 * rows.STALE_S
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
+    assert row(tmp_path, "a")["status"] == "crashed"
+
+
+def test_tags_given_during_training_stay(tmp_path):
+    run = begun(tmp_path / "a")
+
+    def train() -> None:
+        for frames in range(100):
+            run.update(env_frames=frames)
+
+    child = fork(train)
+    for number in range(10):
+        Run(tmp_path / "a").tag([f"t{number}"])
+    finish(child)
+    found = row(tmp_path, "a")
+    assert found["tags"] == [f"t{n}" for n in range(10)]
+    assert found["frames"] == 99
+
+
+def test_ten_thousand_runs_are_read_once(tmp_path):
+    text = json.dumps({"id": "%05d", "name": "r", "status": "finished", "last_return": 0.5})
+    for number in range(10_000):
+        (tmp_path / f"r{number:05d}").mkdir()
+        (tmp_path / f"r{number:05d}" / "manifest.json").write_text(text % number)
+    assert index.read(tmp_path).read == 10_000
+    (tmp_path / "r00007" / "manifest.json").write_text(text % 7 + " ")
+    shutil.rmtree(tmp_path / "r00008")
+    again = index.read(tmp_path)
+    assert again.read == 1
+    assert len({r["id"] for r in again.rows}) == 9_999
+
+
+# -- folders that move -----------------------------------------------------------------------------
+
+
+def test_a_copied_run_is_shown_twice_with_a_warning(tmp_path):
+    make(tmp_path / "a", id="1234")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    listing = index.read(tmp_path)
+    assert [r["id"] for r in listing.rows] == ["1234", "1234"]
+    assert "run 1234 is there 2 times" in listing.notes[0]
+
+
+def test_a_moved_run_and_a_moved_root_are_found_where_they_are(tmp_path):
+    make(tmp_path / "x" / "a")
+    make(tmp_path / "x" / "b")
+    index.read(tmp_path / "x")
+    (tmp_path / "x" / "a").rename(tmp_path / "x" / "c")
+    assert {r["path"] for r in index.read(tmp_path / "x").rows} == {"b", "c"}
+    (tmp_path / "x").rename(tmp_path / "y")
+    listing = index.read(tmp_path / "y")
+    assert {r["folder"] for r in listing.rows} == {str(tmp_path / "y" / n) for n in "bc"}
+    assert listing.read == 0
+
+
+def test_runs_lie_at_any_depth_and_a_link_that_leads_back_is_no_trap(tmp_path):
+    make(tmp_path / "sweep" / "lr_1" / "seed_0")
+    make(tmp_path / "sweep" / "lr_1" / "seed_0" / "inside")  # a run holds no runs
+    (tmp_path / "sweep" / "up").symlink_to(tmp_path)
+    found = {r["path"] for r in index.read(tmp_path).rows}
+    assert "sweep/lr_1/seed_0" in found
+    assert not any("inside" in path for path in found)
+    assert len(found) <= 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\xff"])
+def test_a_broken_manifest_is_named_and_the_others_are_listed(tmp_path, text):
+    make(tmp_path / "good")
+    make(tmp_path / "bad")
+    (tmp_path / "bad" / "manifest.json").write_bytes(text.encode("latin-1"))
+    listing = index.read(tmp_path)
+    assert {r["path"]: r["status"] for r in listing.rows} == {"good": "finished", "bad": "broken"}
+    assert "bad/manifest.json cannot be read" in listing.notes[0]
+
+
+def test_odd_values_in_a_manifest_are_left_out(tmp_path):
+    odd = {"seed": 2**80, "last_return": float("nan"), "env_frames": "many", "name": "\ud800"}
+    make(tmp_path / "a", **odd)
+    found = row(tmp_path, "a")
+    assert found["seed"] == float(2**80)
+    assert (found["return"], found["frames"], found["name"]) == (None, None, "?")
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a=b", "a,b"])
+def test_a_tag_that_could_not_be_asked_for_is_refused(tmp_path, name):
+    with pytest.raises(LabError, match="cannot be a tag"):
+        Run(make(tmp_path / "a")).tag([name])
