@@ -28,10 +28,13 @@ from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
 from dreamlab.engine.orchestrator import EngineConfig, Orchestrator, Parts
 from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
-from dreamlab.engine.watch import disk_free, memory_available
+from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs.drawing import painter
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
+from dreamlab.runs.compare import Member
+from dreamlab.runs.figures import find_published
 from dreamlab.runs.plot import learning_curve
+from dreamlab.runs.rows import flatten
 from dreamlab.runs.run import FolderLock, Run, command_line, new_folder
 
 
@@ -69,10 +72,23 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
         workflow, collector, buffers, build_evaluator(config),
         build_logger(config, run, terminal), terminal, run,
         painter(config.env) if type(workflow).report is not Workflow.report else None,
+        published_floor(config, run),
     )  # fmt: skip
     c = config
     engine = EngineConfig(c.log, c.eval, c.report, c.checkpoint, c.watch, c.compute)
     return Orchestrator(engine, config.training.phases, config.training.total_frames, parts)
+
+
+def published_floor(config: LabConfig, run: Run) -> Floor:
+    """Return what published runs of this task reach at least, if the run is to be held to it."""
+    if not config.watch.published:
+        return lambda frames: None
+    member = Member(run, flatten(dump(config)), [])
+    curve = find_published(member, None)
+    if curve is None:
+        raise ConfigError(f"watch.published: nothing is known for {config.env.id}; leave it out")
+    first, last = curve.frames[0], curve.frames[-1]
+    return lambda frames: curve.floor(frames) if first <= frames <= last else None
 
 
 def build_evaluator(config: LabConfig) -> Evaluator:

@@ -19,6 +19,8 @@ from dreamlab.core.types import Batch
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
 from dreamlab.engine.accelerate import ComputeConfig, autocast
+from dreamlab.engine.alerts import send
+from dreamlab.engine.chain import Chain
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.collector import Collected, Collector
 from dreamlab.engine.evaluator import EvalConfig, EvalResult, Evaluator
@@ -26,7 +28,7 @@ from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.phase_scheduler import UPDATE, Counters, PhaseScheduler
 from dreamlab.engine.report import Paint, ReportConfig, write_report
 from dreamlab.engine.terminal import Terminal
-from dreamlab.engine.watch import Watch, WatchConfig, run_command
+from dreamlab.engine.watch import Floor, Watch, WatchConfig
 
 
 class RunLog(Protocol):
@@ -62,6 +64,7 @@ class Parts:
     terminal: Terminal
     run: RunLog
     paint: Paint | None = None
+    floor: Floor = lambda frames: None
 
 
 class Every:
@@ -87,9 +90,13 @@ class Orchestrator:
         self.workflow, self.run_log = parts.workflow, parts.run
         self.scheduler = PhaseScheduler(phases, total_frames)
         self.counters = Counters()
-        self.watch = Watch(config.watch, self.alert)
+        self.watch = Watch(config.watch, self.alert, parts.run.folder, parts.floor)
         folder = parts.run.folder / "checkpoints"
         self.checkpoints = Checkpoints(folder, config.checkpoint, self._say_and_record)
+        if config.log.chain:
+            chain = Chain(parts.run.folder / "chain.jsonl", self.workflow)
+            parts.logger.sinks.append(chain)
+            parts.collector.witnesses.append(chain.saw)
         self.log_due = Every(config.log.every_frames)
         self.eval_due = Every(config.eval.every_frames)
         self.save_due = Every(config.checkpoint.every_frames)
@@ -276,8 +283,7 @@ class Orchestrator:
         """Tell the terminal, events.jsonl and the user's command."""
         self.parts.terminal.say(f"alert ({kind}): {text}")
         self.run_log.event("alert", alert=kind, text=text)
-        if self.config.watch.command:
-            run_command(self.config.watch.command, kind, text)
+        send(self.config.watch, kind, text, self.run_log.folder, self._say_and_record)
 
     def _say_and_record(self, text: str) -> None:
         self.parts.terminal.say(text)

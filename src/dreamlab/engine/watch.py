@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +19,31 @@ from dreamlab.core.types import Batch
 from dreamlab.core.workflow import Workflow
 
 Alert = Callable[[str, str], None]
+Floor = Callable[[int], float | None]
+"""What published runs reach at least after so many env frames; None where nobody knows."""
+RECENT = 5
+"""Records over which returns are averaged before they are held against published ones."""
 
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """What is looked for; alerts go to the terminal, to events.jsonl and to `command`."""
+    """What is looked for; alerts go to the terminal, to events.jsonl and to every place named."""
 
     on_nan: Literal["stop", "warn", "off"] = "stop"
     stall_frames: int = 0
     """Warn when the return has not risen for this many env frames; 0 never warns."""
     memory_share: float = 0.9
     """Warn when the machine's memory is used beyond this share."""
+    disk_gib: float = 1.0
+    """Warn when less than this is free where the run is written; 0 never warns."""
+    published: bool = False
+    """Warn when the return falls below the published curve of this task, less one deviation."""
     command: str | None = None
-    """A shell command run at each alert, with ALERT_KIND and ALERT_TEXT in its environment."""
+    """A shell command for each alert; ALERT_KIND, ALERT_TEXT and ALERT_RUN are set for it."""
+    file: str | None = None
+    """A file that each alert is appended to, by several runs if need be."""
+    webhook: str | None = None
+    """An address that gets a POST with JSON: `text` (as chat services read it), `kind`, `run`."""
     check_every_update: bool = False
     """Look at weights and gradients after every update (slow), and name the module that failed."""
     profile_updates: int = 0
@@ -42,9 +53,11 @@ class WatchConfig:
 class Watch:
     """Raises or reports what has gone wrong, once per cause."""
 
-    def __init__(self, config: WatchConfig, alert: Alert) -> None:
+    def __init__(self, config: WatchConfig, alert: Alert, folder: Path, floor: Floor) -> None:
         self.config, self.alert = config, alert
+        self.folder, self.floor = folder, floor
         self.best, self.best_frames = -math.inf, 0
+        self.recent: list[float] = []
         self.said: set[str] = set()
 
     def prepare(self, workflow: Workflow[Any]) -> None:
@@ -71,7 +84,9 @@ class Watch:
                 f"metric {wrong[0]!r} is {record[wrong[0]]}; {where or 'all weights are finite'}"
             )
         self._check_stall(record)
+        self._check_published(record)
         self._check_memory()
+        self._check_disk()
 
     def _diverged(self, text: str) -> None:
         self.alert("nan", text)
@@ -92,6 +107,30 @@ class Watch:
                 f"the return has not risen above {self.best:.4g} since frame {self.best_frames:,}",
             )
 
+    def _check_published(self, record: dict[str, float]) -> None:
+        """Compare the mean of the last returns: single episodes scatter."""
+        if not self.config.published or (value := record.get("episode/return")) is None:
+            return
+        self.recent = [*self.recent[1 - RECENT :], value]
+        frames, mean = int(record["env_frames"]), sum(self.recent) / len(self.recent)
+        floor = self.floor(frames)
+        if floor is None or mean >= floor:
+            self.said.discard("published")
+        elif "published" not in self.said and len(self.recent) == RECENT:
+            self.said.add("published")
+            self.alert(
+                "published",
+                f"the return is {mean:.4g} at frame {frames:,}, published: above {floor:.4g}",
+            )
+
+    def _check_disk(self) -> None:
+        free = disk_free(self.folder) / 2**30
+        if free >= self.config.disk_gib:
+            self.said.discard("disk")
+        elif "disk" not in self.said:
+            self.said.add("disk")
+            self.alert("disk", f"only {free:.1f} GiB are free for {self.folder}")
+
     def _check_memory(self) -> None:
         used = memory_used_share()
         if used > self.config.memory_share and "memory" not in self.said:
@@ -99,19 +138,15 @@ class Watch:
             self.alert("memory", f"{used:.0%} of the machine's memory is in use")
 
     def get_state(self) -> dict[str, Any]:
-        return {"best": self.best, "best_frames": self.best_frames, "said": sorted(self.said)}
+        return {
+            "best": self.best, "best_frames": self.best_frames, "said": sorted(self.said),
+            "recent": self.recent,
+        }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.best, self.best_frames = state["best"], state["best_frames"]
         self.said = set(state["said"])
-
-
-def run_command(command: str, kind: str, text: str) -> None:
-    """Run the user's alert command in the background."""
-    env = {**os.environ, "ALERT_KIND": kind, "ALERT_TEXT": text}
-    subprocess.Popen(
-        command, shell=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+        self.recent = list(state.get("recent", ()))
 
 
 def first_bad(workflow: Workflow[Any], batch: Batch | None) -> str | None:
