@@ -23,6 +23,12 @@ USAGE = """dreamlab <verb> [options]
   import    dreamerv3 PATH env=ID [key=value ...] make a run of an original's checkpoint
   plan      +experiment=NAME [key=value ...]     parameters, memory, disk and hours, before training
   check     env=ID [key=value ...]               validate an environment
+  list      [ROOT ...] [--filter 'return>400']   runs: filtered, --sort KEY, --limit N
+  show      RUN                                  all about a run, and how to go on with it
+  tag       RUN TAG ... [--remove TAG ...]       give and take tags
+  logs      RUN [--follow] [--last N]            events and metrics as lines
+  diff      A B                                  how two runs differ: options, code, machine
+  index     [ROOT] [--rebuild]                   bring the index of runs up to date
   doctor                                         what works on this machine
   demo                                           train something in two minutes and show it
 
