@@ -1,4 +1,4 @@
-"""One HTML page about groups of runs: no other file is needed to read it."""
+"""A comparison as text, and as one HTML page that needs no other file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dreamlab.runs import figures, tables
-from dreamlab.runs.compare import Comparison
-from dreamlab.runs.groups import Group, Groups, Member, differences
+from dreamlab.runs import figures, stats
+from dreamlab.runs.compare import Comparison, Group, Groups, Member, differences
+from dreamlab.runs.stats import Interval
 
 FILE_BYTES = 8 * 2**20
 """A video or picture larger than this is named, not shown."""
@@ -44,6 +45,48 @@ pre { background: var(--block); padding: 0.8rem; overflow-x: auto; font-size: 0.
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; color: var(--text); }
 figure svg text { fill: currentColor; } video, img { max-width: 100%; }
 """
+
+
+def number(value: float) -> str:
+    """Return four digits, without an exponent where people would write none."""
+    return f"{value:,.0f}" if 1_000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def words(interval: Interval) -> str:
+    """Return an interval as `value [low, high]`."""
+    if not isfinite(interval.low):
+        return f"{number(interval.value)} [-]"
+    return f"{number(interval.value)} [{number(interval.low)}, {number(interval.high)}]"
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Return rows as lines with columns under each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    return "\n".join(lines)
+
+
+def summary_rows(comparison: Comparison) -> list[list[str]]:
+    """Return a header and a row per group: seeds and every statistic."""
+    rows = [["group", "seeds", "IQM", "mean", "median"]]
+    for group in comparison.groups:
+        found = comparison.summaries[group.name]
+        rows.append([group.name, group.seeds(), *(words(found[s]) for s in stats.STATISTICS)])
+    return rows
+
+
+def pair_lines(comparison: Comparison) -> list[str]:
+    """Return a sentence per pair of groups."""
+    return [f"P({p.a} > {p.b}) = {words(p.probability)}: {p.verdict}" for p in comparison.pairs]
+
+
+def text(comparison: Comparison) -> str:
+    """Return the comparison as a terminal shows it."""
+    head = f"{comparison.metric} at {comparison.at:,} env frames, 95 % intervals"
+    return "\n".join([head, aligned(summary_rows(comparison)), *pair_lines(comparison)])
+
+
+# -- the page -------------------------------------------------------------------------------------
 
 
 def html_page(
@@ -101,12 +144,12 @@ def _comparison(comparison: Comparison, published: figures.Curves | None) -> str
         f"<figure>{inline_svg(figure)}<figcaption>{TITLES[name]}</figcaption></figure>"
         for name, figure in drawn.items()
     ]
-    lines = "".join(f"<li>{escape(line)}</li>" for line in tables.pair_lines(comparison))
+    lines = "".join(f"<li>{escape(line)}</li>" for line in pair_lines(comparison))
     about = f"at {comparison.at:,} env frames; in brackets 95 % bootstrap intervals over the seeds"
     return _section(
         comparison.metric,
         "\n".join([
-            f'<p class="soft">{about}</p>', table(tables.summary_rows(comparison)),
+            f'<p class="soft">{about}</p>', table(summary_rows(comparison)),
             f"<ul>{lines}</ul>" if lines else "", *pictures,
         ]),
     )  # fmt: skip
