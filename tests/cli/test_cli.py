@@ -46,7 +46,7 @@ def test_a_run_gets_a_folder_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert run(capsys, "train", *QUICK)[0] == 0
-    folders = list((tmp_path / "experiments").iterdir())
+    folders = [p for p in (tmp_path / "experiments").iterdir() if p.is_dir()]
     assert len(folders) == 2
     assert all(f.name.startswith("ppo_cartpole_") for f in folders)
 
@@ -250,6 +250,6 @@ def test_the_demo_ends_with_a_summary(tmp_path, capsys, monkeypatch):
     assert code == 0
     for word in ("return before training", "return after training", "learning curve", "try next"):
         assert word in out
-    folder = next((tmp_path / "experiments").iterdir())
+    folder = next(p for p in (tmp_path / "experiments").iterdir() if p.is_dir())
     assert list((folder / "videos").glob("*.mp4"))
     assert (folder / "report" / "learning_curve.png").exists()

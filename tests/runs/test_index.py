@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -149,24 +150,14 @@ def test_a_run_is_alive_if_it_was_heard_of_or_holds_its_folder(tmp_path, age, lo
         assert row(tmp_path, "a")["status"] == status
 
 
-def test_looking_whether_a_run_is_alive_never_keeps_it_from_starting(tmp_path):
-    make(tmp_path / "a")
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            is_writing(tmp_path / "a")
-
-    thread = threading.Thread(target=look)
-    (tmp_path / "a" / ".lock").touch()
-    thread.start()
-    try:
-        for _ in range(200):
-            with FolderLock(tmp_path / "a"):
-                pass
-    finally:
-        stop.set()
-        thread.join()
+def test_looking_whether_a_run_is_alive_does_not_keep_it_from_starting(tmp_path):
+    folder = make(tmp_path / "a")
+    glance = (folder / ".lock").open("a+")
+    fcntl.flock(glance, fcntl.LOCK_SH)
+    assert not is_writing(folder)  # two who look do not see each other
+    threading.Timer(0.03, glance.close).start()
+    with FolderLock(folder):
+        assert is_writing(folder)
 
 
 # -- an index that is missing, damaged or out of reach ---------------------------------------------

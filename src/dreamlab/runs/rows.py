@@ -132,7 +132,7 @@ def config_hash(config: dict[str, Any]) -> str:
 
 def facts_of(manifest: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Return configuration, versions and hardware as one table, by path."""
-    extra = {k: _dict(manifest.get(k)) for k in ("versions", "hardware")}
+    extra = {k: v for k in ("versions", "hardware") if (v := _dict(manifest.get(k)))}
     found = flatten({**config, **extra})
     finite = {k: v for k, v in found.items() if not isinstance(v, float) or math.isfinite(v)}
     return {**{k: str(v) for k, v in found.items()}, **finite}
