@@ -18,6 +18,7 @@ from dreamlab.core.files import write_json, write_text
 from dreamlab.core.tree import to_plain
 
 FORMAT = 1
+CLEANED = "cleaned"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class CheckpointConfig:
     """Latest checkpoints kept; at least 2, so that a damaged one has a predecessor."""
     keep_best: bool = True
     """Keep the one with the best evaluation return (or training return) too."""
+    keep_every_frames: int = 0
+    """Keep the first one after each multiple of this for good; 0 keeps none. Like the best, it can
+    be evaluated, but a replay keeps only the steps that the latest ones need."""
 
 
 class Checkpoints:
@@ -39,6 +43,7 @@ class Checkpoints:
     000000050000/{state.pt, meta.json}   written under another name, then renamed
     latest                               the name of the newest
     best                                 the name of the best
+    cleaned                              there instead of `latest` once they were removed for good
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig, say: Callable[[str], None]) -> None:
@@ -102,6 +107,11 @@ class Checkpoints:
 
         A checkpoint that is damaged is passed over, with a message, for the one before it.
         """
+        if (self.folder / CLEANED).exists():
+            raise CheckpointError(
+                f"{self.folder.parent}: `dreamlab cleanup` has removed the checkpoints of this "
+                "run; its metrics are still there. To train it again use another run.dir."
+            )
         if which != "latest":
             path = self.named(which) or self.folder / which
             if not path.is_dir():
@@ -143,10 +153,21 @@ class Checkpoints:
         return [meta["marks"] for meta in metas if meta is not None]
 
     def _retain(self) -> None:
-        best = self.named("best")
-        for name in self.names()[max(2, self.config.keep) :]:
-            if best is None or name != best.name:
+        names, best = self.names(), self.named("best")
+        kept = {*names[: max(2, self.config.keep)], *self._milestones(names)}
+        for name in names:
+            if name not in kept and (best is None or name != best.name):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def _milestones(self, names: list[str]) -> list[str]:
+        """Return the first checkpoint after each multiple of `keep_every_frames`."""
+        period, passed = self.config.keep_every_frames, 0
+        out: list[str] = []
+        for name in reversed(names) if period > 0 else ():
+            if int(name) // period > passed:
+                passed = int(name) // period
+                out.append(name)
+        return out
 
 
 def _write_hashed(path: Path, state: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
@@ -36,6 +37,10 @@ class VectorEnv(Protocol):
     def set_state(self, state: dict[str, Any], step: Step) -> tuple[Step, list[int]]: ...
 
 
+Witness = Callable[[Step, Array, int], None]
+"""Told of every tick: the step, the actions chosen there, and how many episodes end with it."""
+
+
 @dataclass
 class Collected:
     """What one call of `collect` did, and the episodes whose end it saw."""
@@ -67,6 +72,7 @@ class Collector:
         self.state = workflow.initial_state(envs.num_envs)
         self.returns = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, np.int64)
+        self.witnesses: list[Witness] = []
 
     def collect(self, ticks: int, buffer: Buffer, random_actions: bool = False) -> Collected:
         """Run every environment for `ticks` steps; a tick that begins an episode has no frame."""
@@ -78,9 +84,11 @@ class Collector:
                 decision = self._randomise(decision)
             buffer.add(step, decision)
             self.state = decision.state
-            # an environment whose episode is over begins anew
-            frames += envs.num_envs - int(np.count_nonzero(step.is_last))
-            envs.send(decision.action.cpu().numpy())
+            action, ended = decision.action.cpu().numpy(), int(np.count_nonzero(step.is_last))
+            for witness in self.witnesses:
+                witness(step, action, ended)
+            frames += envs.num_envs - ended  # one whose episode is over begins anew
+            envs.send(action)
         if buffer.needs_next or not envs.parallel:
             buffer.finish(self._current())
         out, self.ended = self.ended, Collected()

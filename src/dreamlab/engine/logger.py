@@ -25,6 +25,8 @@ class LogConfig:
     every_frames: int = 1_000
     terminal: Literal["auto", "live", "plain", "off"] = "auto"
     """auto: a live view on a terminal, plain lines elsewhere."""
+    chain: bool = True
+    """Write `chain.jsonl`, by which `dreamlab verify` compares a second run with this one."""
     tensorboard: bool = False
     wandb: bool = False
     wandb_project: str = "dreamlab"
@@ -61,8 +63,11 @@ class Jsonl:
         self.file = path.open("ab")
 
     def write(self, record: Record) -> None:
-        clean = {k: v if math.isfinite(v) else str(v) for k, v in record.items()}
-        self.file.write((json.dumps(clean) + "\n").encode())
+        self.append({k: v if math.isfinite(v) else str(v) for k, v in record.items()})
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write any line of plain data."""
+        self.file.write((json.dumps(line) + "\n").encode())
         self.file.flush()
 
     def get_state(self) -> dict[str, Any]:

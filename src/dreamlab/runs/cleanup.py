@@ -1,0 +1,205 @@
+"""Gives disk space back: removes what can be made again, keeps what says what a run was.
+
+Removed are checkpoints, replay buffers and videos. Configs, metrics, chains, manifests, events and
+reports stay. A run that is cleaned is marked before anything is lost, and marked without needing
+space: on a full disk nothing new can be written, but a file can be renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dreamlab.core.errors import LabError
+from dreamlab.core.files import write_json
+from dreamlab.runs.find import runs_under
+from dreamlab.runs.run import FolderLock, Run
+
+KINDS = ("checkpoints", "buffers", "videos")
+MARK = "cleaned"  # the loader of checkpoints knows this name
+FRESH_S = 3600.0
+"""A run that says it is running, and said so less than this ago, may be on another machine."""
+KEEP = "keep"
+
+
+@dataclass
+class Candidate:
+    """One run: what could be freed, and why it is kept if it is."""
+
+    folder: Path
+    name: str = ""
+    created: str = ""
+    score: float | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    kept: str | None = None
+    half_done: bool = False
+    """A cleanup was interrupted before the manifest could say what it did."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def due(self) -> bool:
+        """Tell whether there is something to do for this run."""
+        return self.kept is None and (bool(self.sizes) or self.half_done)
+
+
+def survey(root: Path, keep_best: int, keep_recent: int) -> list[Candidate]:
+    """Return every run below `root`, newest first, each with its size and why it is kept.
+
+    Kept are the `keep_best` best of each experiment, the `keep_recent` newest of all, those with
+    the tag `keep`, those that are running, and those that cannot be read.
+    """
+    found = sorted((_look(f) for f in runs_under(root)), key=lambda c: c.created, reverse=True)
+    for number, run in enumerate(found):
+        if run.kept is None and number < keep_recent:
+            run.kept = "recent"
+    for name in {run.name for run in found}:
+        rated = [run for run in found if run.name == name and run.score is not None]
+        for run in sorted(rated, key=lambda c: c.score or 0.0, reverse=True)[:keep_best]:
+            run.kept = run.kept or "best"
+    return found
+
+
+def _look(folder: Path) -> Candidate:
+    """Return one run as it is on the disk."""
+    try:
+        run = Run(folder)
+        tags = _tags(run)
+    except (LabError, OSError, yaml.YAMLError):
+        return Candidate(folder, kept="unreadable")
+    manifest = run.manifest
+    sizes = {kind: size(folder / kind) for kind in KINDS}
+    out = Candidate(
+        folder, str(manifest.get("name", "")), str(manifest.get("created", "")), _score(manifest),
+        {k: v for k, v in sizes.items() if v},
+    )  # fmt: skip
+    out.half_done = (folder / "checkpoints" / MARK).exists() and "cleaned" not in manifest
+    if is_live(run):
+        out.kept = "live"
+    elif KEEP in tags:
+        out.kept = "tagged"
+    return out
+
+
+def _tags(run: Run) -> set[str]:
+    """Return the tags of a run: those it was made with, and those it was given later."""
+    node: Any = yaml.safe_load(run.config_path.read_text()) if run.config_path.exists() else {}
+    made = (node.get("run") or {}).get("tags") or ()
+    return {str(tag) for tag in (*made, *(run.manifest.get("tags") or ()))}
+
+
+def _score(manifest: dict[str, Any]) -> float | None:
+    """Return the return by which runs of one experiment are compared."""
+    final = manifest.get("final_eval") or {}
+    value = final.get("eval/return", manifest.get("last_return"))
+    return value if isinstance(value, int | float) and value == value else None
+
+
+def is_live(run: Run) -> bool:
+    """Tell whether a process writes into a run's folder, here or on another machine."""
+    return is_locked(run.folder) or _says_running(run.manifest)
+
+
+def _says_running(manifest: dict[str, Any]) -> bool:
+    fresh = time.time() - float(manifest.get("heartbeat", 0.0)) < FRESH_S
+    return manifest.get("status") == "running" and fresh
+
+
+def is_locked(folder: Path) -> bool:
+    """Tell whether a process of this machine holds a run's lock; leave the folder as it is."""
+    try:
+        file = (folder / ".lock").open("rb")
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def size(path: Path) -> int:
+    """Return the bytes below a path, the mark of a cleaned run apart."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        files = (Path(folder) / n for n in names if not (n == MARK and Path(folder) == path))
+        total += sum(f.lstat().st_size for f in files)
+    return total
+
+
+def clean(run: Candidate) -> int:
+    """Remove what is large in one run and return the bytes freed; doing it again changes nothing.
+
+    latest ─▶ cleaned     renamed first: from here on nothing is loaded from this run
+    manifest              says what was removed, once there is space again
+    """
+    try:
+        with FolderLock(run.folder):
+            if run.kept is not None or _says_running(Run(run.folder).manifest):
+                raise LabError(f"{run.folder}: this run is in use or kept; it was not cleaned")
+            if "checkpoints" in run.sizes:
+                _mark(run.folder / "checkpoints")
+            for kind in run.sizes:
+                for path in _contents(run.folder / kind):
+                    _remove(path)
+            _record(run)
+    except OSError as error:
+        raise LabError(
+            f"{run.folder}: {error.strerror or error} ({error.filename}). What was removed so far "
+            "is marked; the next cleanup goes on from here."
+        ) from error
+    return run.total
+
+
+def _mark(folder: Path) -> None:
+    """Rename the pointer to the latest checkpoint into the mark."""
+    mark, pointer = folder / MARK, folder / "latest"
+    if mark.exists():
+        return
+    if pointer.exists():
+        pointer.rename(mark)
+    else:
+        mark.touch()
+
+
+def _contents(folder: Path) -> Iterator[Path]:
+    """Yield what is to be removed from one of the folders."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not (folder.name == "checkpoints" and path.name == MARK):
+            yield path
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _record(run: Candidate) -> None:
+    """Write into the manifest when and what was removed; the heartbeat stays what it was."""
+    manifest = Run(run.folder).manifest
+    before = manifest.get("cleaned") or {}
+    marked = ["checkpoints"] if (run.folder / "checkpoints" / MARK).exists() else []
+    kinds = sorted({*before.get("kinds", ()), *run.sizes, *marked})
+    freed = int(before.get("freed_bytes", 0)) + run.total
+    when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    manifest["cleaned"] = {"time": when, "kinds": kinds, "freed_bytes": freed}
+    write_json(run.folder / "manifest.json", manifest)
+
+
+def totals(runs: Iterable[Candidate]) -> dict[str, int]:
+    """Return the bytes of each kind, over these runs."""
+    chosen = list(runs)
+    return {kind: sum(run.sizes.get(kind, 0) for run in chosen) for kind in KINDS}
