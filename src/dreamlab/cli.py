@@ -23,6 +23,9 @@ USAGE = """dreamlab <verb> [options]
   import    dreamerv3 PATH env=ID [key=value ...] make a run of an original's checkpoint
   plan      +experiment=NAME [key=value ...]     parameters, memory, disk and hours, before training
   check     env=ID [key=value ...]               validate an environment
+  compare   GROUP ... [--metrics A,B] [--out DIR] statistics over seeds, intervals and figures
+  export    GROUP ... --format latex|csv|...     a table of groups and metrics
+  report    GROUP ... --out page.html            one page about runs that needs no other file
   list      [ROOT ...] [--filter 'return>400']   runs: filtered, --sort KEY, --limit N
   show      RUN                                  all about a run, and how to go on with it
   tag       RUN TAG ... [--remove TAG ...]       give and take tags

@@ -89,7 +89,7 @@ def test_a_tie_is_half_an_improvement():
 
 
 def test_a_task_is_drawn_within_itself():
-    """Two tasks far apart whose runs agree: there is nothing to draw, so the interval is a point."""
+    """Two tasks far apart whose runs agree: nothing to draw, so the interval is a point."""
     scores = [np.full(5, 0.0), np.full(5, 100.0)]
     found = stats.intervals(scores, {"mean": stats.mean})["mean"]
     assert (found.low, found.value, found.high) == (50.0, 50.0, 50.0)
