@@ -29,3 +29,9 @@ def test_accumulated_gradients_are_refused(tmp_path):
     )
     with pytest.raises(ConfigError, match="accumulate"):
         speed_up(ComputeConfig(compile=True), loop.workflow)
+
+
+def test_what_gains_on_a_gpu_only_is_refused_elsewhere(tmp_path):
+    loop = open_loop(tmp_path / "a", "+experiment=dreamer_cartpole", "tiny=true", "device=cpu")
+    with pytest.raises(ConfigError, match="DreamerV3 gains by it on a GPU only"):
+        speed_up(ComputeConfig(compile=True), loop.workflow)

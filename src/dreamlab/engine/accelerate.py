@@ -91,8 +91,10 @@ def compile_updates(workflow: Workflow[Any]) -> None:
     if not hasattr(dynamo, "trace_autograd_ops"):
         raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
     dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
+    name = type(workflow).__name__
+    if marked(type(workflow), "capturable"):
+        raise ConfigError(f"compile: {name} gains by it on a GPU only; leave the option out")
     if not compile_pieces(workflow):
-        name = type(workflow).__name__
         raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
     for opt in workflow.optimizers.values():
         opt.inner.allocate()
