@@ -77,7 +77,7 @@ def collect(options: argparse.Namespace) -> None:
         records, m = run.metrics(), run.manifest
         curve = [{k: r[k] for k in KEYS if k in r} for r in records]
         last = [r["eval/return"] for r in curve if "eval/return" in r]
-        final = m.get("final_eval") or {"eval/return": last[-1] if last else float("nan")}
+        final = m.get("final_eval") or {"eval/return": last[-1] if last else 0.0}
         seconds = records[-1]["time/wall_s"]
         runs.append({"seed": m["seed"], "status": m["status"], "seconds": seconds,
                      "final": final, "curve": curve})  # fmt: skip
@@ -134,14 +134,13 @@ def draw(result: dict[str, Any]) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     for run in result["runs"]:
-        points = [
-            (r["env_frames"], r["episode/return"]) for r in run["curve"] if "episode/return" in r
+        curves = [
+            [(r["env_frames"], r[key]) for r in run["curve"] if key in r]
+            for key in ("episode/return", "eval/return")
         ]
-        (line,) = axes.plot(
-            *zip(*points, strict=True), lw=1, alpha=0.6, label=f"seed {run['seed']}"
-        )
-        evals = [(r["env_frames"], r["eval/return"]) for r in run["curve"] if "eval/return" in r]
-        axes.plot(*zip(*evals, strict=True), "o", ms=4, color=line.get_color())
+        points, evals = (np.array(c).reshape(-1, 2).T for c in curves)
+        (line,) = axes.plot(points[0], points[1], lw=1, alpha=0.6, label=f"seed {run['seed']}")
+        axes.plot(evals[0], evals[1], "o", ms=4, color=line.get_color())
     if result["threshold"] is not None:
         axes.axhline(result["threshold"], color="grey", ls="--", lw=1, label="threshold")
     if result.get("against"):
