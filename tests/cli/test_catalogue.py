@@ -369,3 +369,17 @@ def test_index_rebuild_reads_every_folder(made, capsys):
 def test_every_verb_here_is_in_the_usage():
     for verb in (v for v, module in COMMANDS.items() if module == "catalogue"):
         assert re.search(rf"^  {verb} ", USAGE, re.MULTILINE), verb
+
+
+def test_the_commands_of_the_page_on_runs_work(trained, tmp_path, capsys, monkeypatch):
+    section = (ROOT / "docs" / "runs.md").read_text().split("## Finding runs")[1]
+    commands = section.split("```console\n")[1].split("```")[0].splitlines()
+    assert len(commands) >= 10
+    shutil.copytree(trained, tmp_path / "experiments")
+    monkeypatch.chdir(tmp_path)
+    for line in commands:
+        words = shlex.split(line.replace("RUN", "a").replace("OTHER", "b"))
+        assert words[0] == "dreamlab"
+        code, out, err = run(capsys, *words[1:])
+        assert code in ((0, 1) if words[1] == "list" else (0,)), f"{line}: {err}"
+        assert out or code == 1 or "--diff" in line

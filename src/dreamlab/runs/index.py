@@ -230,7 +230,7 @@ def _listing(
     for row in rows:
         row["folder"] = os.path.join(root, row["path"])
         row["status"] = live_status(row, row["folder"], now)
-        row["tags"] = json.loads(row["tags"])
+        row["tags"] = json.loads(row["tags"]) if row["tags"] != "[]" else []
     return Listing(rows, [*notes, *_doubts(rows)], changed)
 
 
