@@ -21,6 +21,8 @@ USAGE = """dreamlab <verb> [options]
   resume    FOLDER [training.total_frames=N]     go on with an interrupted run
   eval      FOLDER [--episodes N]                measure a trained policy, write a video
   import    dreamerv3 PATH env=ID [key=value ...] make a run of an original's checkpoint
+  sweep     FILE [key=value ...]                 run every job of a sweep that is not over
+  tune      FILE [key=value ...]                 search for good options with Optuna
   plan      +experiment=NAME [key=value ...]     parameters, memory, disk and hours, before training
   check     env=ID [key=value ...]               validate an environment
   compare   GROUP ... [--metrics A,B] [--out DIR] statistics over seeds, intervals and figures

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,19 @@ def write_sweep(folder: Path, *overrides: str, **options: Any) -> str:
     return str(folder / "s.yaml")
 
 
-def begin(verb: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start the command in a session of its own, so that a test can kill all of it."""
+@contextmanager
+def begun(verb: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the command; it does not outlive the test."""
     command = [sys.executable, "-m", "dreamlab.cli", verb, *arguments]
-    return subprocess.Popen(
+    started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            started.terminate()
+            started.communicate(timeout=30)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 90.0) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from dreamlab.runs.launch.job import Job, Lock, last_record, returns, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits, Local, place
 from dreamlab.runs.launch.view import View, progress, time_left
 from dreamlab.runs.sweep import Sweep, SweepConfig, distribution, make_jobs, points
-from tests.runs.many import LONG, begin, kill_all, saved, wait_for, write_sweep
+from tests.runs.many import LONG, begun, kill_all, saved, wait_for, write_sweep
 
 ROOT = Path("/nowhere")
 
@@ -125,6 +127,20 @@ def test_every_sweep_of_ours_has_jobs_that_could_begin(name, capsys):
     words = lines[0].split("  #")[0].replace("'", "").split()
     assert words[:2] == ["dreamlab", "train"]
     assert load_config(compose(words[2:])).run.dir
+
+
+def commands() -> list[list[str]]:
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    fences = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line, comments=True) for fence in fences for line in fence.splitlines()]
+    return [words[1:] for words in lines if words[0] == "dreamlab"]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_a_command_of_the_page_is_one_that_works(words, capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert main([*words, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(("sweeps: ", "dreamlab train +experiment="))
 
 
 def test_options_of_the_sweep_and_of_its_jobs_can_be_given(tmp_path, capsys):
@@ -293,12 +309,12 @@ def test_a_sweep_that_is_killed_finishes_what_is_missing(tmp_path):
         Job(tmp_path / "s", ("+experiment=ppo_cartpole", *_overrides(path), f"seed={s}"), {})
         for s in range(3)
     ]
-    first = begin("sweep", path)
-    wait_for(lambda: len({p.parts[-3] for p in saved(tmp_path / "s")}) == 2)
-    kill_all(first, jobs)
+    with begun("sweep", path) as first:
+        wait_for(lambda: len({p.parts[-3] for p in saved(tmp_path / "s")}) == 2)
+        kill_all(first, jobs)
     assert [j.status() for j in jobs] == ["interrupted", "interrupted", "waiting"]
-    again = begin("sweep", path)
-    out, _ = again.communicate(timeout=200)
+    with begun("sweep", path) as again:
+        out, _ = again.communicate(timeout=200)
     assert again.returncode == 0, out
     assert [j.status() for j in jobs] == ["finished"] * 3
     assert [j.record()["attempts"] for j in jobs] == [2, 2, 1]
@@ -309,10 +325,10 @@ def test_a_sweep_that_is_killed_finishes_what_is_missing(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_lets_the_runs_save_and_says_how_to_go_on(tmp_path):
     path = write_sweep(tmp_path, *LONG, seeds=[0, 1], parallel_jobs=2)
-    sweep = begin("sweep", path)
-    wait_for(lambda: len({p.parts[-3] for p in saved(tmp_path / "s")}) == 2)
-    sweep.send_signal(signal.SIGINT)
-    out, _ = sweep.communicate(timeout=60)
+    with begun("sweep", path) as sweep:
+        wait_for(lambda: len({p.parts[-3] for p in saved(tmp_path / "s")}) == 2)
+        sweep.send_signal(signal.SIGINT)
+        out, _ = sweep.communicate(timeout=60)
     assert sweep.returncode == 130, out
     assert f"To go on: dreamlab sweep {path}" in out
     for run in (tmp_path / "s" / "runs").glob("*_seed*"):
@@ -323,9 +339,9 @@ def test_ctrl_c_lets_the_runs_save_and_says_how_to_go_on(tmp_path):
 @pytest.mark.slow
 def test_two_sweeps_on_one_folder_share_the_jobs(tmp_path):
     path = write_sweep(tmp_path, seeds=[0, 1, 2, 3])
-    both = [begin("sweep", path) for _ in range(2)]
-    outs = [p.communicate(timeout=200)[0] for p in both]
-    assert [p.returncode for p in both] == [0, 0], outs
+    with begun("sweep", path) as one, begun("sweep", path) as other:
+        outs = [p.communicate(timeout=200)[0] for p in (one, other)]
+    assert (one.returncode, other.returncode) == (0, 0), outs
     records = [json.loads(p.read_text()) for p in (tmp_path / "s").glob("jobs/*/job.json")]
     assert [r["attempts"] for r in records] == [1] * 4
     assert sum(out.count("start  ") for out in outs) == 4

@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -111,6 +112,16 @@ def visible_gpus() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
+@contextmanager
+def _unblocked(*signals: signal.Signals) -> Iterator[None]:
+    """Let signals through meanwhile: a child inherits the mask, and Ray's workers block SIGINT."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Attempt:
     """A job's training as a child process, in a session of its own: a Ctrl-C does not reach it."""
 
@@ -134,6 +145,7 @@ class Attempt:
         with (
             (job.folder / "stdout.log").open("ab") as out,
             (job.folder / "stderr.log").open("wb") as err,
+            _unblocked(signal.SIGINT, signal.SIGTERM),
         ):
             self.child = subprocess.Popen(
                 job.command(self.where.threads),
