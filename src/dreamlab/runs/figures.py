@@ -272,7 +272,8 @@ def improvement(comparison: Comparison) -> Any:
 def _dot(axis: Any, row: int, interval: stats.Interval, color: str) -> None:
     """Draw an estimate as a dot on a thick line."""
     if np.isfinite(interval.low):
-        axis.plot([interval.low, interval.high], [row, row], color=color, lw=7, alpha=0.35)
+        ends, style = [interval.low, interval.high], {"solid_capstyle": "butt"}  # no longer than it
+        axis.plot(ends, [row, row], color=color, lw=7, alpha=0.35, **style)
     axis.plot(interval.value, row, "o", color=color, ms=5)
 
 
