@@ -34,6 +34,10 @@ USAGE = """dreamlab <verb> [options]
   logs      RUN [--follow] [--last N]            events and metrics as lines
   diff      A B                                  how two runs differ: options, code, machine
   index     [ROOT] [--rebuild]                   bring the index of runs up to date
+  verify    RUN [--frames N] [--from CHECKPOINT]  run it again: is everything the same?
+  debug     +experiment=NAME [key=value ...]     a few hundred frames with every check on
+  cleanup   [ROOT] [--keep-best N] [--yes]       remove checkpoints and buffers of old runs
+  export-policy RUN --format onnx|torchscript    a policy for other programs, or --hub FOLDER
   doctor                                         what works on this machine
   demo                                           train something in two minutes and show it
 

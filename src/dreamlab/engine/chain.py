@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dreamlab.engine.logger import Jsonl, Record
 
 LARGE = 16_384  # bytes
 LANES = 251  # words: no multiple of an image's row, so that what moves in it changes the sums
+crc32: Callable[..., int] = zlib.crc32  # it takes arrays, though its type does not say so
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -42,10 +44,10 @@ class Chain:
         crc = self.crc
         for value in step.obs.values():
             crc = checksum(value, crc)
-        crc = zlib.crc32(np.ascontiguousarray(action), crc)
-        crc = zlib.crc32(step.reward, crc)
+        crc = crc32(np.ascontiguousarray(action), crc)
+        crc = crc32(step.reward, crc)
         if ended:
-            crc = zlib.crc32(step.is_last, zlib.crc32(step.is_terminal, crc))
+            crc = crc32(step.is_last, crc32(step.is_terminal, crc))
         self.crc = crc
         self.decisions += len(action)
 
@@ -81,17 +83,17 @@ def checksum(value: Array, crc: int) -> int:
     """Return the checksum `crc` continued by an array; of a large one, by sums over its words."""
     flat = np.ascontiguousarray(value)
     if flat.nbytes < LARGE:
-        return zlib.crc32(flat, crc)
+        return crc32(flat, crc)
     data = flat.reshape(-1).view(np.uint8)
     whole = len(data) - len(data) % (8 * LANES)
     sums = data[:whole].view(np.uint64).reshape(-1, LANES).sum(0)
-    return zlib.crc32(data[whole:], zlib.crc32(sums, crc))
+    return crc32(data[whole:], crc32(sums, crc))
 
 
 def digest_of_losses(record: Record) -> str:
     """Return a checksum of what the updates reported; two that print alike are alike."""
     losses = [(k, float(v)) for k, v in sorted(record.items()) if k.startswith("train/")]
-    return f"{zlib.crc32(repr(losses).encode()):08x}"
+    return f"{crc32(repr(losses).encode()):08x}"
 
 
 @torch.no_grad()
@@ -104,7 +106,7 @@ def digest_of_weights(workflow: Workflow[Any]) -> str:
     sums = [torch.sum(_words(t), dtype=torch.int64) for t in tensors]
     if not sums:
         return f"{0:08x}"
-    return f"{zlib.crc32(torch.stack(sums).cpu().numpy()):08x}"
+    return f"{crc32(torch.stack(sums).cpu().numpy()):08x}"
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -1,0 +1,385 @@
+"""The verbs by which a run is trusted, looked into, put away and handed on."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dreamlab import build
+from dreamlab.config import LabConfig, compose, dump, load_config, read_yaml, to_yaml
+from dreamlab.core.errors import ConfigError, DivergedError, LabError
+from dreamlab.core.files import write_text
+from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.inspector import Inspector, operations, time_stages
+from dreamlab.engine.orchestrator import Orchestrator
+from dreamlab.engine.terminal import Terminal
+from dreamlab.envs.vector import Envs, make_env, spec_of
+from dreamlab.runs import cleanup as cleaning
+from dreamlab.runs import verify as verifying
+from dreamlab.runs.run import Run
+
+MIB = 2**20
+
+
+@contextmanager
+def _files() -> Iterator[None]:
+    """Turn what the disk refuses into one message."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        raise LabError(f"{what}{error.strerror or error}") from error
+
+
+# -- verify ---------------------------------------------------------------------------------------
+
+
+def verify(args: list[str]) -> int:
+    """Run a part of a run again in a clean process; 0 if everything is the same, 1 if not."""
+    parser = argparse.ArgumentParser(prog="dreamlab verify")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--frames", type=int, default=10_000, help="how far; 0: all recorded")
+    parser.add_argument("--from", dest="start", metavar="CHECKPOINT", help="latest, best or a name")
+    parser.add_argument("overrides", nargs="*", help="options to change in the second run")
+    options = parser.parse_args(args)
+    if not (options.folder / "config.yaml").exists():
+        raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")
+    run = Run(options.folder)
+    with _files(), tempfile.TemporaryDirectory(prefix="dreamlab_verify_") as scratch:
+        second = Path(scratch) / "run"
+        changed = _prepare(run, second, options.overrides)
+        begin = _copy_checkpoint(run, second, options.start) if options.start else 0
+        goal = _goal(run, begin, options.frames)
+        print(f"running env frames {begin:,} to {goal:,} of {options.folder} again", flush=True)
+        _run_again(second, goal)
+        verdict = verifying.compare(run, Run(second), begin)
+    rows = [*verifying.surroundings(run), *((f"options.{k}", a, b) for k, a, b in changed)]
+    return _report_verdict(verdict, rows)
+
+
+def _report_verdict(verdict: verifying.Verdict, rows: verifying.Rows) -> int:
+    if verdict.divergence is None:
+        if verdict.last is None:
+            raise LabError("the second run recorded nothing that could be compared")
+        last = verdict.last
+        print(
+            f"same: transitions, losses and weights at {verdict.compared} places, up to env frame "
+            f"{last['env_frames']:,} and update {last['updates']:,}"
+        )
+        if rows:
+            print("although these differ between then and now:\n" + verifying.table(rows))
+        return 0
+    print(verifying.describe(verdict.divergence))
+    if rows:
+        print("what differs between then and now:\n" + verifying.table(rows))
+    else:
+        print(
+            "versions, hardware, code and options are the same: something here is not a function "
+            "of the seed (on a GPU set deterministic=true; `dreamlab check` tries the environment)"
+        )
+    return 1
+
+
+def _prepare(run: Run, second: Path, overrides: Sequence[str]) -> verifying.Rows:
+    """Write the second run's configuration; return the options that it changes."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    node = read_yaml(run.config_path)
+    config = load_config(node)
+    try:
+        merged = OmegaConf.merge(OmegaConf.create(node), OmegaConf.from_dotlist(list(overrides)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"verify: {error}") from None
+    plain: Any = OmegaConf.to_container(merged)
+    changed = load_config(plain)
+    second.mkdir()
+    write_text(second / "config.yaml", to_yaml(_quiet(changed, second)))
+    return verifying.differences(dump(config), dump(changed))
+
+
+def _quiet(config: LabConfig, folder: Path) -> LabConfig:
+    """Return the same training without what only looks at it."""
+    log = replace(config.log, terminal="off", tensorboard=False, wandb=False, chain=True)
+    return replace(
+        config,
+        run=replace(config.run, dir=str(folder)),
+        log=log,
+        eval=replace(config.eval, every_frames=0, episodes=1, num_envs=1, video=False),
+        report=replace(config.report, every_frames=0),
+        checkpoint=replace(config.checkpoint, every_frames=0, every_s=0.0),
+        watch=replace(config.watch, on_nan="off", check_every_update=False, command=None),
+    )
+
+
+def _copy_checkpoint(run: Run, second: Path, which: str) -> int:
+    """Copy a checkpoint with all that it needs; return its env frames."""
+    if cleaning.is_locked(run.folder):
+        raise LabError(f"{run.folder} is being trained: leave out --from, or wait until it is done")
+    config = load_config(read_yaml(run.config_path))
+    checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint, print)
+    path = checkpoints.named(which) or checkpoints.folder / which
+    if not path.is_dir() or not path.name.isdigit():
+        raise LabError(f"{run.folder}: there is no checkpoint {which!r}; {checkpoints.names()}")
+    shutil.copytree(path, second / "checkpoints" / path.name)
+    if (run.folder / "buffers").is_dir():
+        shutil.copytree(run.folder / "buffers", second / "buffers")
+    for name in ("chain.jsonl", "metrics.jsonl"):
+        shutil.copy(run.folder / name, second / name)
+    return int(path.name)
+
+
+def _goal(run: Run, begin: int, frames: int) -> int:
+    """Return the env frames of the link to run to: the last one asked for, at least the next."""
+    links = verifying.whole_part(verifying.read_chain(run.folder))
+    ahead = [link["env_frames"] for link in links if link["env_frames"] > begin]
+    if not ahead:
+        raise LabError(f"{run.folder}: nothing was recorded after env frame {begin:,}")
+    near = [f for f in ahead if not frames or f <= begin + frames]
+    return near[-1] if near else ahead[0]
+
+
+def _run_again(second: Path, goal: int) -> None:
+    """Train the prepared folder up to a link, in a process of its own."""
+    command = [sys.executable, "-m", __name__, str(second), str(goal)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        text = "\n".join(done.stderr.strip().splitlines()[-8:])
+        raise LabError(f"the second run failed:\n{text}")
+
+
+class _EnoughError(Exception):
+    """The second run has come as far as it should."""
+
+
+def again(folder: Path, goal: int) -> int:
+    """Train a prepared folder up to a link: what the clean process does."""
+    run = Run(folder)
+    config = load_config(read_yaml(run.config_path))
+    loop = build.build(config, run, Terminal("off", config.name))
+    loop.load()
+    flush = loop.flush
+
+    def until() -> dict[str, float]:
+        record = flush()
+        if record["env_frames"] >= goal:
+            raise _EnoughError
+        return record
+
+    loop.flush = until
+    with suppress(_EnoughError):
+        loop.run()
+    return 0
+
+
+# -- debug ----------------------------------------------------------------------------------------
+
+
+def debug(args: list[str]) -> int:
+    """Train for a few hundred frames with every check on; 1 if an error was found."""
+    parser = argparse.ArgumentParser(prog="dreamlab debug", allow_abbrev=False)
+    parser.add_argument("--frames", type=int, default=500)
+    options, overrides = parser.parse_known_args(args)
+    config = _debug_config(overrides, options.frames)
+    build.check(config)
+    with _files(), tempfile.TemporaryDirectory() as scratch:
+        folder = Path(config.run.dir or f"{scratch}/checked")
+        inspector = Inspector(_open(config, folder), config.env.normalize_obs is not None)
+        inspector.attach()
+        error: LabError | None = None
+        try:
+            inspector.loop.run()
+        except DivergedError as diverged:
+            error = diverged
+        _report_inspection(inspector, error)
+        if error is None:  # again without the checks, which would be most of the profile
+            watch = replace(config.watch, check_every_update=False, profile_updates=3)
+            plain = replace(config, watch=watch)
+            loop = _open(plain, Path(scratch) / "profiled")
+            seconds = time_stages(loop)
+            loop.run()
+            _report_profile(loop, seconds)
+    found = [f.level for f in inspector.findings()]
+    return 1 if error is not None or "error" in found else 0
+
+
+def _open(config: LabConfig, folder: Path) -> Orchestrator:
+    """Return the loop of a new run folder."""
+    if Run(folder).config_path.exists():
+        raise LabError(f"{folder} holds a run already: choose another run.dir")
+    run, config, _ = build.open_run(replace(config, run=replace(config.run, dir=str(folder))))
+    return build.build(config, run, Terminal("off", config.name))
+
+
+def _debug_config(overrides: list[str], frames: int) -> LabConfig:
+    preset = [] if any("preset=" in o for o in overrides) else ["+preset=debug"]
+    config = load_config(compose([*overrides, *preset]))
+    return replace(
+        config,
+        compile=False,
+        training=replace(config.training, total_frames=frames),
+        log=replace(config.log, terminal="off"),
+        eval=replace(config.eval, video=False),
+        watch=replace(config.watch, check_every_update=True, profile_updates=0, on_nan="stop"),
+    )
+
+
+def _report_inspection(inspector: Inspector, error: LabError | None) -> None:
+    counters, findings = inspector.loop.counters, inspector.findings()
+    print(f"{counters.env_frames} env frames, {counters.updates} updates")
+    print("\nfindings" if findings or error else "\nnothing wrong was found")
+    for finding in findings:
+        print(f"  {finding.level:8s} {finding.text}")
+    if error is not None:
+        print(f"  error    {error}")
+    print("\ninputs                       lowest     highest")
+    for name, seen in [*inspector.obs.items(), ("action", inspector.action)]:
+        print(f"  {name:24s} {seen.low:10.4g}  {seen.high:10.4g}")
+    print("\ngradients, after clipping     first      median     largest")
+    for name, first, median, largest in inspector.gradient_rows():
+        print(f"  {name:24s} {first:10.3g}  {median:10.3g}  {largest:10.3g}")
+    print("\nlargest activations")
+    for name, seen in sorted(inspector.outputs.items(), key=lambda x: -x[1].largest)[:5]:
+        print(f"  {name:40s} {seen.largest:10.3g}")
+
+
+def _report_profile(loop: Orchestrator, seconds: dict[str, float]) -> None:
+    print("\ntime, without the checks")
+    total = sum(seconds.values())
+    for name, spent in sorted(seconds.items(), key=lambda x: -x[1]):
+        print(f"  {name:24s} {spent:8.2f} s  {spent / total:6.1%}")
+    for name, share in operations(loop, 5):
+        print(f"    of updates: {name[:40]:40s} {share:6.1%}")
+
+
+# -- cleanup --------------------------------------------------------------------------------------
+
+
+def cleanup(args: list[str]) -> int:
+    """Say what old runs would give back; with --yes remove it."""
+    parser = argparse.ArgumentParser(prog="dreamlab cleanup")
+    parser.add_argument("root", type=Path, nargs="?", default=Path("experiments"))
+    parser.add_argument("--keep-best", type=int, default=10, help="of each experiment")
+    parser.add_argument("--keep-recent", type=int, default=30, help="of all runs")
+    parser.add_argument("--yes", action="store_true", help="do it, instead of saying what it does")
+    options = parser.parse_args(args)
+    if min(options.keep_best, options.keep_recent) < 0:
+        raise LabError("cleanup: --keep-best and --keep-recent cannot be negative")
+    with _files():
+        runs = cleaning.survey(options.root, options.keep_best, options.keep_recent)
+    if not runs:
+        raise LabError(f"{options.root}: there is no run")
+    due = [run for run in runs if run.due]
+    for run in due:
+        if options.yes:
+            cleaning.clean(run)
+        print(f"{'cleaned' if options.yes else 'would clean':12s} {_mib(run.total)}  {run.folder}")
+    reasons = [run.kept for run in runs if run.kept]
+    counted = ", ".join(f"{reasons.count(r)} {r}" for r in sorted(set(reasons)))
+    print(f"{len(due)} of {len(runs)} runs to clean" + (f"; kept: {counted}" if counted else ""))
+    for kind, size in cleaning.totals(due).items():
+        print(f"  {kind:12s} {_mib(size)}")
+    print(f"  {'together':12s} {_mib(sum(run.total for run in due))}")
+    if due and not options.yes:
+        print("nothing was removed: add --yes to do it")
+    return 0
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:10.1f} MiB"
+
+
+# -- export-policy --------------------------------------------------------------------------------
+
+
+def export_policy(args: list[str]) -> int:
+    """Write a run's policy for other programs, compared with the original before it counts."""
+    parser = argparse.ArgumentParser(prog="dreamlab export-policy")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--format", choices=["onnx", "torchscript"], default="onnx")
+    parser.add_argument("--checkpoint", default="latest", help="latest, best or a name")
+    parser.add_argument("--out", type=Path, help="the file; FOLDER/export/policy.* otherwise")
+    parser.add_argument("--batch", type=int, default=1, help="rows of every input")
+    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--hub", type=Path, help="write a folder for a model hub instead")
+    options = parser.parse_args(args)
+    if not (options.folder / "config.yaml").exists():
+        raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")
+    trained = build.load_policy(options.folder, options.checkpoint)
+    with _files():
+        if options.hub is not None:
+            from dreamlab.interop.hub import write_hub
+
+            about = {"env": trained.config.env.id, "frames": trained.env_frames}
+            run = Run(options.folder)
+            write_hub(options.hub, run, trained.workflow, trained.statistics, about)
+            print(f"hub folder {options.hub}")
+            return 0
+        return _export(trained, options)
+
+
+def _export(trained: build.Trained, options: Any) -> int:
+    from dreamlab.interop import policy_export as exporting
+
+    env = trained.config.env
+    envs = Envs(replace(env, num_envs=options.batch, vector="sync", normalize_obs=None), 0)
+    wrapper = exporting.action_wrapper(make_env(env, 0, 0))
+    normalize = exporting.Normalize(env.normalize_obs, trained.statistics)
+    workflow = trained.workflow.cpu().eval()
+    actions = exporting.actions_of(wrapper)
+    policy = exporting.Exported(workflow, normalize, actions, options.batch)
+    name = f"policy{exporting.SUFFIX[options.format]}"
+    path: Path = options.out or options.folder / "export" / name
+    unchecked = path.with_name(f".{path.name}.unchecked")
+    try:
+        run_file = exporting.write_policy(policy, unchecked, options.format)
+        steps = exporting.record(policy, workflow, envs, 64)
+        taken = wrapper.action if wrapper is not None else lambda a: a
+        parity = exporting.compare(policy, run_file, workflow, steps, taken)
+        if not parity.worst <= options.tolerance:
+            raise LabError(
+                f"export-policy: the {options.format} file differs from the original by "
+                f"{parity.worst:.3g}, more than --tolerance {options.tolerance:g}; it was removed"
+            )
+        unchecked.replace(path)
+    finally:
+        unchecked.unlink(missing_ok=True)
+        envs.close()
+    manifest = Run(options.folder).manifest
+    about = {
+        "run": manifest.get("id"), "env": env.id, "env_frames": trained.env_frames,
+        "versions": manifest.get("versions"), "max_difference": parity.worst,
+    }  # fmt: skip
+    beside = exporting.write_metadata(path, policy, options.format, about)
+    print(f"file            {path}\nmetadata        {beside}")
+    print(
+        f"inputs          {', '.join(policy.inputs)}\noutputs         {', '.join(policy.outputs)}"
+    )
+    print(f"max difference  {parity.worst:.3g} over {parity.steps} steps")
+    return 0
+
+
+def load_hub(folder: Path) -> build.Trained:
+    """Return the policy of a folder that `export-policy --hub` wrote."""
+    from dreamlab.interop import hub
+
+    if not hub.is_hub(folder):
+        raise LabError(f"{folder} is not a hub folder: it has no model.safetensors")
+    config = load_config(read_yaml(folder / "config.yaml"))
+    probe = make_env(config.env, 0, 0)
+    workflow = build.build_workflow(config, spec_of(probe))
+    probe.close()
+    hub.load_weights(folder, workflow)
+    return build.Trained(config, workflow, hub.load_statistics(folder), env_frames=0)
+
+
+if __name__ == "__main__":
+    sys.exit(again(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,143 @@
+"""Compares the chain of a run with that of a second one, and says what else differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dreamlab.core.errors import LabError
+from dreamlab.core.tree import tree_leaves
+from dreamlab.runs.run import Run, _git, git_state, hardware, versions
+
+COUNTERS = ("env_frames", "decisions", "updates")
+KINDS = ("transitions", "losses", "weights")
+Link = dict[str, Any]
+Rows = list[tuple[str, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first thing that differs: somewhere after `since`, at the latest at `link`."""
+
+    kind: str
+    since: Link | None
+    link: Link
+    found: Link
+    values: Rows = field(default_factory=list)
+    """Losses that differ: name, expected, found."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison came to."""
+
+    compared: int
+    last: Link | None
+    divergence: Divergence | None
+
+
+def read_chain(folder: Path) -> list[Link]:
+    """Return the links of a run; a last line cut short by a crash is left out."""
+    path = folder / "chain.jsonl"
+    if not path.exists():
+        raise LabError(
+            f"{folder} has no chain.jsonl: it was made by an older version, or with "
+            "log.chain=false; there is nothing to compare with"
+        )
+    links: list[Link] = []
+    for line in path.read_text().splitlines():
+        try:
+            links.append(json.loads(line))
+        except ValueError:
+            break
+    return links
+
+
+def whole_part(links: list[Link]) -> list[Link]:
+    """Return the links before the first that has not seen everything since the run began."""
+    return links[: next((i for i, link in enumerate(links) if link["missed"]), len(links))]
+
+
+def compare(run: Run, second: Run, after_frames: int) -> Verdict:
+    """Return where `second`, which began at a number of frames, leaves what `run` recorded."""
+    expected = [x for x in whole_part(read_chain(run.folder)) if x["env_frames"] > after_frames]
+    found = [x for x in read_chain(second.folder) if x["env_frames"] > after_frames]
+    before: Link | None = None
+    for number, (old, new) in enumerate(zip(expected, found, strict=False)):
+        kind = _first_difference(old, new)
+        if kind is not None:
+            values = _losses(run, second, old) if kind == "losses" else []
+            return Verdict(number, before, Divergence(kind, before, old, new, values))
+        before = old
+    return Verdict(min(len(expected), len(found)), before, None)
+
+
+def _first_difference(old: Link, new: Link) -> str | None:
+    kind = next((kind for kind in KINDS if old[kind] != new[kind]), None)
+    moved = any(old[k] != new[k] for k in COUNTERS)
+    return "counters" if kind is None and moved else kind
+
+
+def _losses(run: Run, second: Run, link: Link) -> Rows:
+    """Return the metrics of training that differ at a link."""
+    place = (link["env_frames"], link["updates"])
+    pair = [
+        next((m for m in r.metrics() if (m["env_frames"], m["updates"]) == place), {})
+        for r in (run, second)
+    ]
+    names = sorted(k for k in pair[0].keys() | pair[1].keys() if k.startswith("train/"))
+    return [(k, pair[0].get(k), pair[1].get(k)) for k in names if pair[0].get(k) != pair[1].get(k)]
+
+
+def surroundings(run: Run) -> Rows:
+    """Return what differs between then and now in versions, hardware and code."""
+    manifest = run.manifest
+    rows: Rows = []
+    for part, now in (("versions", versions()), ("hardware", hardware())):
+        then = manifest.get(part, {})
+        rows += [(f"{part}.{k}", a, b) for k, a, b in differences(then, now)]
+    if manifest.get("exact_resume") is False:
+        rows.append(("resume", "some environments began a new episode", "never interrupted"))
+    return rows + list(_code(manifest.get("git", {}), git_state()))
+
+
+def differences(then: Any, now: Any) -> Rows:
+    """Return the leaves of two trees that differ, by path."""
+    a, b = dict(tree_leaves(then)), dict(tree_leaves(now))
+    keys = sorted(a.keys() | b.keys())
+    return [(k.replace("/", "."), a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
+
+
+def _code(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    if then.get("commit") != now.get("commit"):
+        yield "code.commit", then.get("commit"), now.get("commit")
+        listed = _git(Path(__file__).parent, "diff", "--name-only", str(then.get("commit")), "HEAD")
+        names = [n for n in (listed or "").split() if n.startswith("src/")]
+        if names:
+            yield "code.files", f"{len(names)} changed since", ", ".join(names[:5])
+    if then.get("diff") != now.get("diff"):
+        a, b = (f"{len((x.get('diff') or '').splitlines())} lines" for x in (then, now))
+        yield "code.uncommitted changes", a, b
+
+
+def describe(divergence: Divergence) -> str:
+    """Return the first divergence as text."""
+    d = divergence
+    since = d.since or {"env_frames": "the start", "updates": 0}
+    lines = [
+        f"diverged: {d.kind}, after env frame {since['env_frames']} (update {since['updates']}) "
+        f"and by env frame {d.link['env_frames']} (update {d.link['updates']})"
+    ]
+    shown = [d.kind] if d.kind in KINDS else []
+    shown += [n for n in COUNTERS if d.link[n] != d.found[n]]
+    lines += [f"  {n}  expected {d.link[n]}  found {d.found[n]}" for n in shown]
+    lines += [f"  {name}  expected {a!r}  found {b!r}" for name, a, b in d.values[:8]]
+    return "\n".join(lines)
+
+
+def table(rows: Rows) -> str:
+    """Return differences as lines: what, then, now."""
+    return "\n".join(f"  {name}: {a} -> {b}" for name, a, b in rows)
