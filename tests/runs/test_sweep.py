@@ -21,7 +21,7 @@ from dreamlab.runs.launch.job import Job, Lock, last_record, returns, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits, Local, place
 from dreamlab.runs.launch.view import View, progress, time_left
 from dreamlab.runs.sweep import Sweep, SweepConfig, distribution, make_jobs, points
-from tests.runs.many import LONG, begun, kill_all, saved, wait_for, write_sweep
+from tests.runs.many import LONG, begun, holders, kill_all, saved, wait_for, write_sweep
 
 ROOT = Path("/nowhere")
 
@@ -376,6 +376,24 @@ def test_submitit_runs_and_stops_jobs(stop, tmp_path):
     pytest.importorskip("submitit")
     states = launched(LauncherConfig(name="slurm", cluster="local"), tmp_path, stop)
     assert states == ["interrupted" if stop else "finished"] * 2
+
+
+@pytest.mark.slow
+def test_a_job_whose_time_is_up_goes_back_into_the_queue_and_goes_on(tmp_path):
+    pytest.importorskip("submitit")
+    path = write_sweep(tmp_path, "training.total_frames=40_000", "checkpoint.every_frames=500")
+    base = SweepConfig(experiment="ppo_cartpole", overrides=_overrides(path))
+    (job,) = make_jobs(base, tmp_path / "s")
+    config = LauncherConfig(name="slurm", cluster="local")
+    handle = make_launcher(config, Limits(cpus=1), 1, tmp_path / "s").start(job, 0)
+    wait_for(lambda: saved(tmp_path / "s"))
+    for pid in holders(job.folder / "run.lock"):
+        if b"submitit" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGUSR2)  # what SLURM sends shortly before the limit
+    wait_for(lambda: handle.poll() is not None)
+    assert handle.poll() == "finished"
+    assert job.record()["attempts"] == 2
+    assert '"resumed"' in (job.run_folder / "events.jsonl").read_text()
 
 
 @pytest.mark.slow

@@ -10,6 +10,9 @@ from dreamlab.core.errors import require
 from dreamlab.runs.launch.job import Job, Outcome
 from dreamlab.runs.launch.local import Attempt, Handle, LauncherConfig, Limits, Place, carry_out
 
+DAY_MIN = 24 * 60  # the time limit if none was given: submitit's own is five minutes
+MOST_LIMITS = 100  # how often a job may run out of time before that is a failure
+
 
 class Errand:
     """What a node does: one job. At the time limit it saves and asks to be put back."""
@@ -67,11 +70,13 @@ class Slurm:
             "cpus_per_task": limits.cpus or None,
             "gpus_per_node": int(limits.gpus) if limits.gpus else None,
             "mem_gb": limits.memory_gb,
-            "timeout_min": limits.time_min,
+            "timeout_min": limits.time_min or DAY_MIN,
             "name": folder.name,
         }
         self.limits = limits
-        self.executor = submitit.AutoExecutor(folder / "submitit", cluster=config.cluster)
+        self.executor = submitit.AutoExecutor(
+            folder / "submitit", cluster=config.cluster, slurm_max_num_timeout=MOST_LIMITS
+        )
         given = {k: v for k, v in asked.items() if v is not None}
         self.executor.update_parameters(**given, **config.options)
 

@@ -33,7 +33,7 @@ class View:
     def start(self) -> None:
         """Begin to draw, on a terminal."""
         if self.console.is_terminal:
-            self.live = Live(console=self.console, refresh_per_second=2)
+            self.live = Live(console=self.console, refresh_per_second=2, transient=True)
             self.live.start()
 
     def say(self, text: str) -> None:
