@@ -38,6 +38,7 @@ USAGE = """dreamlab <verb> [options]
   debug     +experiment=NAME [key=value ...]     a few hundred frames with every check on
   cleanup   [ROOT] [--keep-best N] [--yes]       remove checkpoints and buffers of old runs
   export-policy RUN --format onnx|torchscript    a policy for other programs, or --hub FOLDER
+  watch     [ROOT ...] [--all] [--once]          live runs: returns, speed, time left, alerts
   doctor                                         what works on this machine
   demo                                           train something in two minutes and show it
 
