@@ -36,6 +36,11 @@ def write_sweep(folder: Path, *overrides: str, **options: Any) -> str:
     return str(folder / "s.yaml")
 
 
+def overrides_of(path: str) -> tuple[str, ...]:
+    """Return what a sweep's file gives to all jobs."""
+    return tuple(yaml.safe_load(Path(path).read_text())["overrides"])
+
+
 @contextmanager
 def begun(verb: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start the command; it does not outlive the test."""

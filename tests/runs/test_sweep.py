@@ -21,7 +21,16 @@ from dreamlab.runs.launch.job import Job, Lock, last_record, returns, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits, Local, place
 from dreamlab.runs.launch.view import View, progress, time_left
 from dreamlab.runs.sweep import Sweep, SweepConfig, distribution, make_jobs, points
-from tests.runs.many import LONG, begun, holders, kill_all, saved, wait_for, write_sweep
+from tests.runs.many import (
+    LONG,
+    begun,
+    holders,
+    kill_all,
+    overrides_of,
+    saved,
+    wait_for,
+    write_sweep,
+)
 
 ROOT = Path("/nowhere")
 
@@ -184,7 +193,7 @@ def test_a_failed_job_does_not_stop_the_rest_and_nothing_is_run_twice(tmp_path, 
     assert "| " in out.split("failed: ")[1]  # its last words
     assert "--retry-failed" in out
     bad, good = make_jobs(SweepConfig(
-        experiment="ppo_cartpole", overrides=_overrides(path), parameters={"env.num_envs": [-1, 4]}
+        experiment="ppo_cartpole", overrides=overrides_of(path), parameters={"env.num_envs": [-1, 4]}
     ), tmp_path / "s")  # fmt: skip
     assert (bad.status(), good.status()) == ("failed", "finished")
     written = (good.run_folder / "metrics.jsonl").stat().st_mtime_ns
@@ -199,12 +208,6 @@ def test_a_failed_job_does_not_stop_the_rest_and_nothing_is_run_twice(tmp_path, 
     assert rows[1][1:6] == ["-1", "0", "failed", "0", "-"]
     assert rows[2][3] == "finished"
     assert float(rows[2][-1]) == returns(good.run_folder)[-1][1]
-
-
-def _overrides(path: str) -> tuple[str, ...]:
-    import yaml
-
-    return tuple(yaml.safe_load(Path(path).read_text())["overrides"])
 
 
 # -- limits and locks -----------------------------------------------------------------------------
@@ -306,7 +309,7 @@ def test_a_sweep_that_is_killed_finishes_what_is_missing(tmp_path):
     frames = ("training.total_frames=30_000", "checkpoint.every_frames=500")
     path = write_sweep(tmp_path, *frames, seeds=[0, 1, 2], parallel_jobs=2)
     jobs = [
-        Job(tmp_path / "s", ("+experiment=ppo_cartpole", *_overrides(path), f"seed={s}"), {})
+        Job(tmp_path / "s", ("+experiment=ppo_cartpole", *overrides_of(path), f"seed={s}"), {})
         for s in range(3)
     ]
     with begun("sweep", path) as first:
@@ -353,7 +356,7 @@ def test_two_sweeps_on_one_folder_share_the_jobs(tmp_path):
 def launched(config: LauncherConfig, folder: Path, stop: bool) -> list[str]:
     """Run two jobs on a launcher, or interrupt them once they have saved; return their states."""
     path = write_sweep(folder, *(LONG if stop else ()))
-    base = SweepConfig(experiment="ppo_cartpole", overrides=_overrides(path), seeds=(0, 1))
+    base = SweepConfig(experiment="ppo_cartpole", overrides=overrides_of(path), seeds=(0, 1))
     jobs = make_jobs(base, folder / "s")
     crew = Crew(make_launcher(config, Limits(cpus=1), 2, folder / "s"), 2)
     sweep = Sweep(jobs, crew, View("t", 2), False)
@@ -382,7 +385,7 @@ def test_submitit_runs_and_stops_jobs(stop, tmp_path):
 def test_a_job_whose_time_is_up_goes_back_into_the_queue_and_goes_on(tmp_path):
     pytest.importorskip("submitit")
     path = write_sweep(tmp_path, "training.total_frames=40_000", "checkpoint.every_frames=500")
-    base = SweepConfig(experiment="ppo_cartpole", overrides=_overrides(path))
+    base = SweepConfig(experiment="ppo_cartpole", overrides=overrides_of(path))
     (job,) = make_jobs(base, tmp_path / "s")
     config = LauncherConfig(name="slurm", cluster="local")
     handle = make_launcher(config, Limits(cpus=1), 1, tmp_path / "s").start(job, 0)
