@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dreamlab import build
 from dreamlab.config import LabConfig, compose, dump, load_config, read_yaml, to_yaml
 from dreamlab.core.errors import ConfigError, DivergedError, LabError
 from dreamlab.core.files import write_text
 from dreamlab.engine.checkpoint import Checkpoints
-from dreamlab.engine.inspector import Inspector, operations, time_stages
+from dreamlab.engine.inspector import Inspector, operations, stop_after, time_stages
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.envs.vector import Envs, make_env, spec_of
@@ -57,9 +59,11 @@ def verify(args: list[str]) -> int:
         second = Path(scratch) / "run"
         changed = _prepare(run, second, options.overrides)
         begin = _copy_checkpoint(run, second, options.start) if options.start else 0
-        goal = _goal(run, begin, options.frames)
-        print(f"running env frames {begin:,} to {goal:,} of {options.folder} again", flush=True)
-        _run_again(second, goal)
+        ahead = _ahead(run, begin, options.frames)
+        print(
+            f"running env frames {begin:,} to {ahead[-1]:,} of {options.folder} again", flush=True
+        )
+        _run_again(second, len(ahead))
         verdict = verifying.compare(run, Run(second), begin)
     rows = [*verifying.surroundings(run), *((f"options.{k}", a, b) for k, a, b in changed)]
     return _report_verdict(verdict, rows)
@@ -137,19 +141,18 @@ def _copy_checkpoint(run: Run, second: Path, which: str) -> int:
     return int(path.name)
 
 
-def _goal(run: Run, begin: int, frames: int) -> int:
-    """Return the env frames of the link to run to: the last one asked for, at least the next."""
+def _ahead(run: Run, begin: int, frames: int) -> list[int]:
+    """Return the env frames of the links to compare: those asked for, at least the next one."""
     links = verifying.whole_part(verifying.read_chain(run.folder))
     ahead = [link["env_frames"] for link in links if link["env_frames"] > begin]
     if not ahead:
         raise LabError(f"{run.folder}: nothing was recorded after env frame {begin:,}")
-    near = [f for f in ahead if not frames or f <= begin + frames]
-    return near[-1] if near else ahead[0]
+    return [f for f in ahead if not frames or f <= begin + frames] or ahead[:1]
 
 
-def _run_again(second: Path, goal: int) -> None:
-    """Train the prepared folder up to a link, in a process of its own."""
-    command = [sys.executable, "-m", __name__, str(second), str(goal)]
+def _run_again(second: Path, links: int) -> None:
+    """Train the prepared folder for a number of links, in a process of its own."""
+    command = [sys.executable, "-m", __name__, str(second), str(links)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         text = "\n".join(done.stderr.strip().splitlines()[-8:])
@@ -160,21 +163,22 @@ class _EnoughError(Exception):
     """The second run has come as far as it should."""
 
 
-def again(folder: Path, goal: int) -> int:
-    """Train a prepared folder up to a link: what the clean process does."""
+def again(folder: Path, links: int) -> int:
+    """Train a prepared folder for a number of links: what the clean process does."""
     run = Run(folder)
     config = load_config(read_yaml(run.config_path))
     loop = build.build(config, run, Terminal("off", config.name))
     loop.load()
-    flush = loop.flush
+    flush, left = loop.flush, [links]
 
-    def until() -> dict[str, float]:
+    def counted() -> dict[str, float]:
         record = flush()
-        if record["env_frames"] >= goal:
+        left[0] -= 1
+        if left[0] == 0:
             raise _EnoughError
         return record
 
-    loop.flush = until
+    loop.flush = counted
     with suppress(_EnoughError):
         loop.run()
     return 0
@@ -188,12 +192,13 @@ def debug(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="dreamlab debug", allow_abbrev=False)
     parser.add_argument("--frames", type=int, default=500)
     options, overrides = parser.parse_known_args(args)
-    config = _debug_config(overrides, options.frames)
+    config = _debug_config(overrides)
     build.check(config)
     with _files(), tempfile.TemporaryDirectory() as scratch:
         folder = Path(config.run.dir or f"{scratch}/checked")
         inspector = Inspector(_open(config, folder), config.env.normalize_obs is not None)
         inspector.attach()
+        stop_after(inspector.loop, options.frames)
         error: LabError | None = None
         try:
             inspector.loop.run()
@@ -205,6 +210,7 @@ def debug(args: list[str]) -> int:
             plain = replace(config, watch=watch)
             loop = _open(plain, Path(scratch) / "profiled")
             seconds = time_stages(loop)
+            stop_after(loop, options.frames)
             loop.run()
             _report_profile(loop, seconds)
     found = [f.level for f in inspector.findings()]
@@ -219,13 +225,12 @@ def _open(config: LabConfig, folder: Path) -> Orchestrator:
     return build.build(config, run, Terminal("off", config.name))
 
 
-def _debug_config(overrides: list[str], frames: int) -> LabConfig:
+def _debug_config(overrides: list[str]) -> LabConfig:
     preset = [] if any("preset=" in o for o in overrides) else ["+preset=debug"]
     config = load_config(compose([*overrides, *preset]))
     return replace(
         config,
         compile=False,
-        training=replace(config.training, total_frames=frames),
         log=replace(config.log, terminal="off"),
         eval=replace(config.eval, video=False),
         watch=replace(config.watch, check_every_update=True, profile_updates=0, on_nan="stop"),
@@ -329,6 +334,7 @@ def export_policy(args: list[str]) -> int:
 def _export(trained: build.Trained, options: Any) -> int:
     from dreamlab.interop import policy_export as exporting
 
+    torch.set_num_threads(1)  # a row at a time is too little work to share
     env = trained.config.env
     envs = Envs(replace(env, num_envs=options.batch, vector="sync", normalize_obs=None), 0)
     wrapper = exporting.action_wrapper(make_env(env, 0, 0))

@@ -228,6 +228,17 @@ def time_stages(loop: Orchestrator) -> dict[str, float]:
     return seconds
 
 
+def stop_after(loop: Orchestrator, frames: int) -> None:
+    """Let a loop end, without a last evaluation, as soon as it has come so far."""
+    do = loop._do
+
+    def counted(action: str) -> None:
+        do(action)
+        loop.stop_requested = loop.counters.env_frames >= frames
+
+    loop._do = counted
+
+
 def operations(loop: Orchestrator, num: int) -> list[tuple[str, float]]:
     """Return the most expensive operations of the profiled updates, with their share."""
     if loop.profiler is None:

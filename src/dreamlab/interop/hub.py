@@ -96,9 +96,9 @@ def _is_tensor(value: Any) -> bool:
 def load_weights(folder: Path, workflow: Workflow[Any]) -> None:
     """Fill a workflow from a hub's folder; raise if anything is missing or too much."""
     found = _load(folder / "model.safetensors")
-    wanted = weights(workflow).keys()
-    if found.keys() != wanted:
-        odd = sorted(found.keys() ^ wanted)
+    has, needs = ({k: v.shape for k, v in x.items()} for x in (found, weights(workflow)))
+    if has != needs:
+        odd = sorted(k for k in has.keys() | needs.keys() if has.get(k) != needs.get(k))
         raise LabError(f"{folder}: the weights do not fit its configuration: {', '.join(odd[:5])}")
     workflow.load_state_dict(found, strict=False)
 

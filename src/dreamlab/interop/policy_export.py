@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -159,6 +161,7 @@ class Exported(nn.Module):
             if hasattr(module, "fusible"):  # that way leads through numpy
                 object.__setattr__(module, "fusible", False)
         self.normalize, self.actions, self.policy = normalize, actions, policy_of(workflow)
+        self.eval()
         self.obs_names = sorted(workflow.spec.obs)
         self.memory_names = sorted(memory_of(workflow, workflow.initial_state(1)))
 
@@ -219,9 +222,16 @@ Runner = Callable[[tuple[Tensor, ...]], list[Tensor]]
 @torch.no_grad()
 def write_policy(policy: Exported, path: Path, kind: Format) -> Runner:
     """Write the file; return a function that runs what was written."""
-    if kind == "torchscript":
-        return _write_torchscript(policy, path)
-    return _write_onnx(policy, path)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # of what is not installed and not needed
+    try:
+        with warnings.catch_warnings():  # of what a trace may get wrong: it is compared afterwards
+            warnings.simplefilter("ignore")
+            write = _write_torchscript if kind == "torchscript" else _write_onnx
+            return write(policy, path)
+    finally:
+        logger.setLevel(level)
 
 
 def _write_torchscript(policy: Exported, path: Path) -> Runner:
@@ -239,9 +249,10 @@ def _write_onnx(policy: Exported, path: Path) -> Runner:
         dynamo=True, verbose=False, optimize=True,
     )  # fmt: skip
     write_atomic(path, lambda file: file.write(program.model_proto.SerializeToString()))
-    session: Any = importlib.import_module("onnxruntime").InferenceSession(
-        str(path), providers=["CPUExecutionProvider"]
-    )
+    runtime: Any = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1  # one row is too little work to share
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = {i.name for i in session.get_inputs()}
 
     def run(values: tuple[Tensor, ...]) -> list[Tensor]:
