@@ -27,6 +27,10 @@ class Dreams:
         """Return actions for states [n, ...]."""
         raise NotImplementedError
 
+    def rows(self, steps: int) -> int:
+        """Return the rows of one product: a sequence goes through the model step by step."""
+        return max(1, steps // 16)
+
     def imagine(
         self, horizon: int, start: Latent, policy: Policy | None = None, noise: Tensor | None = None
     ) -> tuple[Latent, Tensor]:
