@@ -37,6 +37,8 @@ $(VENV)/.dev: $(VENV)/.core
 	bash scripts/install_apt.sh
 	$(PIP) -e ".[dev,all]"
 	bash scripts/install_nodeps.sh $(VENV)/bin/python
+# apart from the rest: its library and other packages' crash in one process; only scripts of the tests see it
+	$(PIP) --no-deps --target $(VENV)/triton --upgrade triton==3.6.0
 	touch $@
 
 clean:
