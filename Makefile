@@ -12,7 +12,8 @@ test: $(VENV)/.dev
 	DREAMLAB_REQUIRE_EXTRAS=1 $(VENV)/bin/pytest
 
 slow: $(VENV)/.dev
-	$(VENV)/bin/pytest -m slow
+	$(PIP) -e ".[ray]"
+	DREAMLAB_REQUIRE_EXTRAS=1 $(VENV)/bin/pytest -m slow
 
 learns: $(VENV)/.dev
 	$(VENV)/bin/pytest -m learns

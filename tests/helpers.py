@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dreamlab import build
 from dreamlab.config import LabConfig, compose, load_config
@@ -56,3 +60,10 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines
     ]
+
+
+def need(module: str) -> Any:
+    """Import what an extra brings; without it skip, or fail where all extras must be there."""
+    if os.environ.get("DREAMLAB_REQUIRE_EXTRAS") == "1":
+        return importlib.import_module(module)
+    return pytest.importorskip(module)

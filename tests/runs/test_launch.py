@@ -12,6 +12,7 @@ from dreamlab.runs.launch.crew import Crew, make_launcher
 from dreamlab.runs.launch.local import LauncherConfig, Limits
 from dreamlab.runs.launch.view import View
 from dreamlab.runs.sweep import Sweep, SweepConfig, make_jobs
+from tests.helpers import need
 from tests.runs.many import LONG, holders, overrides_of, saved, wait_for, write_sweep
 
 
@@ -38,14 +39,14 @@ def launched(config: LauncherConfig, folder: Path, stop: bool) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [False, True])
 def test_submitit_runs_and_stops_jobs(stop, tmp_path):
-    pytest.importorskip("submitit")
+    need("submitit")
     states = launched(LauncherConfig(name="slurm", cluster="local"), tmp_path, stop)
     assert states == ["interrupted" if stop else "finished"] * 2
 
 
 @pytest.mark.slow
 def test_a_job_whose_time_is_up_goes_back_into_the_queue_and_goes_on(tmp_path):
-    pytest.importorskip("submitit")
+    need("submitit")
     path = write_sweep(tmp_path, "training.total_frames=40_000", "checkpoint.every_frames=500")
     base = SweepConfig(experiment="ppo_cartpole", overrides=overrides_of(path))
     (job,) = make_jobs(base, tmp_path / "s")
@@ -64,7 +65,7 @@ def test_a_job_whose_time_is_up_goes_back_into_the_queue_and_goes_on(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_ray_cluster_runs_and_stops_jobs(stop, tmp_path):
-    pytest.importorskip("ray")
+    need("ray")
     options = {"num_cpus": 2, "include_dashboard": False}
     states = launched(LauncherConfig(name="ray", options=options), tmp_path, stop)
     assert states == ["interrupted" if stop else "finished"] * 2

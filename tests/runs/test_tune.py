@@ -29,9 +29,10 @@ from dreamlab.runs.tune import (
     valid,
     write_results,
 )
+from tests.helpers import need
 from tests.runs.many import LONG, begun, kill_all, saved, wait_for, write_sweep
 
-optuna = pytest.importorskip("optuna")
+optuna = need("optuna")
 STATES = optuna.trial.TrialState
 COMPLETE, FAIL, PRUNED, RUNNING, WAITING = (
     STATES.COMPLETE, STATES.FAIL, STATES.PRUNED, STATES.RUNNING, STATES.WAITING

@@ -275,11 +275,8 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         """Set the learning rates for this moment of the training."""
         if self.config.schedule == "const":
             return
-        bend = (
-            progress
-            if self.config.schedule == "linear"
-            else 0.5 - 0.5 * math.cos(math.pi * progress)
-        )
+        wave = 0.5 - 0.5 * math.cos(math.pi * progress)
+        bend = progress if self.config.schedule == "linear" else wave
         for opt in self.optimizers.values():
             opt.set_lr(opt.config.lr * (1 - 0.9 * bend))
 
