@@ -40,7 +40,7 @@ USAGE = """dreamlab <verb> [options]
   export-policy RUN --format onnx|torchscript    a policy for other programs, or --hub FOLDER
   watch     [ROOT ...] [--all] [--once]          live runs: returns, speed, time left, alerts
   doctor                                         what works on this machine
-  demo                                           train a world model in a few minutes and show its dream
+  demo                                           train a world model, show its dream
 
 train, plan: --cfg job prints the whole configuration and stops.
 `dreamlab train` without arguments lists the experiments."""
