@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,19 @@ def test_every_task_of_a_suite_is_a_function_of_seed_and_actions(extra: str):
             wrong.append(task)
         env.close()
     assert wrong == []
+
+
+@pytest.mark.env("mujoco")
+@pytest.mark.parametrize("close", [True, False])
+def test_a_collected_environment_leaves_the_pictures_of_others_alone(close: bool):
+    options = {"obs": "vision", **FAST}
+    gone = suites.make("mujoco", "Reacher-v5", options)
+    gone.reset(seed=0)
+    kept = suites.make("mujoco", "Reacher-v5", options)
+    if close:
+        gone.close()
+    before = kept.reset(seed=0)[0]
+    del gone  # which drew before, while the other draws now
+    gc.collect()
+    assert np.array_equal(kept.reset(seed=0)[0], before)
+    kept.close()

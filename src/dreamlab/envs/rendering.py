@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import gymnasium as gym
@@ -67,8 +68,9 @@ def setup_gl(required: bool = True) -> str | None:
 def share_context(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """Make a MuJoCo environment of Gymnasium draw rightly beside others in one process.
 
-    Its renderer assumes that its OpenGL context is the current one; with a second environment
-    (or after one was closed) it silently returns black frames.
+    Its renderer assumes that its OpenGL context is the current one, when it draws and when it is
+    freed: with a second environment it draws black frames, and a closed one, collected later, takes
+    textures and shadows away from whichever environment drew last.
     """
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     if renderer is None or not hasattr(renderer, "_get_viewer"):
@@ -78,11 +80,35 @@ def share_context(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     def current_viewer(render_mode: str | None) -> Any:
         setup_gl()
         viewer = get_viewer(render_mode)
-        viewer.make_context_current()
+        if render_mode != "human" and "free" not in vars(viewer):
+            # Without a reference to the viewer, or it would never be collected.
+            viewer.free = functools.partial(_free, viewer.con, viewer.opengl_context)
+        _make_current(viewer)
         return viewer
 
     renderer._get_viewer = current_viewer
     return env
+
+
+_drawing: weakref.WeakSet[Any] = weakref.WeakSet()  # holds the current OpenGL context
+
+
+def _make_current(viewer: Any) -> None:
+    viewer.make_context_current()
+    _drawing.clear()
+    if (context := getattr(viewer, "opengl_context", None)) is not None:
+        _drawing.add(context)
+
+
+def _free(scene: Any, context: Any) -> None:
+    """Free what MuJoCo keeps in an OpenGL context, then the context; leave the current one so."""
+    if context._context is None:
+        return  # freed before: by hand, then by the garbage collector
+    context.make_current()
+    scene.free()
+    context.free()
+    for current in _drawing - {context}:
+        current.make_current()
 
 
 def draw_fast(model: Any) -> None:
