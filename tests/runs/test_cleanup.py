@@ -88,8 +88,7 @@ def test_cleaning_twice_changes_nothing(trained, tmp_path):
 def test_the_best_of_each_experiment_and_the_newest_are_kept(trained, tmp_path):
     for i, (name, score) in enumerate([("a", 5.0), ("a", 9.0), ("b", -3.0), ("b", -7.0)]):
         created = f"2026-01-0{i + 1}T00:00:00"
-        final = {"eval/return": score}
-        make(trained, tmp_path, f"{i}", name=name, created=created, final_eval=final)
+        make(trained, tmp_path, f"{i}", name=name, created=created, last_eval=score)
     kept = {r.folder.name: r.kept for r in survey(tmp_path, keep_best=1, keep_recent=1)}
     assert kept == {"0": None, "1": "best", "2": "best", "3": "recent"}
     assert all(r.kept for r in survey(tmp_path, keep_best=0, keep_recent=4))

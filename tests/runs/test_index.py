@@ -98,9 +98,26 @@ def test_returns_stay_known_and_the_best_is_kept_over_a_resume(tmp_path):
     assert row(tmp_path, "a")["last_return"] == 30.0
     again = Run(tmp_path / "a")
     again.update(status="running")
-    again.update(last_return=20.0, status="finished", final_eval={"eval/return": 25.0})
+    again.update(last_return=20.0)
     found = row(tmp_path, "a")
-    assert (found["return"], found["last_return"], found["best_return"]) == (25.0, 20.0, 30.0)
+    assert (found["return"], found["last_return"], found["best_return"]) == (20.0, 20.0, 30.0)
+
+
+def test_a_run_that_is_evaluated_is_rated_by_that_alone(tmp_path):
+    run = begun(tmp_path / "a")
+    run.update(last_return=90.0)
+    run.update(last_return=95.0, last_eval=40.0)
+    run.update(last_return=99.0, last_eval=None)
+    run.update(last_eval=25.0, status="finished", final_eval={"eval/return": 25.0})
+    found = row(tmp_path, "a")
+    assert (found["return"], found["last_return"], found["best_return"]) == (25.0, 99.0, 40.0)
+
+
+def test_a_run_that_died_before_it_trained_is_crashed(tmp_path):
+    make(tmp_path / "a", status="created", created="2026-01-02T03:04:05+0000", heartbeat=None)
+    assert row(tmp_path, "a")["status"] == "crashed"
+    with FolderLock(tmp_path / "a"):
+        assert row(tmp_path, "a")["status"] == "created"
 
 
 def test_wall_time_counts_every_process(tmp_path):

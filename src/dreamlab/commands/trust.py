@@ -26,6 +26,7 @@ from dreamlab.engine.terminal import Terminal
 from dreamlab.envs.vector import Envs, make_env, spec_of
 from dreamlab.runs import cleanup as cleaning
 from dreamlab.runs import verify as verifying
+from dreamlab.runs.locks import is_writing
 from dreamlab.runs.run import Run
 
 MIB = 2**20
@@ -126,7 +127,7 @@ def _quiet(config: LabConfig, folder: Path) -> LabConfig:
 
 def _copy_checkpoint(run: Run, second: Path, which: str) -> int:
     """Copy a checkpoint with all that it needs; return its env frames."""
-    if cleaning.is_locked(run.folder):
+    if is_writing(run.folder):
         raise LabError(f"{run.folder} is being trained: leave out --from, or wait until it is done")
     config = load_config(read_yaml(run.config_path))
     checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint, print)

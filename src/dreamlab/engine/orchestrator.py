@@ -273,9 +273,9 @@ class Orchestrator:
         record = self.parts.logger.flush(fixed)
         if not self.config.eval.every_frames and "episode/return" in record:
             self.score = record["episode/return"]
-        self.run_log.update(
-            env_frames=frames, updates=updates, last_return=record.get("episode/return")
-        )
+        scores = (record.get(k) for k in ("episode/return", "eval/return"))
+        last = dict(zip(("last_return", "last_eval"), scores, strict=True))
+        self.run_log.update(env_frames=frames, updates=updates, **last)
         self.watch.flushed(record, self.workflow, self.batch)
         return record
 

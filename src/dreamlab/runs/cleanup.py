@@ -7,7 +7,6 @@ space: on a full disk nothing new can be written, but a file can be renamed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -21,6 +20,8 @@ import yaml
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_json
 from dreamlab.runs.find import runs_under
+from dreamlab.runs.locks import is_writing
+from dreamlab.runs.rows import scores_of
 from dreamlab.runs.run import FolderLock, Run
 
 KINDS = ("checkpoints", "buffers", "videos")
@@ -79,10 +80,9 @@ def _look(folder: Path) -> Candidate:
         return Candidate(folder, kept="unreadable")
     manifest = run.manifest
     sizes = {kind: size(folder / kind) for kind in KINDS}
-    out = Candidate(
-        folder, str(manifest.get("name", "")), str(manifest.get("created", "")), _score(manifest),
-        {k: v for k, v in sizes.items() if v},
-    )  # fmt: skip
+    name, created = (str(manifest.get(k, "")) for k in ("name", "created"))
+    sizes = {k: v for k, v in sizes.items() if v}
+    out = Candidate(folder, name, created, scores_of(manifest)["return"], sizes)
     out.half_done = (folder / "checkpoints" / MARK).exists() and "cleaned" not in manifest
     if is_live(run):
         out.kept = "live"
@@ -98,35 +98,14 @@ def _tags(run: Run) -> set[str]:
     return {str(tag) for tag in (*made, *(run.manifest.get("tags") or ()))}
 
 
-def _score(manifest: dict[str, Any]) -> float | None:
-    """Return the return by which runs of one experiment are compared."""
-    final = manifest.get("final_eval") or {}
-    value = final.get("eval/return", manifest.get("last_return"))
-    return value if isinstance(value, int | float) and value == value else None
-
-
 def is_live(run: Run) -> bool:
     """Tell whether a process writes into a run's folder, here or on another machine."""
-    return is_locked(run.folder) or _says_running(run.manifest)
+    return is_writing(run.folder) or _says_running(run.manifest)
 
 
 def _says_running(manifest: dict[str, Any]) -> bool:
     fresh = time.time() - float(manifest.get("heartbeat", 0.0)) < FRESH_S
     return manifest.get("status") == "running" and fresh
-
-
-def is_locked(folder: Path) -> bool:
-    """Tell whether a process of this machine holds a run's lock; leave the folder as it is."""
-    try:
-        file = (folder / ".lock").open("rb")
-    except OSError:
-        return False
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
 def size(path: Path) -> int:

@@ -85,8 +85,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def row_of(manifest: dict[str, Any], config: dict[str, Any]) -> Row:
     """Return the columns that a manifest and a configuration fill."""
     target = _text(_dict(config.get("workflow")).get("_target_"))
-    git, final = _dict(manifest.get("git")), _dict(manifest.get("final_eval"))
-    last, scored = _number(manifest.get("last_return")), _number(final.get("eval/return"))
+    git = _dict(manifest.get("git"))
     diff = git.get("diff")
     return {
         "id": _text(manifest.get("id")) or "",
@@ -99,9 +98,7 @@ def row_of(manifest: dict[str, Any], config: dict[str, Any]) -> Row:
         "status": _text(manifest.get("status")) or BROKEN,
         "frames": _number(manifest.get("env_frames")),
         "updates": _number(manifest.get("updates")),
-        "return": last if scored is None else scored,
-        "best_return": best_of(_number(manifest.get("best_return")), last, scored),
-        "last_return": last,
+        **scores_of(manifest),
         "wall_s": _number(manifest.get("wall_s")),
         "created": _utc(manifest.get("created")),
         "heartbeat": _number(manifest.get("heartbeat")),
@@ -109,6 +106,17 @@ def row_of(manifest: dict[str, Any], config: dict[str, Any]) -> Row:
         "commit": _text(git.get("commit")),
         "diff": hashlib.sha256(diff.encode()).hexdigest()[:12] if diff else None,
     }
+
+
+def scores_of(manifest: dict[str, Any]) -> dict[str, float | None]:
+    """Return how well a run does: as evaluated, or as training went where nothing was evaluated."""
+    last, best = _number(manifest.get("last_return")), _number(manifest.get("best_return"))
+    final = _number(_dict(manifest.get("final_eval")).get("eval/return"))
+    seen = _number(manifest.get("last_eval", final))
+    if seen is not None:
+        best = best_of(manifest.get("best_eval"), final, seen)
+        return {"return": seen, "best_return": best, "last_return": last}
+    return {"return": last, "best_return": best_of(best, last), "last_return": last}
 
 
 def best_of(*returns: Any) -> float | None:
@@ -151,14 +159,17 @@ def flatten(node: Any, path: str = "") -> dict[str, Any]:
 
 
 def live_status(row: Row, folder: Path | str, now: float) -> str:
-    """Return a run's status, `crashed` if it says `running` and nobody runs it.
+    """Return a run's status, `crashed` if it says it goes on and nobody runs it.
 
     A heartbeat far in the future (a clock was set back) tells nothing: the folder's lock decides.
     """
-    if row["status"] != "running":
-        return row["status"]
-    fresh = row["heartbeat"] is not None and abs(now - row["heartbeat"]) <= STALE_S
-    return "running" if fresh or is_writing(Path(folder)) else "crashed"
+    status, heard = row["status"], row["heartbeat"]
+    if status == "created" and heard is None:  # the process is still building what it trains
+        heard = _seconds(row["created"])
+    if status not in ("created", "running"):
+        return status
+    fresh = heard is not None and abs(now - heard) <= STALE_S
+    return status if fresh or is_writing(Path(folder)) else "crashed"
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -173,6 +184,13 @@ def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value if abs(value) < 2**63 else float(value)
+
+
+def _seconds(utc: str | None) -> float | None:
+    try:
+        return datetime.strptime(str(utc), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return None
 
 
 def _utc(created: Any) -> str | None:

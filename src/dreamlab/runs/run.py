@@ -35,6 +35,7 @@ PACKAGES = (
 )
 
 GLANCE_S = 0.1
+RETURNS = ("last_return", "last_eval")
 
 
 def new_folder(name: str, root: Path = Path("experiments")) -> Path:
@@ -96,10 +97,15 @@ class Run:
             self.began = time.monotonic() - self.manifest.get("wall_s", 0.0)
         if self.began is not None:
             data["wall_s"] = time.monotonic() - self.began
-        known = {k: v for k, v in data.items() if k != "last_return" or v is not None}
-        scored = (known.get("final_eval") or {}).get("eval/return")
-        best = best_of(self.manifest.get("best_return"), known.get("last_return"), scored)
-        return known if best is None else {**known, "best_return": best}
+        known = {k: v for k, v in data.items() if v is not None or k not in RETURNS}
+        final = (known.get("final_eval") or {}).get("eval/return")
+        for best, *now in (
+            ("best_return", known.get("last_return")),
+            ("best_eval", known.get("last_eval"), final),
+        ):
+            if (value := best_of(self.manifest.get(best), *now)) is not None:
+                known[best] = value
+        return known
 
     def _take_tags(self) -> None:
         """Take over the tags that another process gave this run."""
