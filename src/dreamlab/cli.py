@@ -207,6 +207,7 @@ def import_(args: list[str]) -> int:
         shutil.rmtree(run.folder)
         raise
     run.event("imported", source=args[1], optimizer=moments)
+    run.update(status="imported")
     print(f"imported {'with' if moments else 'without'} the optimizer's moments: {run.folder}")
     return 0
 

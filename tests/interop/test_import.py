@@ -14,6 +14,7 @@ from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.types import Mode, Step
 from dreamlab.envs.vector import EnvConfig, make_env, spec_of
 from dreamlab.interop import dreamerv3, import_run
+from dreamlab.runs.run import Run
 from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
 from tests.helpers import metrics
 from tests.interop.test_dreamerv3 import TINY, weights_of
@@ -87,6 +88,7 @@ def test_a_pickle_becomes_a_run_with_the_same_policy_that_evaluates_and_resumes(
     arguments = [str(file), f"run.dir={run}", *ENV[task], *SMALL]
     assert cli.main(["import", "dreamerv3", *arguments]) == 0, capsys.readouterr().err
     assert "without the optimizer's moments" in capsys.readouterr().out
+    assert Run(run).manifest["status"] == "imported"
     imported = build.load_policy(run).workflow
     for ours, theirs in zip(decide(imported), decide(source), strict=True):
         assert torch.equal(ours, theirs)
