@@ -475,3 +475,14 @@ def test_odd_values_in_a_manifest_are_left_out(tmp_path):
 def test_a_tag_that_could_not_be_asked_for_is_refused(tmp_path, name):
     with pytest.raises(LabError, match="cannot be a tag"):
         Run(make(tmp_path / "a")).tag([name])
+
+
+def test_reading_many_runs_says_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "CHUNK", 2)
+    for name in "abcde":
+        make(tmp_path / name)
+    told: list[tuple[int, int]] = []
+    assert index.read(tmp_path, progress=lambda *n: told.append(n)).read == 5
+    assert told == [(0, 5), (2, 5), (4, 5)]
+    assert index.read(tmp_path, progress=lambda *n: told.append(n)).read == 0
+    assert len(told) == 3

@@ -75,6 +75,22 @@ def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, default=str))
 
 
+def _read(root: Path, paths: Sequence[str] = ()) -> indexed.Listing:
+    """Return the runs below a folder; on a terminal, say how far that is if it takes a while."""
+    shown = False
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        if done and sys.stderr.isatty():
+            print(f"\rreading {done:,} of {total:,} runs", end="", file=sys.stderr, flush=True)
+            shown = True
+
+    listing = indexed.read(root, paths, tell)
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr)
+    return listing
+
+
 @_verb
 def list(args: Sequence[str]) -> int:
     """List the runs below some folders."""
@@ -91,7 +107,7 @@ def list(args: Sequence[str]) -> int:
         raise LabError(f"--limit {options.limit}: it has to be at least 1")
     filters = [parse_filter(f) for f in options.filter]
     roots = options.roots or [ROOT]
-    answer = ask(roots, filters, options.sort, options.reverse)
+    answer = ask(roots, filters, options.sort, options.reverse, _read)
     _warn(answer.notes)
     rows = answer.rows[: options.limit]
     if options.json:
@@ -205,7 +221,7 @@ def index(args: Sequence[str]) -> int:
         raise LabError(
             f"{options.root / indexed.FILE} cannot be removed: it is in use or read-only"
         )
-    listing = indexed.read(options.root)
+    listing = _read(options.root)
     _warn(listing.notes)
     found = {"root": str(options.root), "runs": len(listing.rows), "read": listing.read}
     if options.json:

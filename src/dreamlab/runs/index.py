@@ -10,10 +10,9 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +152,14 @@ def remove(root: Path) -> bool:
 # -- reading --------------------------------------------------------------------------------------
 
 
+Progress = Callable[[int, int], None]
+"""Is told how many of the changed runs have been read."""
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Listing:
     """The runs below a folder, and what was found out on the way."""
@@ -163,7 +170,7 @@ class Listing:
     """How many manifests had changed and were read."""
 
 
-def read(root: Path, paths: Sequence[str] = ()) -> Listing:
+def read(root: Path, paths: Sequence[str] = (), progress: Progress = _silent) -> Listing:
     """Return every run below a folder as its files are now, with the facts under `paths`.
 
     A missing, damaged or older index is made anew. One that cannot be written is copied into
@@ -175,7 +182,8 @@ def read(root: Path, paths: Sequence[str] = ()) -> Listing:
     for _ in range(2):
         try:
             with opened(root, READ_S) as db:
-                return _listing(db, root, paths, notes)
+                changed = _bring_up_to_date(db, root, progress)
+                return _listing(db, root, paths, notes, changed)
         except (sqlite3.Error, OSError) as error:
             if _is_useless(error) and remove(root):
                 notes = [f"{root / FILE} was of no use ({error}) and is made anew"]
@@ -183,7 +191,8 @@ def read(root: Path, paths: Sequence[str] = ()) -> Listing:
             notes = [f"{root / FILE} cannot be used ({error}): the folders are read instead"]
             break
     with closing(_in_memory(root)) as db:
-        return _listing(db, root, paths, notes)
+        changed = _bring_up_to_date(db, root, progress)
+        return _listing(db, root, paths, notes, changed)
 
 
 def _is_useless(error: Exception) -> bool:
@@ -223,9 +232,8 @@ def _empty() -> sqlite3.Connection:
 
 
 def _listing(
-    db: sqlite3.Connection, root: Path, paths: Sequence[str], notes: Sequence[str]
+    db: sqlite3.Connection, root: Path, paths: Sequence[str], notes: Sequence[str], changed: int
 ) -> Listing:
-    changed = _bring_up_to_date(db, root)
     rows, now = list(_rows(db, paths)), time.time()
     for row in rows:
         row["folder"] = os.path.join(root, row["path"])
@@ -310,7 +318,7 @@ def _is_utf8(name: str) -> bool:
     return True
 
 
-def _bring_up_to_date(db: sqlite3.Connection, root: Path) -> int:
+def _bring_up_to_date(db: sqlite3.Connection, root: Path, progress: Progress) -> int:
     """Read what changed in the folders since the index was written; return how many runs."""
     # what is known first: a run that begins meanwhile must not be taken for one that is gone
     known = dict(
@@ -325,8 +333,9 @@ def _bring_up_to_date(db: sqlite3.Connection, root: Path) -> int:
             db.executemany("DELETE FROM runs WHERE path = ?", gone)
             db.executemany("DELETE FROM facts WHERE path = ?", gone)
     changed = [path for path, stamp in there.items() if known.get(path) != stamp]
-    waiting = iter(changed)
-    while chunk := list(islice(waiting, CHUNK)):
+    for start in range(0, len(changed), CHUNK):
+        progress(start, len(changed))
+        chunk = changed[start : start + CHUNK]
         found = [(path, *read_row(root / path)) for path in chunk]
         with _transaction(db):
             for path, row, details in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from dreamlab.runs.rows import COLUMNS, Row, live_status, read_row
 OPERATORS = ("!=", ">=", "<=", "=", ">", "<", "~")
 HIDDEN = ("path", "stamp")
 KEYS = [*(c for c in COLUMNS if c not in HIDDEN), "folder", "tag"]
+
+
+Reader = Callable[[Path, Sequence[str]], index.Listing]
 
 
 class NothingFoundError(LabError):
@@ -117,7 +120,11 @@ class Answer:
 
 
 def ask(
-    roots: Sequence[Path], filters: Sequence[Filter] = (), sort: str = "", reverse: bool = False
+    roots: Sequence[Path],
+    filters: Sequence[Filter] = (),
+    sort: str = "",
+    reverse: bool = False,
+    read: Reader = index.read,
 ) -> Answer:
     """Return the runs below these folders that fulfil every filter, in order.
 
@@ -129,7 +136,7 @@ def ask(
     found: dict[str, Row] = {}
     notes: list[str] = []
     for root in roots:
-        rows, said = _below(root, paths)
+        rows, said = _below(root, paths, read)
         home = root.resolve().parent if is_run(root) else root.resolve()
         found.update({f"{home}/{r['path']}": r for r in rows})
         notes += said
@@ -140,12 +147,14 @@ def ask(
     return Answer(order(rows, sort, reverse), list(dict.fromkeys(notes)))
 
 
-def _below(root: Path, paths: Sequence[str]) -> tuple[list[Row], list[str]]:
+def _below(
+    root: Path, paths: Sequence[str], read: Reader = index.read
+) -> tuple[list[Row], list[str]]:
     if is_run(root):
         return [_alone(root, paths)], []
     if not root.is_dir():
         raise NothingFoundError(f"{root}: there is no such folder, and so no run in it")
-    listing = index.read(root, paths)
+    listing = read(root, paths)
     return listing.rows, listing.notes
 
 
