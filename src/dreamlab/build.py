@@ -14,7 +14,7 @@ from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
 from dreamlab.core import rng as random
 from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import ConfigError, LabError
-from dreamlab.core.files import write_text
+from dreamlab.core.files import told_plainly, write_text
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
@@ -31,6 +31,7 @@ from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs.drawing import painter
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
+from dreamlab.interop import hub
 from dreamlab.runs.compare import Member
 from dreamlab.runs.figures import find_published
 from dreamlab.runs.plot import learning_curve
@@ -228,9 +229,11 @@ def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
 def train(config: LabConfig, terminal: Terminal | None = None) -> tuple[Run, str]:
     """Train in the folder of this configuration, or go on there; tell how it ended."""
     check(config)
-    run, config, found = open_run(config)
+    with told_plainly("Give the run another place with run.dir"):
+        run, config, found = open_run(config)
     terminal = terminal or Terminal(config.log.terminal, config.name)
-    with FolderLock(run.folder):
+    go_on = f"What was saved is whole: make room, then `dreamlab resume {run.folder}`"
+    with FolderLock(run.folder), told_plainly(go_on):
         try:
             loop = build(config, run, terminal)
         except BaseException:
@@ -254,12 +257,20 @@ class Trained:
     env_frames: int
 
 
-def load_policy(folder: Path, which: str = "latest") -> Trained:
-    """Return a run's policy from one of its checkpoints."""
+def load_policy(source: Path | str, which: str = "latest") -> Trained:
+    """Return the policy of a run's checkpoint, of a hub's folder, or of `hub:OWNER/NAME`."""
+    folder = hub.resolve(source)
     config = load_config(read_yaml(Run(folder).config_path))
+    if hub.is_hub(folder) and which != "latest":
+        raise LabError(
+            f"{source} is a hub's folder: it has no checkpoint {which!r}, only one policy"
+        )
     probe = make_env(config.env, 0, 0)
     workflow = build_workflow(config, spec_of(probe))
     probe.close()
+    if hub.is_hub(folder):
+        hub.load_weights(folder, workflow)
+        return Trained(config, workflow, hub.load_statistics(folder), hub.load_frames(folder))
     state = Checkpoints(folder / "checkpoints", config.checkpoint, print).load(which)
     if state is None:
         raise LabError(f"{folder} has no checkpoint yet")

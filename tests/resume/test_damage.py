@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError
+from dreamlab.runs.run import FolderLock, Run
 from tests.helpers import metrics, open_loop, run_for
 
 RUN = (
@@ -86,9 +88,6 @@ def test_loading_never_executes_code_from_the_file(stopped, monkeypatch):
 
 
 def test_two_processes_cannot_write_into_one_folder(tmp_path):
-    from dreamlab.cli import main
-    from dreamlab.runs.run import FolderLock
-
     folder = tmp_path / "run"
     with FolderLock(folder):
         code = "import sys; from dreamlab.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -114,3 +113,33 @@ def test_a_finished_run_is_not_trained_again_but_can_be_extended(tmp_path):
     frames = [r["env_frames"] for r in metrics(folder)]
     assert frames == sorted(frames)
     assert frames[-1] >= 900
+
+
+FULL_DISK = """
+import resource, sys
+from dreamlab.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_a_full_disk_is_one_message_and_the_run_goes_on_once_there_is_room(stopped):
+    folder, newest = stopped
+    size = (newest / "state.pt").stat().st_size
+    command = [sys.executable, "-c", FULL_DISK, str(size - 500), "resume", str(folder / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "File too large" in done.stderr
+    assert "make room" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert Run(folder / "run").manifest["status"] == "failed"
+    assert not list(newest.parent.glob(".*"))
+    assert open_loop(folder / "run", *RUN).run() == "finished"
+
+
+def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["train", *RUN, f"run.dir={tmp_path / 'file' / 'run'}"]) == 2
+    err = capsys.readouterr().err
+    assert "Not a directory" in err
+    assert "run.dir" in err

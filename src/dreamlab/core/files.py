@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from dreamlab.core.errors import LabError
+
+REFUSALS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+    errno.ENOTDIR,
+)  # fmt: skip
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -32,3 +41,19 @@ def write_json(path: Path, data: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write text, whole or not at all."""
     write_atomic(path, lambda f: f.write(text.encode()))
+
+
+@contextmanager
+def told_plainly(advice: str) -> Iterator[None]:
+    """Turn a disk that is full, or that cannot be written to, into one message with advice.
+
+    torch hides the error of the file it writes to behind one of its own.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(reason, OSError) or reason.errno not in REFUSALS:
+            raise
+        what = f"{reason.filename}: " if reason.filename else ""
+        raise LabError(f"{what}{reason.strerror}. {advice}") from error

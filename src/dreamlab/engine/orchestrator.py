@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,8 +129,9 @@ class Orchestrator:
                     self._housekeeping()
                 status = self._finish()
         except BaseException as error:
-            self.run_log.event("failed", error=f"{type(error).__name__}: {error}")
-            self.run_log.update(status="failed")
+            with suppress(OSError):  # a disk that is full must not hide what happened
+                self.run_log.event("failed", error=f"{type(error).__name__}: {error}")
+                self.run_log.update(status="failed")
             raise
         finally:
             self.parts.terminal.close()
