@@ -246,7 +246,7 @@ def test_encoders_are_swapped_from_the_command_line(encoder, tmp_path, capsys):
 
 def test_the_demo_ends_with_a_summary(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, "demo", "training.total_frames=3_000", "log.terminal=plain")
+    code, out, _ = run(capsys, "demo", "training.total_frames=800", "log.terminal=plain")
     assert code == 0
     for word in ("return before training", "return after training", "learning curve", "try next"):
         assert word in out

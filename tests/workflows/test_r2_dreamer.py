@@ -23,8 +23,9 @@ def test_the_loss_wants_matching_entries_that_do_not_repeat_each_other():
 
 
 def test_the_decoder_shapes_nothing_and_the_tokens_are_not_pulled(tmp_path):
-    loop = open_loop(tmp_path / "r", "+experiment=r2_dreamer_pixels", "tiny=true", "device=cpu")
-    run_for(loop, 40)
+    small = ("tiny=true", "buffers.replay.batch=2", "buffers.replay.min_steps=100", "device=cpu")
+    loop = open_loop(tmp_path / "r", "+experiment=r2_dreamer_pixels", *small)
+    run_for(loop, 12)
     agent, batch = loop.workflow, loop.parts.buffers["replay"].sample()
     start = agent.restored({k: v[:, 0] for k, v in batch.extras.items()})
     obs = {k: v[:, 1:] for k, v in batch.obs.items()}
