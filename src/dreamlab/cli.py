@@ -158,23 +158,32 @@ def evaluate(args: list[str]) -> int:
     """Measure a trained policy."""
     from dreamlab import build
     from dreamlab.core.files import write_json
+    from dreamlab.interop import hub
 
     parser = argparse.ArgumentParser(prog="dreamlab eval")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "folder", type=Path, help="a run's folder, a hub's, or hub:OWNER/NAME[@REVISION]"
+    )
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument(
         "--checkpoint", default="latest", help="latest, best, or a name in checkpoints/"
     )
     parser.add_argument("--seed", type=int, default=20_000)
     parser.add_argument("--video", action="store_true")
+    parser.add_argument("--out", type=Path, help="where results go; the run's folder otherwise")
     options = parser.parse_args(args)
-    trained = build.load_policy(options.folder, options.checkpoint)
+    folder = hub.resolve(options.folder)
+    out: Path | None = options.out or (None if hub.is_hub(folder) else folder)
+    if options.video and out is None:
+        raise LabError("eval: nothing is written into a hub's folder: add --out FOLDER")
+    trained = build.load_policy(folder, options.checkpoint)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
     evaluator = build.build_evaluator(replace(trained.config, eval=changed))
-    video = options.folder / "videos" / f"eval_seed{options.seed}.mp4" if options.video else None
+    video = out / "videos" / f"eval_seed{options.seed}.mp4" if out and options.video else None
     result = evaluator.run(trained.workflow, trained.statistics, video)
     metrics = {"env_frames": trained.env_frames, **result.metrics()}
-    write_json(options.folder / "report" / "eval.json", {**metrics, "returns": result.returns})
+    if out is not None:
+        write_json(out / "report" / "eval.json", {**metrics, "returns": result.returns})
     for name, value in metrics.items():
         print(f"{name:18s} {value:.6g}")
     if result.video:

@@ -11,11 +11,10 @@ import torch
 
 from dreamlab import build
 from dreamlab.cli import main
-from dreamlab.commands.trust import load_hub
-from dreamlab.core.errors import LabError
-from dreamlab.envs.vector import Envs
-from dreamlab.interop import hub
+from dreamlab.envs.vector import Envs, make_env
 from dreamlab.interop import policy_export as px
+from dreamlab.interop import policy_files as pf
+from dreamlab.workflows.sac import SAC
 from tests.helpers import open_loop
 
 FAST = (
@@ -33,6 +32,12 @@ POLICIES = {
     "dqn": ("+experiment=dqn_cartpole",),
     "rainbow": ("+experiment=dqn_rainbow_cartpole",),
     "dreamer": ("+experiment=dreamer_cartpole", "training.total_frames=60"),
+    "dreamer-pixels": (
+        "+experiment=dreamer_pixels",
+        "training.total_frames=60",
+        "env=dummy",
+        "env.id=pixels",
+    ),
 }
 
 
@@ -51,14 +56,15 @@ def trained(tmp_path_factory):
     return get
 
 
-RARE = ("ppo-lstm", "ppo-transformer", "rainbow")
+RARE = ("ppo-lstm", "ppo-transformer", "rainbow", "dreamer-pixels")
+RECURRENT = ("ppo-gru", "ppo-lstm", "ppo-transformer", "dreamer", "dreamer-pixels")
 MARKED = [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in POLICIES]
 
 
 @pytest.mark.parametrize("name", MARKED)
 @pytest.mark.parametrize("kind", ["onnx", "torchscript"])
 def test_a_written_policy_acts_like_the_original(name, kind, trained, tmp_path, capsys):
-    path = tmp_path / f"policy{px.SUFFIX[kind]}"
+    path = tmp_path / f"policy{pf.SUFFIX[kind]}"
     code = main(["export-policy", str(trained(name)), "--format", kind, "--out", str(path)])
     out = capsys.readouterr()
     assert code == 0, out.err
@@ -68,8 +74,48 @@ def test_a_written_policy_acts_like_the_original(name, kind, trained, tmp_path, 
     assert about["run"] == json.loads((trained(name) / "manifest.json").read_text())["id"]
     assert about["versions"]["torch"]
     recurrent = any(i["name"].startswith("memory/") for i in about["inputs"])
-    assert recurrent == (name in ("ppo-gru", "ppo-lstm", "ppo-transformer", "dreamer"))
+    assert recurrent == (name in RECURRENT)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, "policy.json"])
+    assert "rows            any number" in out.out
+    assert about["batch"] is None
+    assert {i["shape"][0] for i in about["inputs"]} == {"batch"}
+    for rows in (1, 5):
+        assert distance(build.load_policy(trained(name)), path, rows) < 1e-4
+
+
+def distance(trained: build.Trained, path: Path, rows: int) -> float:
+    """Return how far a file is from a policy's two steps, the second with the first's memory."""
+    env = trained.config.env
+    actions = px.actions_of(px.action_wrapper(make_env(env, 0, 0)))
+    policy = px.Exported(
+        trained.workflow, px.Normalize(env.normalize_obs, trained.statistics), actions
+    )
+    worst, memory = 0.0, {}
+    for is_first in (np.ones(rows, bool), np.zeros(rows, bool)):
+        obs = px.random_obs(trained.workflow.spec, rows, seed=rows)
+        values = policy.arrange(obs, is_first, memory)
+        with torch.no_grad():
+            wanted = policy(*values)
+        for a, b in zip(wanted, run_file(path, policy, values), strict=True):
+            assert a.shape == b.shape
+            worst = max(worst, float((a.double() - b.double()).abs().max()))
+        memory = dict(zip(policy.memory_names, wanted[1:], strict=True))
+    return worst
+
+
+def run_file(path: Path, policy: px.Exported, values: tuple[torch.Tensor, ...]):
+    """Return what a file computes, without any of our code."""
+    if path.suffix == ".pt":
+        return torch.jit.load(str(path))(*values)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options)
+    known = {i.name for i in session.get_inputs()}
+    assert all(i.shape[0] == "batch" for i in session.get_inputs())
+    given = {k: v.numpy() for k, v in zip(policy.inputs, values, strict=True) if k in known}
+    return [torch.from_numpy(x) for x in session.run(policy.outputs, given)]
 
 
 def test_onnx_runtime_alone_takes_raw_observations_and_gives_the_environments_actions(
@@ -103,26 +149,44 @@ def test_a_memory_is_carried_by_the_caller_and_forgotten_at_is_first(trained, tm
     assert torch.equal(fresh, reset)
 
 
-def test_several_rows_at_once(trained, tmp_path, capsys):
+def test_the_number_of_rows_can_be_fixed(trained, tmp_path, capsys):
     path = tmp_path / "p.onnx"
     arguments = ["export-policy", str(trained("dreamer")), "--batch", "3", "--out", str(path)]
     assert main(arguments) == 0, capsys.readouterr().err
+    assert "rows            3 only\n" in capsys.readouterr().out
     about = json.loads((tmp_path / "p.json").read_text())
     assert about["batch"] == 3
     assert {i["shape"][0] for i in about["inputs"]} == {3}
+    assert main([*arguments[:3], "0"]) == 2
+    assert "--batch must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
+def test_a_policy_that_counts_its_rows_is_written_for_one(
+    kind, trained, tmp_path, capsys, monkeypatch
+):
+    def counting(w, obs, is_first, state):
+        rows = int(obs["state"].shape[0])
+        return px._sac(w, {"state": obs["state"].reshape(rows, 3)}, is_first, state)
+
+    monkeypatch.setitem(px.POLICIES, SAC, counting)
+    path = tmp_path / f"policy{pf.SUFFIX[kind]}"
+    main(["export-policy", str(trained("sac")), "--format", kind, "--out", str(path)])
+    assert "1 only: this policy cannot be written for any number" in capsys.readouterr().out
+    assert json.loads((tmp_path / "policy.json").read_text())["batch"] == 1
 
 
 def test_a_file_that_differs_is_noticed(trained):
     policy = build.load_policy(trained("sac"))
     exported = px.Exported(policy.workflow, px.Normalize(None, {}), px.Actions())
     envs = Envs(policy.config.env, 0)
-    steps = px.record(exported, policy.workflow, envs, 8)
-    same = px.compare(exported, lambda v: list(exported(*v)), policy.workflow, steps, lambda a: a)
+    steps = pf.record(exported, policy.workflow, envs, 8)
+    same = pf.compare(exported, lambda v: list(exported(*v)), policy.workflow, steps, lambda a: a)
     assert same.steps == 16
     assert same.worst < 1e-6
     with torch.no_grad():
         exported.workflow.actor.head.out.bias += 0.01
-    other = px.compare(exported, lambda v: list(exported(*v)), policy.workflow, steps, lambda a: a)
+    other = pf.compare(exported, lambda v: list(exported(*v)), policy.workflow, steps, lambda a: a)
     assert other.worst > 1e-3
 
 
@@ -144,37 +208,3 @@ def test_an_algorithm_without_an_export_is_one_message(tmp_path, capsys):
     assert (
         "DreamerV2 cannot be exported; known: DQN, DreamerV3, PPO, SAC" in capsys.readouterr().err
     )
-
-
-@pytest.mark.parametrize("name", ["ppo", "sac", "dreamer"])
-def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path, capsys):
-    folder = tmp_path / "hub"
-    assert main(["export-policy", str(trained(name)), "--hub", str(folder)]) == 0
-    files = ["README.md", "config.yaml", "manifest.json"]
-    files += ["model.safetensors", "normalizer.safetensors"]
-    assert sorted(p.name for p in folder.iterdir()) == sorted(files)
-    card = (folder / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: dreamlab")
-    assert "| eval/return |" in card
-    original, back = build.load_policy(trained(name)), load_hub(folder)
-    assert hub.weights(back.workflow).keys() == hub.weights(original.workflow).keys()
-    for key, value in hub.weights(original.workflow).items():
-        assert torch.equal(hub.weights(back.workflow)[key], value)
-    scores = [
-        build.build_evaluator(t.config).run(t.workflow, t.statistics).returns
-        for t in (original, back)
-    ]
-    assert scores[0] == scores[1]
-
-
-def test_a_hub_folder_is_not_overwritten_and_a_wrong_one_is_refused(trained, tmp_path, capsys):
-    (tmp_path / "mine").mkdir()
-    assert main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "mine")]) == 2
-    assert "exists already" in capsys.readouterr().err
-    with pytest.raises(LabError, match="is not a hub folder"):
-        load_hub(tmp_path / "mine")
-    main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
-    text = (tmp_path / "hub" / "config.yaml").read_text()
-    (tmp_path / "hub" / "config.yaml").write_text(text.replace("num_critics: 2", "num_critics: 3"))
-    with pytest.raises(LabError, match="the weights do not fit its configuration: online"):
-        load_hub(tmp_path / "hub")

@@ -23,7 +23,8 @@ from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.inspector import Inspector, operations, stop_after, time_stages
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
-from dreamlab.envs.vector import Envs, make_env, spec_of
+from dreamlab.envs.vector import Envs, make_env
+from dreamlab.interop import hub
 from dreamlab.runs import cleanup as cleaning
 from dreamlab.runs import verify as verifying
 from dreamlab.runs.locks import is_writing
@@ -76,7 +77,7 @@ def _report_verdict(verdict: verifying.Verdict, rows: verifying.Rows) -> int:
             raise LabError("the second run recorded nothing that could be compared")
         last = verdict.last
         print(
-            f"same: transitions, losses and weights at {verdict.compared} places, up to env frame "
+            f"same: transitions, losses and weights at {verdict.compared} place{'s' * (verdict.compared != 1)}, up to env frame "
             f"{last['env_frames']:,} and update {last['updates']:,}"
         )
         if rows:
@@ -143,12 +144,13 @@ def _copy_checkpoint(run: Run, second: Path, which: str) -> int:
 
 
 def _ahead(run: Run, begin: int, frames: int) -> list[int]:
-    """Return the env frames of the links to compare: those asked for, at least the next one."""
+    """Return the env frames of the links to compare: all, or up to the first after `frames`."""
     links = verifying.whole_part(verifying.read_chain(run.folder))
     ahead = [link["env_frames"] for link in links if link["env_frames"] > begin]
     if not ahead:
         raise LabError(f"{run.folder}: nothing was recorded after env frame {begin:,}")
-    return [f for f in ahead if not frames or f <= begin + frames] or ahead[:1]
+    short = sum(f < begin + frames for f in ahead) if frames else len(ahead)
+    return ahead[: short + 1]
 
 
 def _run_again(second: Path, links: int) -> None:
@@ -313,79 +315,80 @@ def export_policy(args: list[str]) -> int:
     parser.add_argument("--format", choices=["onnx", "torchscript"], default="onnx")
     parser.add_argument("--checkpoint", default="latest", help="latest, best or a name")
     parser.add_argument("--out", type=Path, help="the file; FOLDER/export/policy.* otherwise")
-    parser.add_argument("--batch", type=int, default=1, help="rows of every input")
+    parser.add_argument("--batch", type=int, help="fix the number of rows; any number otherwise")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--hub", type=Path, help="write a folder for a model hub instead")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload that folder to Hugging Face")
+    parser.add_argument("--private", action="store_true", help="only you shall see what is pushed")
     options = parser.parse_args(args)
+    if options.batch is not None and options.batch < 1:
+        raise ConfigError("export-policy: --batch must be at least 1")
+    options.folder = hub.resolve(options.folder)
     if not (options.folder / "config.yaml").exists():
         raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")
+    if options.private and not options.push:
+        raise ConfigError("export-policy: --private is about --push OWNER/NAME")
+    to_hub = options.hub or options.push
+    if hub.is_hub(options.folder) and not (options.out or to_hub):
+        raise ConfigError("export-policy: nothing is written into a hub's folder: add --out FILE")
     trained = build.load_policy(options.folder, options.checkpoint)
     with _files():
-        if options.hub is not None:
-            from dreamlab.interop.hub import write_hub
+        return _export_to_hub(trained, options) if to_hub else _export(trained, options)
 
-            about = {"env": trained.config.env.id, "frames": trained.env_frames}
-            run = Run(options.folder)
-            write_hub(options.hub, run, trained.workflow, trained.statistics, about)
-            print(f"hub folder {options.hub}")
-            return 0
-        return _export(trained, options)
+
+def _export_to_hub(trained: build.Trained, options: Any) -> int:
+    env, frames = trained.config.env.id, trained.env_frames
+    source = f"hub:{options.push}" if options.push else "FOLDER"
+    about = {"env": env, "frames": frames, "source": source}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder: Path = options.hub or Path(scratch) / "policy"
+        run, workflow = Run(options.folder), trained.workflow
+        hub.write_hub(folder, run, workflow, trained.statistics, about)
+        if options.hub:
+            print(f"hub folder {folder}")
+        if options.push:
+            message = f"{type(workflow).__name__} on {env}, {frames:,} env frames"
+            url = hub.push(folder, options.push, message, private=options.private)
+            print(f"pushed to  {url}\nmeasure it with  dreamlab eval {source}")
+    return 0
 
 
 def _export(trained: build.Trained, options: Any) -> int:
     from dreamlab.interop import policy_export as exporting
+    from dreamlab.interop import policy_files as files
 
     torch.set_num_threads(1)  # a row at a time is too little work to share
     env = trained.config.env
-    envs = Envs(replace(env, num_envs=options.batch, vector="sync", normalize_obs=None), 0)
     wrapper = exporting.action_wrapper(make_env(env, 0, 0))
     normalize = exporting.Normalize(env.normalize_obs, trained.statistics)
     workflow = trained.workflow.cpu().eval()
     actions = exporting.actions_of(wrapper)
     policy = exporting.Exported(workflow, normalize, actions, options.batch)
-    name = f"policy{exporting.SUFFIX[options.format]}"
-    path: Path = options.out or options.folder / "export" / name
-    unchecked = path.with_name(f".{path.name}.unchecked")
-    try:
-        run_file = exporting.write_policy(policy, unchecked, options.format)
-        steps = exporting.record(policy, workflow, envs, 64)
-        taken = wrapper.action if wrapper is not None else lambda a: a
-        parity = exporting.compare(policy, run_file, workflow, steps, taken)
-        if not parity.worst <= options.tolerance:
-            raise LabError(
-                f"export-policy: the {options.format} file differs from the original by "
-                f"{parity.worst:.3g}, more than --tolerance {options.tolerance:g}; it was removed"
-            )
-        unchecked.replace(path)
-    finally:
-        unchecked.unlink(missing_ok=True)
+    path: Path = options.out or options.folder / "export" / f"policy{files.SUFFIX[options.format]}"
+
+    def check(run_file: files.Runner) -> files.Parity:
+        rows = policy.batch or 1
+        envs = Envs(replace(env, num_envs=rows, vector="sync", normalize_obs=None), 0)
+        steps = files.record(policy, workflow, envs, 64)
         envs.close()
+        taken = wrapper.action if wrapper is not None else lambda a: a
+        return files.compare(policy, run_file, workflow, steps, taken)
+
+    parity = files.write_checked(policy, path, options.format, check, options.tolerance)
     manifest = Run(options.folder).manifest
     about = {
         "run": manifest.get("id"), "env": env.id, "env_frames": trained.env_frames,
         "versions": manifest.get("versions"), "max_difference": parity.worst,
     }  # fmt: skip
-    beside = exporting.write_metadata(path, policy, options.format, about)
+    beside = files.write_metadata(path, policy, options.format, about)
     print(f"file            {path}\nmetadata        {beside}")
-    print(
-        f"inputs          {', '.join(policy.inputs)}\noutputs         {', '.join(policy.outputs)}"
-    )
+    print(f"inputs          {', '.join(policy.inputs)}")
+    print(f"outputs         {', '.join(policy.outputs)}")
+    forced = policy.batch != options.batch
+    fixed = " only: this policy cannot be written for any number of them" if forced else " only"
+    print(f"rows            {f'{policy.batch}{fixed}' if policy.batch else 'any number'}")
     print(f"max difference  {parity.worst:.3g} over {parity.steps} steps")
     return 0
-
-
-def load_hub(folder: Path) -> build.Trained:
-    """Return the policy of a folder that `export-policy --hub` wrote."""
-    from dreamlab.interop import hub
-
-    if not hub.is_hub(folder):
-        raise LabError(f"{folder} is not a hub folder: it has no model.safetensors")
-    config = load_config(read_yaml(folder / "config.yaml"))
-    probe = make_env(config.env, 0, 0)
-    workflow = build.build_workflow(config, spec_of(probe))
-    probe.close()
-    hub.load_weights(folder, workflow)
-    return build.Trained(config, workflow, hub.load_statistics(folder), env_frames=0)
 
 
 if __name__ == "__main__":

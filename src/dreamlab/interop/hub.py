@@ -1,32 +1,53 @@
 """A policy as a folder for a model hub: a card, the configuration, weights without any pickle.
 
 README.md               the card: what, how good, how to load it
-config.yaml             the run's whole configuration
+config.yaml             the run's configuration, without what is only about its owner's machine
 model.safetensors       the workflow's parameters and buffers
 normalizer.safetensors  statistics of observations and rewards
-manifest.json           of the run: versions, hardware, code
+manifest.json           of the run: versions, hardware, commit, results
+
+`hub:OWNER/NAME[@REVISION]` stands for such a folder on the hub of Hugging Face.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dreamlab import __version__
+from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
 from dreamlab.core.errors import LabError, require
-from dreamlab.core.files import write_json, write_text
+from dreamlab.core.files import write_atomic, write_json, write_text
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.workflow import Workflow
 from dreamlab.runs.run import Run
 
+FILES = (
+    "README.md", "config.yaml", "manifest.json", "model.safetensors", "normalizer.safetensors",
+)  # fmt: skip
+PUBLIC = (
+    "id", "name", "seed", "created", "status", "versions", "hardware", "git", "updates",
+    "final_eval", "last_return", "best_return", "last_eval", "best_eval",
+)  # fmt: skip
+"""What of a run's manifest is handed on; its command line, say, is not."""
+NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "data"))
+LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
+
 CARD = """---
 library_name: dreamlab
 pipeline_tag: reinforcement-learning
-tags: [reinforcement-learning, {env}, {workflow}]
+tags: {tags}
 ---
 
 # {workflow} on {env}
@@ -37,13 +58,17 @@ Trained for {frames:,} env frames with seed {seed}, with dreamlab {version}.
 |---|---|
 {rows}
 
-Load it with `dreamlab.commands.trust.load_hub(folder)`.
+Measure it with `dreamlab eval {source}`, load it with `dreamlab.build.load_policy("{source}")`.
 """
 
 
+# -- folders --------------------------------------------------------------------------------------
+
+
 def is_hub(folder: Path) -> bool:
-    """Tell whether a folder was written by `write_hub`."""
-    return (folder / "model.safetensors").is_file() and (folder / "config.yaml").is_file()
+    """Tell whether a folder was written by `write_hub`; a run's has checkpoints instead."""
+    found = all((folder / name).is_file() for name in ("model.safetensors", "config.yaml"))
+    return found and not (folder / "checkpoints").exists()
 
 
 def write_hub(
@@ -51,7 +76,7 @@ def write_hub(
 ) -> None:
     """Write the whole folder, or nothing; one that exists is not overwritten.
 
-    `about` has the card's `env` and `frames`.
+    `about` has the card's `env`, `frames` and `source`, by which others find it.
     """
     require("safetensors", "export")
     if folder.exists():
@@ -61,8 +86,8 @@ def write_hub(
     try:
         _save(temporary / "model.safetensors", weights(workflow))
         _save(temporary / "normalizer.safetensors", _flat(statistics))
-        shutil.copy(run.config_path, temporary / "config.yaml")
-        write_json(temporary / "manifest.json", run.manifest)
+        write_text(temporary / "config.yaml", to_yaml(_public(run)))
+        write_json(temporary / "manifest.json", _public_manifest(run, about["frames"]))
         write_text(temporary / "README.md", _card(run, workflow, about))
         temporary.chmod(0o755)
         temporary.rename(folder)
@@ -70,11 +95,27 @@ def write_hub(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _public(run: Run) -> LabConfig:
+    """Return a run's configuration without folders, commands and addresses of its owner."""
+    config = load_config(read_yaml(run.config_path))
+    watch = replace(config.watch, command=None, file=None, webhook=None)
+    return replace(config, watch=watch, run=replace(config.run, dir=None))
+
+
+def _public_manifest(run: Run, frames: int) -> dict[str, Any]:
+    """Return what is handed on of a manifest; code that was not committed stays at home."""
+    out = {k: v for k, v in run.manifest.items() if k in PUBLIC}
+    git = {k: v for k, v in out.get("git", {}).items() if k != "diff"}
+    return {**out, "git": git, "env_frames": frames}
+
+
 def _card(run: Run, workflow: Workflow[Any], about: Any) -> str:
     results = run.manifest.get("final_eval") or {}
     if not results and run.manifest.get("last_return") is not None:
         results = {"episode/return": run.manifest["last_return"]}
+    tags = ["reinforcement-learning", about["env"], type(workflow).__name__]
     return CARD.format(
+        tags=json.dumps(tags),
         rows="\n".join(f"| {k} | {v:.6g} |" for k, v in results.items()) or "| none | - |",
         workflow=type(workflow).__name__,
         seed=run.manifest.get("seed"),
@@ -103,6 +144,11 @@ def load_weights(folder: Path, workflow: Workflow[Any]) -> None:
     workflow.load_state_dict(found, strict=False)
 
 
+def load_frames(folder: Path) -> int:
+    """Return after how many env frames the weights were taken; 0 if that is not known."""
+    return int(Run(folder).manifest.get("env_frames", 0))
+
+
 def load_statistics(folder: Path) -> dict[str, Any]:
     """Return the statistics of normalisation, as a checkpoint holds them."""
     out: dict[str, Any] = {"obs": {}}
@@ -121,13 +167,105 @@ def _flat(statistics: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    save_file(tensors, str(path), metadata={"format": "pt"})
+    data = save(tensors, metadata={"format": "pt"})
+    write_atomic(path, lambda file: file.write(data))
 
 
 def _load(path: Path) -> dict[str, Tensor]:
-    require("safetensors", "export")
+    errors = require("safetensors", "export")
     from safetensors.torch import load_file
 
-    return load_file(str(path))
+    try:
+        return load_file(str(path))
+    except (OSError, errors.SafetensorError) as error:
+        raise LabError(f"{path} cannot be read: {error}") from error
+
+
+# -- the hub of Hugging Face ----------------------------------------------------------------------
+
+
+def resolve(source: Path | str) -> Path:
+    """Return the folder of a policy; `hub:OWNER/NAME[@REVISION]` is fetched, or in the cache."""
+    text = Path(source).as_posix()
+    return fetch(text.removeprefix("hub:")) if text.startswith("hub:") else Path(source)
+
+
+def fetch(name: str) -> Path:
+    """Return the folder of `OWNER/NAME[@REVISION]`, downloaded if the cache does not have it."""
+    hub = require("huggingface_hub", "export")
+    found = _named(name)
+    with _one_line(f"hub:{name}"):
+        repo, revision = found["repo"], found["revision"]
+        got = hub.snapshot_download(repo, revision=revision, allow_patterns=list(FILES))
+    if not is_hub(folder := Path(got)):
+        raise LabError(f"hub:{name} is not a policy of dreamlab: it has no model.safetensors")
+    _check_names(name, read_yaml(folder / "config.yaml"))
+    return folder
+
+
+def push(folder: Path, name: str, message: str, *, private: bool = False) -> str:
+    """Upload a hub's folder as `OWNER/NAME`, made if it does not exist; return its address."""
+    hub = require("huggingface_hub", "export")
+    if _named(name)["revision"]:
+        raise LabError(f"{name}: a push goes to the main branch: leave out @REVISION")
+    with _one_line(f"push to {name}"):
+        api = hub.HfApi(library_name="dreamlab", library_version=__version__)
+        url = api.create_repo(name, private=private or None, exist_ok=True)
+        if private and not api.repo_info(name).private:
+            raise LabError(f"push to {name}: it exists and is public; nothing was uploaded")
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+    return str(url)
+
+
+def _named(name: str) -> re.Match[str]:
+    if (found := NAME.fullmatch(name)) is None:
+        raise LabError(f"{name!r} is no name on the hub: it looks like OWNER/NAME")
+    return found
+
+
+def _check_names(name: str, node: dict[str, Any]) -> None:
+    """Refuse a stranger's configuration that names code from outside of this package to call."""
+    leaves = tree_leaves({k: node.get(k) for k in ("workflow", "buffers")})
+    named = [v for _, v in leaves if isinstance(v, str) and ("." in v or ":" in v)]
+    odd = [v for v in named if not v.startswith(OURS)]
+    env = node.get("env") or {}
+    if env.get("suite", "gym") == "gym" and ":" in str(env.get("id", "")):
+        odd.append(env["id"])
+    if odd:
+        raise LabError(
+            f"hub:{name} wants to run {odd[0]!r}, which is not part of dreamlab. If you trust it: "
+            f"`hf download {name.split('@')[0]} --local-dir FOLDER`, and give the folder"
+        )
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn what the hub's client raises into one line."""
+    errors = require("huggingface_hub.errors", "export")
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, errors.HTTPError) as error:
+        raise LabError(f"{what}: {_reason(error, errors)}") from error
+
+
+def _reason(error: Exception, errors: Any) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "it is not in the cache, and the hub cannot be reached"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "there is no such revision"
+    if isinstance(error, errors.GatedRepoError):
+        return "its owner has to let you in: ask on its page"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"there is no such repository, or it is private: {LOGIN}"
+    if status == 401 or isinstance(error, errors.LocalTokenNotFoundError):
+        return f"the hub wants to know who you are: {LOGIN}"
+    if status == 403:
+        return "your token does not allow it: make one that may write there"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set"
+    if status is None and isinstance(error, errors.HTTPError | ConnectionError):
+        return f"the hub cannot be reached ({type(error).__name__})"
+    return " ".join(str(error).split())[:200]

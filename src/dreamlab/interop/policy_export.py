@@ -1,4 +1,4 @@
-"""A trained policy as one file for other programs: ONNX, TorchScript, or a folder for a model hub.
+"""A trained policy as one module for other programs; `policy_files` writes it.
 
 What goes in is what the environment shows, what comes out is what it takes: normalisation of
 observations, the memory (as explicit inputs and outputs) and the scaling of actions are inside.
@@ -9,24 +9,18 @@ draws it: an exported policy has no dice.
 from __future__ import annotations
 
 import copy
-import importlib
-import logging
-import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.rssm import Latent
-from dreamlab.core.errors import LabError, require
-from dreamlab.core.files import write_atomic, write_json
-from dreamlab.core.types import Array, ArraySpec, Mode, Spec, Step
+from dreamlab.core.errors import LabError
+from dreamlab.core.types import Array, ArraySpec, Mode, Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.envs import wrappers
 from dreamlab.envs.normalize import NormalizeConfig
@@ -35,9 +29,6 @@ from dreamlab.workflows.dreamer_v3 import DreamerV3
 from dreamlab.workflows.ppo import PPO
 from dreamlab.workflows.sac import SAC
 
-Format = Literal["onnx", "torchscript"]
-SUFFIX = {"onnx": ".onnx", "torchscript": ".pt"}
-TOLERANCE = 1e-4
 Tensors = dict[str, Tensor]
 
 
@@ -148,11 +139,15 @@ def memory_of(workflow: Workflow[Any], state: Any) -> Tensors:
 class Exported(nn.Module):
     """Observations, `is_first` and memory in; action and memory out; all are tensors [batch, ...].
 
-    Without a memory there is no `is_first` either. The number of rows is fixed in the file.
+    Without a memory there is no `is_first` either. A `batch` fixes the number of rows in the file.
     """
 
     def __init__(
-        self, workflow: Workflow[Any], normalize: Normalize, actions: Actions, batch: int = 1
+        self,
+        workflow: Workflow[Any],
+        normalize: Normalize,
+        actions: Actions,
+        batch: int | None = None,
     ) -> None:
         super().__init__()
         self.batch = batch
@@ -184,8 +179,8 @@ class Exported(nn.Module):
 
     def example(self) -> tuple[Tensor, ...]:
         """Return inputs of the right kind."""
-        obs = random_obs(self.workflow.spec, self.batch, 0)
-        return self.arrange(obs, np.ones(self.batch, bool), None)
+        rows = self.batch or 2  # one row would be taken for a constant
+        return self.arrange(random_obs(self.workflow.spec, rows, 0), np.ones(rows, bool), None)
 
     def arrange(self, obs: dict[str, Array], is_first: Array, memory: Any) -> tuple[Tensor, ...]:
         """Return one step's inputs in the order of `inputs`; no memory is the first one."""
@@ -212,157 +207,3 @@ def _random(rng: np.random.Generator, spec: ArraySpec, num: int) -> Array:
     if spec.low is not None and spec.high is not None:
         return rng.uniform(spec.low, spec.high, shape).astype(np.float32)
     return rng.standard_normal(shape).astype(np.float32)
-
-
-# -- files ----------------------------------------------------------------------------------------
-
-Runner = Callable[[tuple[Tensor, ...]], list[Tensor]]
-
-
-@torch.no_grad()
-def write_policy(policy: Exported, path: Path, kind: Format) -> Runner:
-    """Write the file; return a function that runs what was written."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # of what is not installed and not needed
-    try:
-        with warnings.catch_warnings():  # of what a trace may get wrong: it is compared afterwards
-            warnings.simplefilter("ignore")
-            write = _write_torchscript if kind == "torchscript" else _write_onnx
-            return write(policy, path)
-    finally:
-        logger.setLevel(level)
-
-
-def _write_torchscript(policy: Exported, path: Path) -> Runner:
-    traced: Any = torch.jit.trace(policy, policy.example(), check_trace=False)
-    write_atomic(path, lambda file: torch.jit.save(traced, file))
-    loaded: Any = torch.jit.load(str(path))
-    return lambda values: list(loaded(*values))
-
-
-def _write_onnx(policy: Exported, path: Path) -> Runner:
-    for module in ("onnx", "onnxscript", "onnxruntime"):
-        require(module, "export")
-    program: Any = torch.onnx.export(
-        policy, policy.example(), input_names=policy.inputs, output_names=policy.outputs,
-        dynamo=True, verbose=False, optimize=True,
-    )  # fmt: skip
-    write_atomic(path, lambda file: file.write(program.model_proto.SerializeToString()))
-    runtime: Any = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1  # one row is too little work to share
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = {i.name for i in session.get_inputs()}
-
-    def run(values: tuple[Tensor, ...]) -> list[Tensor]:
-        pairs = zip(policy.inputs, values, strict=True)
-        given = {k: v.numpy() for k, v in pairs if k in names}
-        return [torch.from_numpy(np.asarray(x)) for x in session.run(policy.outputs, given)]
-
-    return run
-
-
-def write_metadata(path: Path, policy: Exported, kind: Format, about: dict[str, Any]) -> Path:
-    """Write what a user of the file must know beside it."""
-    spec, example = policy.workflow.spec, policy.example()
-    inputs = [
-        {"name": n, "shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
-        for n, x in zip(policy.inputs, example, strict=True)
-    ]
-    data = {
-        "format": kind,
-        "batch": policy.batch,
-        "inputs": inputs,
-        "outputs": policy.outputs,
-        "spec": {"obs": {k: asdict(s) for k, s in spec.obs.items()}, "action": asdict(spec.action)},
-        "normalized_inside": policy.normalize.names,
-        "scaled_inside": policy.actions.low is not None,
-        **about,
-    }
-    target = path.with_suffix(".json")
-    write_json(target, data)
-    return target
-
-
-# -- parity ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Parity:
-    """How far the written file is from the workflow it was made of."""
-
-    steps: int = 0
-    action: float = 0.0
-    memory: float = 0.0
-
-    @property
-    def worst(self) -> float:
-        return max(self.action, self.memory)
-
-
-@torch.no_grad()
-def compare(
-    policy: Exported, run: Runner, workflow: Workflow[Any], steps: list[Step], env_action: Any
-) -> Parity:
-    """Run the file beside `workflow.act` on raw steps; return what differs.
-
-    Both get the workflow's memory at every step: one difference is not counted twice. The
-    workflow's actions are scaled by `env_action`, the environment's own wrapper.
-    """
-    out, state, memory = Parity(), workflow.initial_state(policy.batch), None
-    with quiet_latents(workflow):
-        for step in steps:
-            decision = workflow.act(_scaled(policy, step), state, Mode.EVAL)
-            found = run(policy.arrange(step.obs, step.is_first, memory))
-            wanted = np.stack([env_action(a) for a in decision.action.numpy()])
-            out.action = max(out.action, _distance(found[0], torch.from_numpy(wanted)))
-            state = decision.state
-            memory = memory_of(workflow, state)
-            for name, value in zip(policy.memory_names, found[1:], strict=True):
-                out.memory = max(out.memory, _distance(value, memory[name]))
-            out.steps += 1
-    return out
-
-
-@torch.no_grad()
-def record(
-    policy: Exported, workflow: Workflow[Any], envs: Any, ticks: int, seed: int = 0
-) -> list[Step]:
-    """Play with the workflow on raw environments; return those steps and as many made-up ones."""
-    steps: list[Step] = []
-    step, state = envs.reset(), workflow.initial_state(envs.num_envs)
-    for _ in range(ticks):
-        steps.append(copy.deepcopy(step))
-        decision = workflow.act(_scaled(policy, step), state, Mode.EVAL)
-        state, step = decision.state, envs.step(decision.action.numpy())
-    made = [random_obs(workflow.spec, envs.num_envs, seed + i) for i in range(ticks)]
-    no, zero = np.zeros(envs.num_envs, bool), np.zeros(envs.num_envs, np.float32)
-    return steps + [Step(obs, zero, no, no, no) for obs in made]
-
-
-def _scaled(policy: Exported, step: Step) -> Step:
-    """Return a raw step as the workflow saw it in training."""
-    obs = policy.normalize({k: torch.from_numpy(v) for k, v in step.obs.items()})
-    return replace(step, obs={k: v.numpy() for k, v in obs.items()})
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
-
-
-class quiet_latents:  # noqa: N801 (used like a function)
-    """While inside, a world model's states are the mode instead of a sample."""
-
-    def __init__(self, workflow: Workflow[Any]) -> None:
-        self.rssm: Any = workflow.model.rssm if isinstance(workflow, Dreams) else None
-
-    def __enter__(self) -> None:
-        if self.rssm is not None:
-            c = self.rssm.config
-            zeros = lambda *shape, device: torch.zeros(*shape, c.stoch, c.classes)  # noqa: E731
-            object.__setattr__(self.rssm, "noise", zeros)
-
-    def __exit__(self, *_: object) -> None:
-        if self.rssm is not None:
-            object.__delattr__(self.rssm, "noise")
