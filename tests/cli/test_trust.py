@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab.cli import main
+from dreamlab.runs import verify
 from dreamlab.runs.run import FolderLock
 
 QUICK = (
@@ -56,9 +57,13 @@ def test_a_run_is_the_same_when_run_again_and_is_left_as_it_was(name, original, 
 
 
 def test_as_many_frames_as_asked_for(original, capsys):
-    code, out, _ = run(capsys, "verify", original / "ppo_cartpole", "--frames", 200)
-    assert code == 0
-    assert "at 1 places" in out
+    folder = original / "ppo_cartpole"
+    recorded = [x["env_frames"] for x in verify.read_chain(folder)]
+    for frames, places in ((1, 1), (recorded[1] - 1, 2), (recorded[1], 2)):
+        code, out, _ = run(capsys, "verify", folder, "--frames", frames)
+        assert code == 0
+        assert f"at {places} place" in out
+        assert f"up to env frame {recorded[places - 1]:,}" in out
 
 
 @pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole"])

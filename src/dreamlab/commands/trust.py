@@ -76,8 +76,9 @@ def _report_verdict(verdict: verifying.Verdict, rows: verifying.Rows) -> int:
         if verdict.last is None:
             raise LabError("the second run recorded nothing that could be compared")
         last = verdict.last
+        places = f"{verdict.compared} place{'' if verdict.compared == 1 else 's'}"
         print(
-            f"same: transitions, losses and weights at {verdict.compared} place{'s' * (verdict.compared != 1)}, up to env frame "
+            f"same: transitions, losses and weights at {places}, up to env frame "
             f"{last['env_frames']:,} and update {last['updates']:,}"
         )
         if rows:
