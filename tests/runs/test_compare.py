@@ -11,12 +11,20 @@ import pytest
 from dreamlab.config import to_yaml
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_text
-from dreamlab.runs import figures
-from dreamlab.runs.compare import compare, read_groups, remarks, value_at
+from dreamlab.runs import figures, published
+from dreamlab.runs.compare import Comparison, remarks, value_at
+from dreamlab.runs.compare import compare as compare_groups
+from dreamlab.runs.groups import Groups, read_groups
 from dreamlab.runs.run import Run
 from tests.helpers import config_of
 
 FRAMES = (1_000, 2_000, 3_000, 4_000)
+
+
+def compare(groups: Groups, name: str, *rest) -> Comparison:
+    """Compare on what is one metric."""
+    [found] = compare_groups(groups, name, *rest)
+    return found
 
 
 def make_run(folder: Path, returns, *overrides: str, seed: int = 0, frames=FRAMES) -> Path:
@@ -133,8 +141,29 @@ def test_an_unknown_metric_names_the_nearest(tmp_path):
     groups = read_groups([make_seeds(tmp_path / "a", [10])])
     with pytest.raises(LabError, match=r"no metric 'eval/retrun'. Did you mean 'eval/return'"):
         compare(groups, "eval/retrun")
-    with pytest.raises(LabError, match=r"no metric 'train/loss'. Did you mean 'train/value_loss'"):
-        compare(groups, "loss")
+
+
+def test_a_loss_is_the_total_or_else_every_part_that_all_runs_have(tmp_path):
+    groups = read_groups([make_seeds(tmp_path / "a", [10, 20])])
+    assert [c.metric for c in compare_groups(groups, "loss")] == ["train/value_loss"]
+    for path in tmp_path.glob("a/*/metrics.jsonl"):
+        path.write_text(path.read_text().replace("train/value", 'train/policy_loss": 1, "train/v'))
+    groups = read_groups([str(tmp_path / "a")])
+    assert [c.metric for c in compare_groups(groups, "loss")] == [
+        "train/policy_loss", "train/v_loss",
+    ]  # fmt: skip
+    path.write_text(path.read_text().replace("train/v_loss", "train/other"))
+    groups = read_groups([str(tmp_path / "a")])
+    assert [c.metric for c in compare_groups(groups, "loss")] == ["train/policy_loss"]
+    for path in tmp_path.glob("a/*/metrics.jsonl"):
+        path.write_text(path.read_text().replace("train/policy_loss", "train/loss"))
+    groups = read_groups([str(tmp_path / "a")])
+    assert compare(groups, "loss").metric == "train/loss"
+    for path in tmp_path.glob("a/*/metrics.jsonl"):
+        path.write_text(path.read_text().replace("train/loss", "train/x"))
+    path.write_text(path.read_text().replace("train/x", "train/y"))
+    with pytest.raises(LabError, match="no metric 'train/loss'"):
+        compare_groups(read_groups([str(tmp_path / "a")]), "loss")
 
 
 def test_values_that_are_not_finite_are_left_out_and_told(tmp_path):
@@ -152,8 +181,8 @@ def test_values_that_are_not_finite_are_left_out_and_told(tmp_path):
 VERDICTS = [
     ([100, 101, 102], [10, 11, 12], "a is better than b"),
     ([10, 11, 12], [100, 101, 102], "b is better than a"),
-    ([10, 50, 90], [20, 60, 100], "no difference to be told: the intervals overlap"),
-    ([100, 101], [10, 11, 12], "too few seeds to tell"),
+    ([10, 50, 90], [20, 60, 100], "no winner is called: the intervals of the IQM overlap"),
+    ([100, 101], [10, 11, 12], "no winner is called: fewer than 3 seeds"),
 ]
 
 
@@ -175,16 +204,21 @@ def test_of_a_loss_only_the_order_is_told(tmp_path):
     assert found.pairs[0].verdict == "a is higher than b"
 
 
-def test_tasks_are_strata_of_one_group(tmp_path):
-    for task, finals in (("CartPole-v1", [10, 20]), ("Acrobot-v1", [100, 200, 300])):
-        make_seeds(tmp_path / "a" / task, finals, f"env={task}")
-    groups = read_groups([str(tmp_path / "a")])
-    found = compare(groups, "return")
-    assert [g.seeds() for g in groups.groups] == ["2-3 x 2 tasks"]
-    assert found.summaries["a"]["mean"].value == (15 + 200) / 2
-    assert "scores of several tasks are pooled as they are, not normalised" in remarks(
-        groups, [found]
-    )
+def test_a_likely_tie_has_no_winner_though_the_iqms_are_apart(tmp_path):
+    """One task of two decides the IQM; on the other nobody is better."""
+    for name, finals in (("a", [100, 101, 102]), ("b", [10, 11, 12])):
+        make_seeds(tmp_path / name / "one", finals)
+        make_seeds(tmp_path / name / "two", [5, 6, 7], "env=Acrobot-v1")
+    found = compare(read_groups([str(tmp_path / n) for n in "ab"]), "return", None, "none")
+    a, b = (found.summaries[n]["iqm"] for n in "ab")
+    assert a.low > b.high
+    assert found.pairs[0].probability.value == 0.75
+    assert found.pairs[0].verdict == "a is better than b"
+    make_seeds(tmp_path / "b" / "two", [7, 8, 9], "env=Acrobot-v1")
+    found = compare(read_groups([str(tmp_path / n) for n in "ab"]), "return", None, "none")
+    assert found.pairs[0].verdict == (
+        "no winner is called: the interval of the probability holds 0.5"
+    )  # fmt: skip
 
 
 # -- published curves -----------------------------------------------------------------------------
@@ -203,9 +237,9 @@ def member(folder: str):
 
 
 def test_a_published_curve_is_found_for_states_and_for_images(tmp_path):
-    states = figures.find_published(member(walker(tmp_path / "s", 900)), None)
+    states = published.find_published(member(walker(tmp_path / "s", 900)), None)
     images = walker(tmp_path / "i", 900, "env.options={obs: vision}")
-    seen = figures.find_published(member(images), "drqv2")
+    seen = published.find_published(member(images), "drqv2")
     assert states is not None
     assert seen is not None
     assert (states.suite, states.task, states.method) == (
@@ -227,8 +261,8 @@ def test_a_published_curve_is_found_for_states_and_for_images(tmp_path):
 )
 def test_suites_of_the_table_are_those_of_the_environments(tmp_path, overrides, place):
     run = member(str(make_run(tmp_path / "r", [1, 2, 3, 4], *overrides)))
-    assert figures.places(run)[0] == place
-    curve = figures.find_published(run, "dreamerv3")
+    assert published.places(run)[0] == place
+    curve = published.find_published(run, "dreamerv3")
     assert curve is not None
     assert (curve.suite, curve.task) == place
 
@@ -236,23 +270,46 @@ def test_suites_of_the_table_are_those_of_the_environments(tmp_path, overrides, 
 def test_an_unknown_method_names_the_nearest_and_an_unknown_task_says_so(tmp_path):
     groups = read_groups([walker(tmp_path / "w", 900)])
     with pytest.raises(LabError, match="Did you mean 'dreamerv3'"):
-        figures.against(tuple(groups.groups), "published:dreamer3")
+        published.against(tuple(groups.groups), "published:dreamer3")
     cart = read_groups([make_seeds(tmp_path / "c", [1])])
     with pytest.raises(LabError, match="nothing is published here for CartPole-v1"):
-        figures.against(tuple(cart.groups), "published")
+        published.against(tuple(cart.groups), "published")
 
 
 def test_a_run_below_the_published_band_is_told(tmp_path):
     bad, good = walker(tmp_path / "bad", 300), walker(tmp_path / "good", 960)
     found = compare(read_groups([bad, good]), "return")
-    curve = figures.find_published(member(bad), "dreamerv3")
+    curve = published.find_published(member(bad), "dreamerv3")
     assert curve is not None
-    at = int(curve.frames[-1])  # it ends before the runs do
-    floor = float(curve.mean[-1] - curve.std[-1])
+    floor = float(curve.mean[-1] - curve.std[-1])  # the curve ends at 490,000
     assert 300 < floor < 960
-    warnings = figures.below(found, "published:dreamerv3")
-    assert any(w.startswith(f"{bad}: ") and f"(mean - std = {floor:.4g})" in w for w in warnings)
-    assert f"at {at:,} env frames" in warnings[0]
+    assert published.below(found, "published:dreamerv3") == [
+        f"{bad}: eval/return 300 at 500,000 env frames is below the published band of dreamerv3 "
+        f"({floor:.4g}: mean - std of 5 seeds), and has been since 50,000"
+    ]
+    early = published.below(found, "published:dreamerv3", 250_000)
+    assert [w.partition(" is below")[0] for w in early] == [
+        f"{bad}: eval/return 150 at 250,000 env frames",
+        f"{good}: eval/return 480 at 250,000 env frames",
+    ]
+
+
+def test_a_run_is_warned_of_where_it_is_though_another_is_shorter(tmp_path):
+    long = make_run(tmp_path / "long", [20, 300], *WALKER, frames=(10_000, 500_000))
+    short = make_run(tmp_path / "short", [20], *WALKER, frames=(40_000,), seed=1)
+    found = compare(read_groups([f"both={long},{short}"]), "return")
+    warnings = published.below(found, "published:dreamerv3")
+    assert warnings[0].startswith(f"{long}: eval/return 300 at 500,000 env frames is below")
+    assert warnings[1] == (
+        f"{short}: too early to tell, the published curve begins at 49,000 frames"
+    )
+
+
+def test_a_published_curve_says_where_it_is_from(tmp_path):
+    groups = tuple(read_groups([walker(tmp_path / "w", 900)]).groups)
+    curves = published.against(groups, "published:tdmpc2")
+    assert list(curves["walker_walk"]) == ["tdmpc2 (published, 3 seeds)"]
+    assert "github.com/nicklashansen/tdmpc2" in published.sources(curves)
 
 
 def test_figures_are_pictures_and_the_same_every_time(tmp_path):

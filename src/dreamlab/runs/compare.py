@@ -2,216 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
-from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from dreamlab.core.errors import LabError, unknown
-from dreamlab.core.tree import tree_leaves
 from dreamlab.runs import stats
-from dreamlab.runs.find import find_runs
-from dreamlab.runs.run import Run
+from dreamlab.runs.groups import Group, Groups, Member
+from dreamlab.runs.normalize import RULES, Scale, kind_of, scale_for
 from dreamlab.runs.stats import Array, Interval
 
-# What may differ between the seeds of one configuration. Runs on several tasks (`env.id`) belong
-# together too: statistics are stratified over them.
-FREE = ("seed", "schema", "env.id", "run", "log", "watch", "checkpoint", "report")
-FREE_PREFIXES = tuple(f"{name}." for name in FREE)
 TOLERANCE = 0.01
 """Runs log, evaluate and end at slightly different frames: what comes this share later counts."""
 SHORT = {"return": ("eval/return", "episode/return"), "loss": ("train/loss",)}
 GRID = 100
-"""The most points of a learning curve; it has as many as a run in the middle."""
+"""The most points of a learning curve; otherwise it has as many as the run with the fewest."""
 GOOD = ("return", "success")
 """Metrics that end like this are better when higher; of others only the order is told."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One run of a group, read from its folder."""
-
-    run: Run
-    config: dict[str, Any]
-    """Every option by its dotted name."""
-    records: list[dict[str, Any]]
-
-    @property
-    def task(self) -> str:
-        return str(self.config.get("env.id", ""))
-
-    @property
-    def seed(self) -> Any:
-        return self.config.get("seed")
-
-    @property
-    def frames(self) -> int:
-        """How far the run is, in env frames."""
-        return int(self.records[-1]["env_frames"])
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """The options that make its group."""
-        return {k: v for k, v in self.config.items() if not f"{k}.".startswith(FREE_PREFIXES)}
-
-    def curve(self, metric: str) -> tuple[Array, Array]:
-        """Return env frames and values of a metric; what is not finite is left out."""
-        points = [
-            (r["env_frames"], r[metric])
-            for r in self.records
-            if isinstance(r.get(metric), int | float) and isfinite(r[metric])
-        ]
-        frames, values = zip(*points, strict=True) if points else ((), ())
-        return np.array(frames, np.int64), np.array(values, np.float64)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in seed and task only, or that the user put together."""
-
-    name: str
-    members: tuple[Member, ...]
-
-    @property
-    def tasks(self) -> dict[str, list[Member]]:
-        """The members by task, tasks in order of their names."""
-        found: dict[str, list[Member]] = {t: [] for t in sorted({m.task for m in self.members})}
-        for member in self.members:
-            found[member.task].append(member)
-        return found
-
-    def seeds(self) -> str:
-        """Return the number of seeds per task in words."""
-        counts = sorted(len(m) for m in self.tasks.values())
-        each = str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]}-{counts[-1]}"
-        return each if len(counts) == 1 else f"{each} x {len(counts)} tasks"
-
-
-@dataclass
-class Groups:
-    """All that is compared, and what the reader should know about it."""
-
-    groups: list[Group] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def members(self) -> list[Member]:
-        return [m for g in self.groups for m in g.members]
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return a run's configuration by dotted names."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise LabError(f"{path} does not exist: this is not a run folder")
-    plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    return {k.replace("/", "."): v for k, v in tree_leaves(plain)}
-
-
-def read_groups(arguments: Sequence[str]) -> Groups:
-    """Return the groups that these arguments mean.
-
-    `folder` is a run, or the runs below it, one group per configuration; `name=folder,folder` is
-    one group, whatever its runs are.
-    """
-    out = Groups()
-    for argument in arguments:
-        members = _read(argument)
-        out.notes += [f"{m.run.folder}: no metrics yet, left out" for m in members if not m.records]
-        members = [m for m in members if m.records]
-        if not members:
-            raise LabError(f"{argument}: its runs hold no metrics yet")
-        kinds = [members] if "=" in argument else _split(members)
-        labels = _labels(_name(argument, arguments), kinds)
-        out.groups += [Group(n, tuple(m)) for n, m in zip(labels, kinds, strict=True)]
-    for group in out.groups:
-        out.notes += _twice(group)
-        if len(_split(group.members)) > 1:
-            out.notes.append(f"{group.name}: its runs have different configurations")
-    names = [g.name for g in out.groups]
-    if again := next((n for n in names if names.count(n) > 1), None):
-        raise LabError(f"two groups are called {again!r}: give names, as in name=folder")
-    return out
-
-
-def _read(argument: str) -> list[Member]:
-    """Return the runs of an argument."""
-    folders = argument.split("=", 1)[1].split(",") if "=" in argument else [argument]
-    return [Member(r, read_config(r.folder), r.metrics()) for r in find_runs(folders)]
-
-
-def _name(argument: str, among: Sequence[str]) -> str:
-    """Return what a group is called: as the user says, else as much of its path as tells it."""
-    if "=" in argument:
-        return argument.split("=", 1)[0]
-    parts = Path(argument).resolve().parts
-    others = [Path(a).resolve().parts for a in among if "=" not in a and a != argument]
-    size = 1
-    while size < len(parts) and any(o[-size:] == parts[-size:] for o in others):
-        size += 1
-    return "/".join(parts[-size:])
-
-
-def _split(members: Iterable[Member]) -> list[list[Member]]:
-    """Return the members by configuration, in the order of their first."""
-    kinds: dict[str, list[Member]] = {}
-    for member in members:
-        kinds.setdefault(repr(sorted(member.own.items())), []).append(member)
-    return list(kinds.values())
-
-
-def _labels(name: str, kinds: list[list[Member]]) -> list[str]:
-    """Return a name for each configuration: what it alone has."""
-    if len(kinds) == 1:
-        return [name]
-    rows = differences([k[0].own for k in kinds])
-    if not rows or len(rows) > 3:
-        return [f"{name} {i + 1}" for i in range(len(kinds))]
-    return [
-        f"{name} " + " ".join(f"{key.rpartition('.')[2]}={row[i]}" for key, row in rows.items())
-        for i in range(len(kinds))
-    ]
-
-
-def differences(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the options that are not the same in all configurations, with each one's value."""
-    keys = sorted({k for c in configs for k in c})
-    rows = {key: [c.get(key, "-") for c in configs] for key in keys}
-    return {key: row for key, row in rows.items() if any(v != row[0] for v in row)}
-
-
-def _twice(group: Group) -> list[str]:
-    """Return a note for each seed that a group has more than once on a task."""
-    notes: list[str] = []
-    for task, members in group.tasks.items():
-        seeds = [m.seed for m in members]
-        notes += [
-            f"{group.name}: seed {seed} of {task} is there {seeds.count(seed)} times"
-            for seed in sorted(set(seeds), key=str)
-            if seeds.count(seed) > 1
-        ]
-    return notes
+FEW_RUNS = 5
+"""The bootstrap of fewer runs gives intervals that are too narrow."""
 
 
 # -- metrics --------------------------------------------------------------------------------------
 
 
-def find_metric(name: str, members: Sequence[Member]) -> str:
-    """Return the full name of a metric that every run has; raise with the nearest name."""
+def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
+    """Return the full names of a metric that every run has; raise with the nearest name.
+
+    `loss` is the total loss; all losses that the runs share where an algorithm has no total.
+    """
     known = {k for m in members for r in m.records for k in r} - {"env_frames"}
     wanted = [n for n in SHORT.get(name, (name,)) if n in known]
+    if whole := [n for n in wanted if _common(n, members)]:
+        return whole[:1]
+    parts = sorted(k for k in known if k.startswith("train/") and k.endswith("_loss"))
+    if name == "loss" and (shared := [k for k in parts if _common(k, members)]):
+        return shared
     if not wanted:
         near = [k for k in known if k.endswith(f"_{name}")]
         raise LabError(unknown("metric", SHORT.get(name, (name,))[-1], near or known, "--metrics"))
-    for candidate in wanted:
-        if _common(candidate, members):
-            return candidate
     without = [str(m.run.folder) for m in members if not len(m.curve(wanted[0])[0])]
     if without:
         raise LabError(f"--metrics: {wanted[0]!r} has no value in {', '.join(without)}")
@@ -248,18 +81,46 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups on one metric, on a grid of env frames that every run has reached."""
+    """Groups on one metric, on a grid of env frames that every run has reached.
 
-    short: str
+    What is said of several tasks at once (`summaries`, `pairs`, `pooled`) is said of normalised
+    scores, see `scales`; what is said of one task is in the metric's own unit.
+    """
+
     metric: str
     groups: tuple[Group, ...]
     grid: Array
     at: int
+    rule: str = "auto"
+    """How scores are normalised, see `normalize.RULES`."""
 
     @property
     def is_return(self) -> bool:
         """Tell whether the metric is what papers publish."""
         return self.metric in SHORT["return"]
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks of all groups."""
+        return sorted({t for g in self.groups for t in g.tasks})
+
+    @cached_property
+    def scales(self) -> dict[str, Scale]:
+        """The scale of each task; none where scores stay as they are."""
+        if self.rule == "none" or (self.rule == "auto" and len(self.tasks) == 1):
+            return {}
+        upto = np.append(self.grid[self.grid < self.at], self.at)
+        found: dict[str, Scale] = {}
+        for task in self.tasks:
+            own = [g for g in self.groups if task in g.tasks]
+            values = [self.scores(g, upto)[task] for g in own]
+            found[task] = scale_for(self.rule, own[0].tasks[task][0], self.metric, values)
+        return found
+
+    @property
+    def label(self) -> str:
+        """The metric's name, and whether the groups' scores are normalised."""
+        return f"normalised {self.metric}" if self.scales else self.metric
 
     def scores(self, group: Group, at: Array | None = None) -> dict[str, Array]:
         """Return each task's values [point, run], or [run] at the frame that is compared."""
@@ -270,18 +131,29 @@ class Comparison:
         }
         return {k: v[0] for k, v in found.items()} if at is None else found
 
+    def pooled(self, group: Group, at: Array | None = None) -> dict[str, Array]:
+        """Return the scores on the scale on which tasks are put together."""
+        scores = self.scores(group, at)
+        return {t: self.scales[t](v) if self.scales else v for t, v in scores.items()}
+
     @cached_property
     def summaries(self) -> dict[str, dict[str, Interval]]:
-        """Every statistic of every group."""
+        """Every statistic of every group, over all of its tasks."""
         return {
-            g.name: stats.intervals(list(self.scores(g).values()), stats.STATISTICS)
+            g.name: stats.intervals(list(self.pooled(g).values()), stats.STATISTICS)
             for g in self.groups
         }
 
+    def of_task(self, group: Group, task: str) -> dict[str, Interval]:
+        """Return every statistic of a group on one task, in the metric's own unit."""
+        return stats.intervals([self.scores(group)[task]], stats.STATISTICS)
+
     def curve(self, group: Group, task: str | None = None, statistic: str = "iqm") -> Interval:
         """Return a statistic with its band over the grid; of one task, or of all."""
-        found = self.scores(group, self.grid)
-        scores = list(found.values()) if task is None else [found[task]]
+        if task is None:
+            scores = list(self.pooled(group, self.grid).values())
+        else:
+            scores = [self.scores(group, self.grid)[task]]
         return stats.intervals(scores, {"it": stats.STATISTICS[statistic]})["it"]
 
     @cached_property
@@ -291,28 +163,29 @@ class Comparison:
         return [self._pair(a, b) for a, b in both]
 
     def _pair(self, a: Group, b: Group) -> Pair:
-        left, right = self.scores(a), self.scores(b)
+        left, right = self.pooled(a), self.pooled(b)
         tasks = sorted(left.keys() & right.keys())
         x, y = [left[t] for t in tasks], [right[t] for t in tasks]
         probability = stats.probability_of_improvement(x, y)
         iqms = [stats.intervals(s, {"iqm": stats.iqm})["iqm"] for s in (x, y)]
         seeds = min(stats.fewest(x), stats.fewest(y))
-        return Pair(a.name, b.name, probability, self._verdict(a.name, b.name, iqms, seeds))
-
-    def _verdict(self, a: str, b: str, iqms: list[Interval], seeds: int) -> str:
-        """Return what may be said of two groups: nothing, or which one is ahead."""
-        if seeds < stats.FEWEST_SEEDS:
-            return "too few seeds to tell"
-        if iqms[0].overlaps(iqms[1]):
-            return "no difference to be told: the intervals overlap"
+        doubt = _doubt(seeds, iqms, probability)
         first, second = (a, b) if iqms[0].value > iqms[1].value else (b, a)
-        return f"{first} is {'better' if self.metric.endswith(GOOD) else 'higher'} than {second}"
+        ahead = "better" if self.metric.endswith(GOOD) else "higher"
+        verdict = f"no winner is called: {doubt}" if doubt else ""
+        verdict = verdict or f"{first.name} is {ahead} than {second.name}"
+        return Pair(a.name, b.name, probability, verdict)
 
     def data(self) -> dict[str, Any]:
         """Return everything as plain data; a bound that is not known is None."""
         return {
             "metric": self.metric,
             "env_frames": self.at,
+            "normalization": {
+                "asked": self.rule,
+                "used": kind_of(self.scales),
+                "tasks": {task: asdict(scale) for task, scale in self.scales.items()},
+            },
             "groups": [self._row(g) for g in self.groups],
             "pairs": [
                 {"a": p.a, "b": p.b, "verdict": p.verdict, "probability": plain(p.probability)}
@@ -321,12 +194,29 @@ class Comparison:
         }
 
     def _row(self, group: Group) -> dict[str, Any]:
+        scores, pooled = self.scores(group), self.pooled(group)
         return {
             "group": group.name,
             "seeds": {task: [m.seed for m in members] for task, members in group.tasks.items()},
-            "scores": {task: v.tolist() for task, v in self.scores(group).items()},
+            "scores": {task: v.tolist() for task, v in scores.items()},
+            "normalized_scores": {t: v.tolist() for t, v in pooled.items()} if self.scales else {},
             **{k: plain(v) for k, v in self.summaries[group.name].items()},
+            "tasks": {
+                task: {k: plain(v) for k, v in self.of_task(group, task).items()}
+                for task in group.tasks
+            },
         }
+
+
+def _doubt(seeds: int, iqms: Sequence[Interval], probability: Interval) -> str:
+    """Return why neither of two groups may be called ahead; nothing if one may."""
+    if seeds < stats.FEWEST_SEEDS:
+        return f"fewer than {stats.FEWEST_SEEDS} seeds"
+    if iqms[0].overlaps(iqms[1]):
+        return "the intervals of the IQM overlap"
+    if probability.low <= 0.5 <= probability.high:
+        return "the interval of the probability holds 0.5"
+    return ""
 
 
 def plain(interval: Interval) -> dict[str, float | None]:
@@ -335,11 +225,23 @@ def plain(interval: Interval) -> dict[str, float | None]:
     return {k: float(v) if np.isfinite(v) else None for k, v in found.items()}
 
 
-def compare(groups: Groups, name: str, at: int | None = None) -> Comparison:
-    """Return the groups compared on a metric, at a budget or at the last frame all reached."""
+def compare(
+    groups: Groups, name: str, at: int | None = None, normalize: str = "auto"
+) -> list[Comparison]:
+    """Return the groups compared on a metric, at a budget or at the last frame all reached.
+
+    There is one comparison but for `loss`, see `find_metrics`.
+    """
+    if normalize not in RULES:
+        raise LabError(unknown("normalisation", normalize, RULES, "--normalize"))
+    found = find_metrics(name, groups.members)
+    return [_compare(groups, metric, at, normalize) for metric in found]
+
+
+def _compare(groups: Groups, metric: str, at: int | None, rule: str) -> Comparison:
     members = groups.members
-    metric = find_metric(name, members)
-    first = max(int(m.curve(metric)[0][0]) for m in members)
+    curves = [m.curve(metric)[0] for m in members]
+    first = max(int(c[0]) for c in curves)
     shortest = min(members, key=lambda m: m.frames)
     late = 1 + TOLERANCE
     if at is not None and (first > late * at or at > late * shortest.frames):
@@ -348,9 +250,19 @@ def compare(groups: Groups, name: str, at: int | None = None) -> Comparison:
             f"{shortest.frames:,} env frames (the end of {shortest.run.folder})"
         )
     end = shortest.frames if at is None else at
-    points = min(GRID, int(np.median([len(m.curve(metric)[0]) for m in members])))
-    grid = np.linspace(shortest.frames, min(first, end), points).astype(np.int64)
-    return Comparison(name, metric, tuple(groups.groups), np.unique(grid), end)
+    grid = _grid(curves, min(first, end), shortest.frames)
+    return Comparison(metric, tuple(groups.groups), grid, end, rule)
+
+
+def _grid(curves: Sequence[Array], first: int, end: int) -> Array:
+    """Return the frames at which the run with the fewest values, or one beside it, has the next."""
+    frames = [np.unique(c) for c in curves]
+    fewest = min(len(f) for f in frames)
+    marks = np.max([f[:fewest] for f in frames], 0)
+    marks = np.unique(np.clip(np.append(marks, end), first, end))
+    if len(marks) > GRID:
+        marks = marks[np.linspace(0, len(marks) - 1, GRID).round().astype(int)]
+    return marks
 
 
 def remarks(groups: Groups, comparisons: Sequence[Comparison]) -> list[str]:
@@ -364,10 +276,14 @@ def remarks(groups: Groups, comparisons: Sequence[Comparison]) -> list[str]:
             f"{shortest.run.folder} ends at {shortest.frames:,} env frames, the longest run at "
             f"{longest:,}: what comes after the shortest is not compared"
         )
-    if any(len(g.tasks) > 1 for g in groups.groups):
+    if any(len(c.tasks) > 1 and not c.scales for c in comparisons):
         notes.append("scores of several tasks are pooled as they are, not normalised")
     if len({tuple(g.tasks) for g in groups.groups}) > 1:
         notes.append("not every group has the same tasks; pairs are compared on those they share")
+    if few := [g.name for g in groups.groups if 1 < len(g.members) < FEW_RUNS]:
+        notes.append(
+            f"{', '.join(few)}: fewer than {FEW_RUNS} runs; intervals of so few are too narrow"
+        )
     for c in comparisons:
         notes += [note for m in members if (note := _not_finite(m, c.metric))]
     return notes

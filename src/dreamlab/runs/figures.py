@@ -1,143 +1,26 @@
-"""Pictures of a comparison, and the published curves that belong into them."""
+"""Pictures of a comparison: learning curves, performance profile, aggregates, improvement."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_atomic
 from dreamlab.runs import stats
-from dreamlab.runs.compare import Comparison, Group, Member
-from dreamlab.runs.published import published_rows
-from dreamlab.runs.stats import Array
+from dreamlab.runs.compare import Comparison
+from dreamlab.runs.groups import Group
+from dreamlab.runs.published import Curves, Published, sources
+from dreamlab.runs.published import find_published as find_published
+from dreamlab.runs.tables import NAMES
 
 # Told apart by most colour-blind readers (Okabe & Ito 2008), on white and on black.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", ":", "-.")
-THRESHOLDS = 101
 NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {"Software": None}}
-
-DEFAULT = "dreamerv3"
-"""The published method where none is named like the run's algorithm."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """One method's curve on one task: mean and deviation over seeds, by env frames."""
-
-    suite: str
-    task: str
-    method: str
-    frames: Array
-    mean: Array
-    std: Array
-
-    @property
-    def label(self) -> str:
-        return f"{self.method} (published)"
-
-    def floor(self, at: int) -> float:
-        """Return the mean less one deviation at a frame of the curve."""
-        assert self.frames[0] <= at <= self.frames[-1], (self.frames, at)
-        return float(np.interp(at, self.frames, self.mean - self.std))
-
-
-def places(member: Member) -> list[tuple[str, str]]:
-    """Return the suites and tasks of the table that a run's environment may be, best first."""
-    suite, task = str(member.config.get("env.suite", "")), member.task
-    if suite == "dmc":
-        images = member.config.get("env.options.obs", "proprio") != "proprio"
-        full = f"ball_in_{task}" if task.startswith("cup_") else task
-        short = full.removeprefix("ball_in_").replace("_", "-")
-        return [
-            ("dmc_vision" if images else "dmc_proprio", f"dmc_{full}"),
-            ("tdmpc2-pixels" if images else "tdmpc2-state", short),
-        ]
-    if suite == "atari":
-        game = task.replace("james_bond", "jamesbond")
-        few = member.config.get("env.options.sticky") is False
-        return [("atari100k" if few else "atari57", f"atari_{game}")]
-    suites = {"dmlab": "dmlab30", "procgen": "procgen", "minecraft": "minecraft_diamond"}
-    return [(suites[suite], f"{suite}_{task}")] if suite in suites else []
-
-
-def find_published(member: Member, method: str | None) -> Published | None:
-    """Return the curve for a run's task; None if the table has none at all for it.
-
-    Without a method it is the one that the run's algorithm is named like, else DreamerV3.
-    """
-    at = places(member)
-    rows = [r for place in at for r in published_rows() if (r["suite"], r["task"]) == place]
-    if not rows:
-        return None
-    known = list(dict.fromkeys(r["method"] for r in rows))
-    if method is not None and method not in known:
-        raise LabError(unknown("published method", method, known, f"--against ({member.task})"))
-    chosen = method or _named_like(member, known)
-    rows = [r for r in rows if r["method"] == chosen]
-    rows = [r for r in rows if r["suite"] == rows[0]["suite"]]
-    columns = [np.array([float(r[k]) for r in rows]) for k in ("env_frames", "mean", "std")]
-    return Published(rows[0]["suite"], rows[0]["task"], chosen, *columns)
-
-
-def _named_like(member: Member, known: list[str]) -> str:
-    target = str(member.config.get("workflow._target_", ""))
-    name = target.rpartition(".")[2].lower()
-    near = [m for m in known if name and m.partition("_")[0] == name]
-    return (near or [m for m in known if m == DEFAULT] or known)[0]
-
-
-def against(groups: tuple[Group, ...], what: str) -> dict[str, dict[str, Published]]:
-    """Return the published curves of each task, by label; `what` is `published[:METHOD]`."""
-    kind, _, method = what.partition(":")
-    if kind != "published":
-        raise LabError(unknown("curve to draw", kind, ["published"], "--against"))
-    found: dict[str, dict[str, Published]] = {}
-    for group in groups:
-        for task, members in group.tasks.items():
-            if curve := find_published(members[0], method or None):
-                found.setdefault(task, {})[curve.label] = curve
-    if not found:
-        tasks = sorted({t for g in groups for t in g.tasks})
-        raise LabError(f"--against: nothing is published here for {', '.join(tasks)}")
-    return found
-
-
-def below(comparison: Comparison, what: str) -> list[str]:
-    """Return a warning for each run that is more than one deviation below the published mean.
-
-    They are compared at the comparison's frame, or where the published curve ends before it.
-    """
-    warnings: list[str] = []
-    method = what.partition(":")[2] or None
-    for group in comparison.groups:
-        for task, members in group.tasks.items():
-            curve = find_published(members[0], method)
-            at = min(comparison.at, int(curve.frames[-1])) if curve else comparison.at
-            if curve is None or at < max(curve.frames[0], comparison.grid[0]):
-                where = f"{task} before {comparison.at:,} env frames" if curve else task
-                warnings.append(f"{group.name}: nothing is published for {where}")
-                continue
-            floor, scores = curve.floor(at), comparison.scores(group, np.array([at]))[task][0]
-            warnings += [
-                f"{m.run.folder}: {comparison.metric} {score:.4g} at {at:,} env frames is below "
-                f"the published band of {curve.method} (mean - std = {floor:.4g})"
-                for m, score in zip(members, scores, strict=True)
-                if score < floor
-            ]
-    return warnings
-
-
-# -- pictures -------------------------------------------------------------------------------------
-
-Curves = Mapping[str, Mapping[str, Published]]
-"""Published curves by task and label."""
 
 
 def look(index: int) -> dict[str, Any]:
@@ -160,12 +43,16 @@ def _canvas(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, An
     return figure, axes
 
 
-def _legend(figure: Any, axis: Any, entries: int) -> None:
-    """Put the legend below the pictures, in as many columns as fit."""
-    handles, labels = axis.get_legend_handles_labels()
-    longest = max(map(len, labels))
-    columns = max(1, min(entries, int(figure.get_figwidth() * 11 // (longest + 6))))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+def _legend(figure: Any, axes: Any, about: str = "") -> None:
+    """Put the legend below the pictures, in as many columns as fit; each label once."""
+    found: dict[str, Any] = {}
+    for axis in axes.flat:
+        handles, labels = axis.get_legend_handles_labels()
+        found = dict(zip(labels, handles, strict=True)) | found
+    longest = max(map(len, found))
+    columns = max(1, min(len(found), int(figure.get_figwidth() * 11 // (longest + 6))))
+    place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    figure.legend(found.values(), found, title=about, title_fontsize=9, **place)
 
 
 def _band(axis: Any, x: Any, interval: stats.Interval, label: str, style: dict[str, Any]) -> None:
@@ -176,32 +63,59 @@ def _band(axis: Any, x: Any, interval: stats.Interval, label: str, style: dict[s
         axis.fill_between(x, interval.low, interval.high, color=style["color"], alpha=0.18, lw=0)
 
 
+# -- learning curves ------------------------------------------------------------------------------
+
+
 def learning_curves(
     comparison: Comparison, published: Curves | None = None, statistic: str = "iqm"
 ) -> Any:
-    """Return a figure of the metric over env frames, one picture per task."""
-    tasks = sorted({t for g in comparison.groups for t in g.tasks})
-    columns = min(3, len(tasks))
-    rows = -(-len(tasks) // columns)
-    figure, axes = _canvas(rows, columns, (6.5 if columns == 1 else 4.2 * columns, 3.2 * rows + 1))
-    for axis in axes.flat[len(tasks) :]:
-        axis.set_visible(False)
+    """Return a figure of the metric over env frames: a picture per task, and one of all together.
+
+    The last is there if there are several tasks and their scores are normalised.
+    """
+    tasks: list[str | None] = [*comparison.tasks]
+    tasks += [None] if comparison.scales and len(tasks) > 1 else []
+    figure, axes = _panels(len(tasks))
     for task, axis in zip(tasks, axes.flat, strict=False):
         for i, group in enumerate(comparison.groups):
-            if task in group.tasks:
-                label = f"{group.name} ({len(group.tasks[task])} seeds)"
-                label = label if len(tasks) == 1 else group.name
+            if task is None or task in group.tasks:
                 band = comparison.curve(group, task, statistic)
-                _band(axis, comparison.grid, band, label, look(i))
-        _draw_published(axis, (published or {}).get(task, {}), int(comparison.grid[-1]))
-        axis.set_title(task, fontsize=10)
-        axis.set_xlabel("env frames")
+                _band(axis, comparison.grid, band, _label(group), look(i))
+        curves = (published or {}).get(task or "", {})
+        _draw_published(axis, curves, int(comparison.grid[-1]))
+        axis.set_title(task or "all tasks, normalised", fontsize=10)
         axis.xaxis.set_major_formatter(short_number)
+        axis.locator_params(axis="x", nbins=5)
     for axis in axes[:, 0]:
-        axis.set_ylabel(f"{comparison.metric}, {_WORDS[statistic]}")
-    first = max(axes.flat[: len(tasks)], key=lambda a: len(a.get_lines()))
-    _legend(figure, first, len(first.get_lines()))
+        axis.set_ylabel(f"{comparison.metric}, {NAMES[statistic]}")
+    for column in range(axes.shape[1]):
+        shown = [axis for axis in axes[:, column] if axis.get_visible()]
+        shown[-1].set_xlabel("env frames")
+    _legend(
+        figure, axes, "\n".join([*_bands(comparison), *map(sources, filter(None, [published]))])
+    )
     return figure
+
+
+def _label(group: Group) -> str:
+    return f"{group.name} ({group.each} seed{'' if group.each == '1' else 's'})"
+
+
+def _panels(num: int) -> tuple[Any, Any]:
+    """Return a figure with this many pictures; the more there are, the smaller they get."""
+    columns = num if num <= 3 else next((c for c in (2, 3, 4, 5) if num <= c * (c + 1)), 6)
+    rows = -(-num // columns)
+    width, height = (6.5, 3.9) if num == 1 else (4.2, 3.1) if columns <= 3 else (2.7, 2.2)
+    figure, axes = _canvas(rows, columns, (width * columns, height * rows + 0.8))
+    for axis in axes.flat[num:]:
+        axis.set_visible(False)
+    return figure, axes
+
+
+def _bands(comparison: Comparison) -> list[str]:
+    """Return what bands are, if there are any."""
+    several = any(len(m) > 1 for g in comparison.groups for m in g.tasks.values())
+    return ["bands are 95 % bootstrap intervals"] if several else []
 
 
 def _draw_published(axis: Any, curves: Mapping[str, Published], end: int) -> None:
@@ -214,9 +128,6 @@ def _draw_published(axis: Any, curves: Mapping[str, Published], end: int) -> Non
         axis.set_xlim(-0.02 * end, 1.02 * end)
 
 
-_WORDS = {"iqm": "IQM", "mean": "mean", "median": "median"}
-
-
 def short_number(value: float, _: Any = None) -> str:
     """Return frames as people say them: 250k, 1.5M."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -225,56 +136,74 @@ def short_number(value: float, _: Any = None) -> str:
     return f"{value:g}"
 
 
+# -- scores at the end ----------------------------------------------------------------------------
+
+
 def performance_profile(comparison: Comparison) -> Any:
-    """Return a figure of the share of runs above each score."""
-    scores = {g.name: list(comparison.scores(g).values()) for g in comparison.groups}
-    every = np.concatenate([t for tasks in scores.values() for t in tasks])
-    margin = 0.02 * (np.ptp(every) or abs(every[0]) or 1.0)
-    thresholds = np.linspace(every.min() - margin, every.max() + margin, THRESHOLDS)
+    """Return a figure of the share of runs above each score: exact, a step at every score."""
+    scores = {g.name: list(comparison.pooled(g).values()) for g in comparison.groups}
+    every = np.unique(np.concatenate([t for tasks in scores.values() for t in tasks]))
+    margin = 0.04 * (np.ptp(every) or abs(every[0]) or 1.0)
+    thresholds = np.array([every[0] - margin, *every, every[-1] + margin])
     figure, axes = _canvas(1, 1, (6.5, 4.2))
-    for i, (name, tasks) in enumerate(scores.items()):
-        _band(axes[0, 0], thresholds, stats.profile(tasks, thresholds), name, look(i))
+    for i, (group, tasks) in enumerate(zip(comparison.groups, scores.values(), strict=True)):
+        _steps(axes[0, 0], thresholds, stats.profile(tasks, thresholds), _label(group), look(i))
     axes[0, 0].set(
-        xlabel=f"x: {comparison.metric} at {comparison.at:,} env frames",
-        ylabel="share of runs above x",
-        ylim=(-0.03, 1.03),
+        xlabel=f"x: {_at(comparison)}", ylabel="share of runs above x", ylim=(-0.03, 1.03)
     )
-    _legend(figure, axes[0, 0], len(scores))
+    _legend(figure, axes, *_bands(comparison))
     return figure
+
+
+def _steps(axis: Any, x: Any, interval: stats.Interval, label: str, style: dict[str, Any]) -> None:
+    """Draw a share that falls at scores and nowhere else, with its band."""
+    axis.plot(x, interval.value, drawstyle="steps-post", label=label, lw=1.8, **style)
+    if np.isfinite(interval.low).all():
+        low, high, color = interval.low, interval.high, style["color"]
+        axis.fill_between(x, low, high, step="post", color=color, alpha=0.15, lw=0)
+
+
+def _at(comparison: Comparison) -> str:
+    return f"{comparison.label} at {comparison.at:,} env frames"
 
 
 def aggregates(comparison: Comparison) -> Any:
     """Return a figure of every statistic with its interval, a row per group."""
     names = [g.name for g in comparison.groups]
-    figure, axes = _canvas(1, len(stats.STATISTICS), (9.5, 1.4 + 0.42 * len(names)))
+    figure, axes = _canvas(1, len(stats.STATISTICS), (11.5, 1.3 + 0.36 * len(names)))
     for axis, statistic in zip(axes[0], stats.STATISTICS, strict=True):
         for i, name in enumerate(names):
-            _dot(axis, i, comparison.summaries[name][statistic], look(i)["color"])
+            _bar(axis, i, comparison.summaries[name][statistic], look(i)["color"])
         _rows(axis, names if axis is axes[0, 0] else [""] * len(names))
-        axis.set_title(_WORDS[statistic], fontsize=10)
-        axis.margins(x=0.15)
-    figure.supxlabel(f"{comparison.metric} at {comparison.at:,} env frames", fontsize=10)
+        axis.set_title(NAMES[statistic], fontsize=10)
+        axis.use_sticky_edges = False
+        axis.margins(x=0.08)
+        axis.locator_params(axis="x", nbins=5)
+    figure.supxlabel(f"{_at(comparison)}; bars are 95 % intervals", fontsize=9)
     return figure
 
 
 def improvement(comparison: Comparison) -> Any:
     """Return a figure of the probability that a run of one group is above one of another."""
     pairs = comparison.pairs
-    figure, axes = _canvas(1, 1, (6.5, 1.4 + 0.42 * len(pairs)))
+    figure, axes = _canvas(1, 1, (6.5, 1.3 + 0.36 * len(pairs)))
     for i, pair in enumerate(pairs):
-        _dot(axes[0, 0], i, pair.probability, COLORS[0])
-    _rows(axes[0, 0], [f"P({p.a} > {p.b})" for p in pairs])
+        _bar(axes[0, 0], i, pair.probability, COLORS[0])
+    _rows(axes[0, 0], [f"{p.a} > {p.b}" for p in pairs])
     axes[0, 0].axvline(0.5, color="gray", lw=1, ls="--")
-    axes[0, 0].set(xlim=(-0.03, 1.03), xlabel=comparison.metric)
+    axes[0, 0].set(xlim=(-0.03, 1.03))
+    axes[0, 0].set_xlabel(
+        f"probability that a run is above one of the other group:\n{_at(comparison)}", fontsize=9
+    )
     return figure
 
 
-def _dot(axis: Any, row: int, interval: stats.Interval, color: str) -> None:
-    """Draw an estimate as a dot on a thick line."""
+def _bar(axis: Any, row: int, interval: stats.Interval, color: str) -> None:
+    """Draw an interval as a bar and the estimate as a line across it, seen however short it is."""
     if np.isfinite(interval.low):
-        ends, style = [interval.low, interval.high], {"solid_capstyle": "butt"}  # no longer than it
-        axis.plot(ends, [row, row], color=color, lw=7, alpha=0.35, **style)
-    axis.plot(interval.value, row, "o", color=color, ms=5)
+        width = interval.high - interval.low
+        axis.barh(row, width, left=interval.low, height=0.5, color=color, alpha=0.4, lw=0)
+    axis.plot([interval.value] * 2, [row - 0.3, row + 0.3], color=color, lw=2.5)
 
 
 def _rows(axis: Any, names: Sequence[str]) -> None:
@@ -283,6 +212,9 @@ def _rows(axis: Any, names: Sequence[str]) -> None:
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.tick_params(axis="y", length=0)
     axis.grid(False, axis="y")
+
+
+# -- files ----------------------------------------------------------------------------------------
 
 
 def draw_all(comparison: Comparison, published: Curves | None = None) -> dict[str, Any]:

@@ -1,167 +1,181 @@
-"""A comparison as text, and as one HTML page that needs no other file."""
+"""A comparison as one HTML page that needs no other file and loads nothing."""
 
 from __future__ import annotations
 
 import base64
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from math import isfinite
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dreamlab.runs import figures, stats
-from dreamlab.runs.compare import Comparison, Group, Groups, Member, differences
-from dreamlab.runs.stats import Interval
+from dreamlab.runs import figures
+from dreamlab.runs.compare import Comparison
+from dreamlab.runs.groups import Group, Groups, Member, differences
+from dreamlab.runs.published import Curves
+from dreamlab.runs.tables import INTERVALS, normalized, summary, words
 
 FILE_BYTES = 8 * 2**20
 """A video or picture larger than this is named, not shown."""
 PAGE_BYTES = 48 * 2**20
-DIFF_CHARACTERS = 20_000
+SHOWN_CHARACTERS = 20_000
+"""Of a longer text the page shows the beginning; the file that it offers is whole."""
 TITLES = {
-    "curves": "Learning curves, interquartile mean",
-    "mean_curves": "Learning curves, mean",
+    "curves": "Learning curves, interquartile mean over seeds",
     "profile": "Performance profile: the share of runs above a score",
-    "aggregates": "Aggregates",
     "improvement": "Probability of improvement",
+    "aggregates": "Interquartile mean, mean and median",
 }
-STYLE = """
-:root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --back: #ffffff;
-  --line: #d1d9e0; --block: #f4f6f8; --warn: #9a6700; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9198a1;
-  --back: #0f141a; --line: #3d444d; --block: #1a2027; --warn: #d29922; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
-  max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem;
-  border-bottom: 1px solid var(--line); } h3 { font-size: 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.8rem 0.3rem 0;
-  text-align: left; vertical-align: top; }
-pre { background: var(--block); padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
-.warn { color: var(--warn); } .soft, figcaption { color: var(--soft); font-size: 0.9rem; }
-figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; color: var(--text); }
-figure svg text { fill: currentColor; } video, img { max-width: 100%; }
-"""
 
 
-def number(value: float) -> str:
-    """Return four digits, without an exponent where people would write none."""
-    return f"{value:,.0f}" if 1_000 <= abs(value) < 1e9 else f"{value:.4g}"
+@dataclass(frozen=True)
+class Said:
+    """What a reader should know: about the numbers, and about runs that do badly."""
+
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
-def words(interval: Interval) -> str:
-    """Return an interval as `value [low, high]`."""
-    if not isfinite(interval.low):
-        return f"{number(interval.value)} [-]"
-    return f"{number(interval.value)} [{number(interval.low)}, {number(interval.high)}]"
+@dataclass
+class Parts:
+    """The sections of a page, in order."""
+
+    found: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(self, title: str, body: str) -> None:
+        """Add a section, unless there is nothing in it."""
+        if body:
+            self.found[title] = f'<section id="{anchor(title)}">\n{body}\n</section>'
+
+    def links(self) -> str:
+        """Return links to the sections."""
+        return " ".join(f'<a href="#{anchor(t)}">{escape(t)}</a>' for t in self.found)
+
+    def body(self) -> str:
+        """Return the sections under their titles."""
+        return "\n".join(
+            section.replace("\n", f"\n<h2>{escape(title)}</h2>\n", 1)
+            for title, section in self.found.items()
+        )
 
 
-def aligned(rows: list[list[str]]) -> str:
-    """Return rows as lines with columns under each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-    return "\n".join(lines)
-
-
-def summary_rows(comparison: Comparison) -> list[list[str]]:
-    """Return a header and a row per group: seeds and every statistic."""
-    rows = [["group", "seeds", "IQM", "mean", "median"]]
-    for group in comparison.groups:
-        found = comparison.summaries[group.name]
-        rows.append([group.name, group.seeds(), *(words(found[s]) for s in stats.STATISTICS)])
-    return rows
-
-
-def pair_lines(comparison: Comparison) -> list[str]:
-    """Return a sentence per pair of groups."""
-    return [f"P({p.a} > {p.b}) = {words(p.probability)}: {p.verdict}" for p in comparison.pairs]
-
-
-def text(comparison: Comparison) -> str:
-    """Return the comparison as a terminal shows it."""
-    head = f"{comparison.metric} at {comparison.at:,} env frames, 95 % intervals"
-    return "\n".join([head, aligned(summary_rows(comparison)), *pair_lines(comparison)])
-
-
-# -- the page -------------------------------------------------------------------------------------
+def anchor(title: str) -> str:
+    """Return the name by which a page links to a section."""
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def html_page(
     title: str,
     groups: Groups,
     comparisons: Sequence[Comparison],
-    published: figures.Curves | None = None,
-    notes: Sequence[str] = (),
+    published: Curves | None = None,
+    said: Said | None = None,
+    again: tuple[Sequence[str], Mapping[str, str]] = ((), {}),
 ) -> str:
-    """Return the page."""
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{_what(groups)}</p>',
-        *(f'<p class="warn">{escape(n)}</p>' for n in notes),
-        *(_comparison(c, published if c.is_return else None) for c in comparisons),
-        _section("Videos and pictures", _media(groups, comparisons[0])),
-        _section("What differs between the groups", _config_table(groups.groups)),
-        _section("Runs", _run_table(groups)),
-        _section("Software, hardware, code", _machine_table(groups.groups)),
-        _section("To reproduce", _commands(groups)),
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    """Return the page; `again` is what to type to make the runs anew, and the files for that."""
+    parts = Parts()
+    for c in comparisons:
+        parts.add(c.metric, _comparison(c, published if c.is_return else None))
+    parts.add("Videos", _media(groups, comparisons[0]))
+    parts.add("Configuration", _config_table(groups.groups))
+    parts.add("Runs", _run_table(groups))
+    parts.add("Environment", _machine_table(groups.groups))
+    parts.add("To reproduce", _commands(*again))
+    style = files("dreamlab.runs").joinpath("page.css").read_text()
+    said = said or Said()
+    return "\n".join([
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<link rel="icon" href="data:,">',  # or a browser asks for one
+        f"<title>{escape(title)}</title><style>\n{style}</style></head><body>",
+        f"<header><h1>{escape(title)}</h1>\n<p>{_what(groups)}</p>",
+        f"<nav>{parts.links()}</nav></header>\n<main>",
+        _box("warnings", "Warnings", said.warnings), _box("notes", "Notes", said.notes),
+        parts.body(), "</main></body></html>\n",
+    ])  # fmt: skip
 
 
 def _what(groups: Groups) -> str:
+    """Return a line about all runs: how many, of which tasks, made when."""
     tasks = sorted({m.task for m in groups.members})
-    return escape(f"{len(groups.members)} runs, {len(groups.groups)} groups: {', '.join(tasks)}")
+    days = sorted({str(m.run.manifest.get("created", ""))[:10] for m in groups.members} - {""})
+    when = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
+    named = ", ".join(tasks) if len(tasks) < 6 else f"{len(tasks)} tasks"
+    parts = [_count(len(groups.members), "run"), _count(len(groups.groups), "group"), named, when]
+    return escape(" · ".join(filter(None, parts)))
 
 
-def _section(title: str, body: str) -> str:
-    return f"<h2>{escape(title)}</h2>\n{body}" if body else ""
+def _count(num: int, word: str) -> str:
+    return f"{num} {word}" if num == 1 else f"{num} {word}s"
 
 
-def table(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as an HTML table; the first is the header."""
-    head, *body = [[escape(str(c)) for c in row] for row in rows]
-    lines = ["<tr>" + "".join(f"<th>{c}</th>" for c in head) + "</tr>"]
-    lines += ["<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in body]
-    return "<table>\n" + "\n".join(lines) + "\n</table>"
+def _box(kind: str, title: str, lines: Sequence[str]) -> str:
+    """Return a box of sentences; nothing if there are none."""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<div class="box {kind}"><b>{title}</b><ul>{items}</ul></div>' if lines else ""
+
+
+def table(rows: Iterable[Sequence[Any]], swatches: Mapping[str, str] | None = None) -> str:
+    """Return rows as an HTML table, the first as header; cells that name a group get its colour."""
+    head, *body = [[str(c) for c in row] for row in rows]
+    colors = swatches or {}
+
+    def cell(text: str, tag: str) -> str:
+        dot = f'<i style="background:{colors[text]}"></i>' if text in colors else ""
+        return f"<{tag}>{dot}{escape(text)}</{tag}>"
+
+    lines = ["<tr>" + "".join(cell(c, "th") for c in head) + "</tr>"]
+    lines += ["<tr>" + "".join(cell(c, "td") for c in row) + "</tr>" for row in body]
+    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
+
+
+def swatches(groups: Sequence[Group]) -> dict[str, str]:
+    """Return each group's colour in the figures."""
+    return {g.name: figures.look(i)["color"] for i, g in enumerate(groups)}
 
 
 # -- results --------------------------------------------------------------------------------------
 
 
-def _comparison(comparison: Comparison, published: figures.Curves | None) -> str:
+def _comparison(comparison: Comparison, published: Curves | None) -> str:
     """Return one metric's table, sentences and pictures."""
     drawn = figures.draw_all(comparison, published)
-    pictures = [
-        f"<figure>{inline_svg(figure)}<figcaption>{TITLES[name]}</figcaption></figure>"
-        for name, figure in drawn.items()
-    ]
-    lines = "".join(f"<li>{escape(line)}</li>" for line in pair_lines(comparison))
-    about = f"at {comparison.at:,} env frames; in brackets 95 % bootstrap intervals over the seeds"
-    return _section(
-        comparison.metric,
-        "\n".join([
-            f'<p class="soft">{about}</p>', table(summary_rows(comparison)),
-            f"<ul>{lines}</ul>" if lines else "", *pictures,
-        ]),
-    )  # fmt: skip
+    several = len(comparison.tasks) > 1
+    wide = {"curves": several, "profile": False, "improvement": not several, "aggregates": True}
+    if not several and len(comparison.pairs) == 1:
+        drawn.pop("improvement")  # the sentence says it
+    pictures = "\n".join(
+        f'<figure class="{"many" if wide[name] else name}">{inline_svg(drawn[name], caption)}'
+        f"<figcaption>{caption}</figcaption></figure>"
+        for name, caption in TITLES.items()
+        if name in drawn
+    )
+    lines = "".join(
+        f"<li><b>{escape(p.verdict)}</b><br>P({escape(p.a)} &gt; {escape(p.b)}) = "
+        f"{words(p.probability)}</li>"
+        for p in comparison.pairs
+    )
+    about = [f"At {comparison.at:,} env frames; in brackets {INTERVALS}.", *normalized(comparison)]
+    return "\n".join([
+        *(f'<p class="soft">{escape(line)}</p>' for line in about),
+        table(summary(comparison), swatches(comparison.groups)),
+        f'<ul class="verdicts">{lines}</ul>' if lines else "",
+        f'<div class="figures">{pictures}</div>',
+    ])  # fmt: skip
 
 
-def inline_svg(figure: Any) -> str:
+def inline_svg(figure: Any, label: str) -> str:
     """Return a figure as SVG that stands inside a page and takes its colour for lines and text."""
     svg = figures.render(figure, "svg").decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # the same in every figure, never referred to
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
     return svg.replace("#000000", "currentColor").strip()
 
 
@@ -191,42 +205,67 @@ def _media(groups: Groups, comparison: Comparison) -> str:
     """Return videos and pictures of the typical run of each group, as far as they fit."""
     parts: list[str] = []
     room = PAGE_BYTES
-    for group in groups.groups:
-        for member in typical(group, comparison):
-            paths = newest_media(member.run.folder)
-            about = f"{group.name}, {member.task}, seed {member.seed} (nearest to the median)"
-            parts += [f"<h3>{escape(about)}</h3>"] if paths else []
-            for path in paths:
-                size = path.stat().st_size
-                shown = size <= min(FILE_BYTES, room)
-                room -= size if shown else 0
-                parts.append(_figure(path, member.run.folder) if shown else _too_large(path))
-    return "\n".join(parts)
+    chosen = [(g, m) for g in groups.groups for m in typical(g, comparison)]
+    for group, member in sorted(chosen, key=lambda c: c[1].task):  # groups beside each other
+        about = f"{group.name}, {member.task}, seed {member.seed}"
+        for path in newest_media(member.run.folder):
+            size = path.stat().st_size
+            shown = size <= min(FILE_BYTES, room)
+            room -= size if shown else 0
+            parts.append(_figure(path, about) if shown else _too_large(path, about))
+    note = '<p class="soft">Of each group and task the run nearest to the median of its seeds.</p>'
+    return f'{note}\n<div class="media">{"".join(parts)}</div>' if parts else ""
 
 
-def _figure(path: Path, folder: Path) -> str:
+def _figure(path: Path, about: str) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
-    caption = f"<figcaption>{escape(str(path.relative_to(folder)))}</figcaption>"
+    caption = f"<figcaption><b>{escape(about)}</b><br>{escape(path.name)}</figcaption>"
     if path.suffix == ".mp4":
         source = f"data:video/mp4;base64,{data}"
-        return f'<figure><video controls loop muted src="{source}"></video>{caption}</figure>'
-    return f'<figure><img alt="" src="data:image/png;base64,{data}">{caption}</figure>'
+        return (
+            f'<figure><video controls loop muted playsinline src="{source}"></video>'
+            f"{caption}</figure>"
+        )
+    picture = f'<img alt="{escape(about)}" src="data:image/png;base64,{data}">'
+    return f'<figure class="picture">{picture}{caption}</figure>'
 
 
-def _too_large(path: Path) -> str:
-    mib = path.stat().st_size / 2**20
-    return f'<p class="soft">{escape(str(path))}: {mib:.1f} MiB, too large for this page</p>'
+def _too_large(path: Path, about: str) -> str:
+    size = f"{path.stat().st_size / 2**20:.1f} MiB, too large for this page"
+    return (
+        f"<figure><figcaption><b>{escape(about)}</b><br>{escape(str(path))}: {size}"
+        "</figcaption></figure>"
+    )
 
 
 # -- what was run ---------------------------------------------------------------------------------
 
 
 def _config_table(groups: Sequence[Group]) -> str:
-    """Return the options that are not the same in all groups."""
+    """Return the options that are not the same in all groups, and below every option of each."""
     rows = differences([_shared([m.own for m in g.members]) for g in groups])
-    if not rows:
-        return "<p>Nothing but seeds and tasks.</p>" if len(groups) > 1 else ""
-    return table([["option", *(g.name for g in groups)], *([k, *v] for k, v in rows.items())])
+    parts: list[str] = []
+    if rows:
+        parts.append('<p class="soft">What differs between the groups.</p>')
+        parts.append(
+            table([["option", *(g.name for g in groups)], *([k, *v] for k, v in rows.items())])
+        )
+    elif len(groups) > 1:
+        parts.append("<p>The groups differ in nothing but seeds and tasks.</p>")
+    for group in groups:
+        first = group.members[0]
+        about = f"Every option of {group.name} ({first.task}, seed {first.seed})"
+        parts.append(_details(about, first.run.config_path.read_text()))
+    return "\n".join(parts)
+
+
+def _details(about: str, text: str) -> str:
+    """Return a text that a reader may unfold."""
+    cut = text[:SHOWN_CHARACTERS]
+    rest = f"\n... {len(text) - len(cut):,} more characters" if len(cut) < len(text) else ""
+    return (
+        f"<details><summary>{escape(about)}</summary><pre>{escape(cut + rest)}</pre></details>"
+    )  # fmt: skip
 
 
 def _shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -240,52 +279,53 @@ def _joined(values: Iterable[Any]) -> str:
 
 
 def _run_table(groups: Groups) -> str:
-    rows = [["group", "task", "seed", "env frames", "status", "created", "folder"]]
+    rows = [["group", "task", "seed", "env frames", "status", "created (UTC)", "folder"]]
     for group in groups.groups:
         for m in group.members:
-            about = [str(m.run.manifest.get(k, "-")) for k in ("status", "created")]
-            folder = str(m.run.folder)
-            rows.append([group.name, m.task, str(m.seed), f"{m.frames:,}", *about, folder])
-    return table(rows)
+            status = str(m.run.manifest.get("status", "-"))
+            when = str(m.run.manifest.get("created", "-"))[:16].replace("T", " ")
+            about = [f"{m.frames:,}", status, when, str(m.run.folder)]
+            rows.append([group.name, m.task, str(m.seed), *about])
+    return table(rows, swatches(groups.groups))
 
 
 def machine(member: Member) -> dict[str, str]:
     """Return versions, hardware and code of a run."""
     manifest = member.run.manifest
     git, hardware = manifest.get("git") or {}, manifest.get("hardware") or {}
+    changed = f"{len(git.get('diff', '').splitlines())} lines of diff"
     found = {
-        "commit": git.get("commit", "unknown"),
-        "changes after it": f"{len(git.get('diff', '').splitlines())} lines of diff"
-        if git.get("dirty")
-        else "none",
+        "commit": str(git.get("commit") or "unknown")[:12],
+        "changes after it": changed if git.get("dirty") else "none",
     }
     found |= {k: _joined(v) or "none" if isinstance(v, list) else v for k, v in hardware.items()}
     return {k: str(v) for k, v in {**found, **(manifest.get("versions") or {})}.items()}
 
 
 def _machine_table(groups: Sequence[Group]) -> str:
-    """Return what the runs were made with; one column where it is the same for all groups."""
+    """Return what the runs were made with: what is the same for all, then what is not."""
     columns = [_shared([machine(m) for m in g.members]) for g in groups]
-    names = [g.name for g in groups]
-    if all(c == columns[0] for c in columns):
-        columns, names = columns[:1], ["all groups"]
     order = list(dict.fromkeys(k for g in groups for m in g.members for k in machine(m)))
-    return table([["", *names], *([k, *(c.get(k, "-") for c in columns)] for k in order)])
+    rows = {k: [c.get(k, "-") for c in columns] for k in order}
+    same = {k: row[0] for k, row in rows.items() if len(set(row)) == 1}
+    head = "all groups" if len(groups) > 1 else groups[0].name
+    tables = [table([["", head], *same.items()])] if same else []
+    if other := [[k, *row] for k, row in rows.items() if k not in same]:
+        tables.append(table([["", *(g.name for g in groups)], *other], swatches(groups)))
+    return "\n".join(tables)
 
 
-def _commands(groups: Groups) -> str:
-    """Return the commands that made the runs, and what differs from the commit they ran on."""
-    manifests = [m.run.manifest for m in groups.members]
-    commits = dict.fromkeys((m.get("git") or {}).get("commit") for m in manifests)
-    lines = [f"git checkout {c}" for c in commits if c]
-    lines += dict.fromkeys(shlex.join(m.get("command", [])) for m in manifests)
-    parts = [f"<pre>{escape(chr(10).join(lines))}</pre>"]
-    diffs = dict.fromkeys((m.get("git") or {}).get("diff") or "" for m in manifests)
-    for diff in filter(None, diffs):
-        cut = diff[:DIFF_CHARACTERS]
-        rest = f"\n... {len(diff) - len(cut):,} more characters are in manifest.json"
-        text = escape(cut + (rest if len(cut) < len(diff) else ""))
-        parts.append(
-            f"<details><summary>changes after the commit</summary><pre>{text}</pre></details>"
-        )
-    return "\n".join(parts)
+def _commands(lines: Sequence[str], attached: Mapping[str, str]) -> str:
+    """Return what to type, the files for it to save first, and what is in them."""
+    if not lines:
+        return ""
+    links = " and ".join(
+        f'<a download="{escape(name)}" href="data:text/plain;base64,'
+        f'{base64.b64encode(text.encode()).decode()}">{escape(name)}</a>'
+        for name, text in attached.items()
+    )
+    where = "Type this in a clone of the repository" + (
+        f"; save {links} there first." if links else "."
+    )
+    shown = [_details(f"Show {name}", text) for name, text in attached.items()]
+    return "\n".join([f"<p>{where}</p>", f"<pre>{escape(chr(10).join(lines))}</pre>", *shown])

@@ -1,0 +1,109 @@
+"""What to type to make runs again: the code they ran on, their options, their seeds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from omegaconf import OmegaConf
+
+from dreamlab.config import compose, load_config, to_yaml
+from dreamlab.core.errors import LabError
+from dreamlab.runs.groups import Group, Groups, Member, options_of
+
+ROOT = "again"
+"""The folder of the new runs: the old ones are not gone on with."""
+KEPT_CHARACTERS = 200_000
+"""A manifest keeps no more of a diff; a part of one cannot be applied."""
+Code = tuple[str, str]
+"""A commit and what was changed after it."""
+
+
+@dataclass
+class Recipe:
+    """Lines for a shell, and the files that they read."""
+
+    lines: list[str] = field(default_factory=list[str])
+    files: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def recipe(groups: Groups, arguments: Sequence[str]) -> Recipe:
+    """Return how to make all runs again, and the page about them with these arguments."""
+    out = Recipe()
+    codes = list(dict.fromkeys(code_of(m) for m in groups.members))
+    for i, code in enumerate(codes):
+        patch = "changes.patch" if len(codes) == 1 else f"changes_{i + 1}.patch"
+        out.lines += _checkout(out, code, patch)
+        for group in groups.groups:
+            out.lines += _trains(out, group, [m for m in group.members if code_of(m) == code])
+        if patch in out.files and i + 1 < len(codes):
+            out.lines.append(f"git apply --reverse {patch}")
+    folders = [f"{slug(g.name)}={ROOT}/{slug(g.name)}" for g in groups.groups]
+    page = ["dreamlab", "report", *folders, *arguments, "--out", f"{ROOT}.html"]
+    out.lines.append(shlex.join(page))
+    return out
+
+
+def slug(name: str) -> str:
+    """Return a name as a folder may have it, and a shell reads it as one word."""
+    return re.sub(r"[^\w.-]+", "_", name).strip("_") or "_"
+
+
+def code_of(member: Member) -> Code:
+    """Return the code that a run was made with."""
+    git = member.run.manifest.get("git") or {}
+    return str(git.get("commit") or ""), str(git.get("diff") or "")
+
+
+def _checkout(out: Recipe, code: Code, patch: str) -> list[str]:
+    """Return the lines that bring a clone to a run's code."""
+    commit, diff = code
+    lines = [f"git checkout {commit}"] if commit else []
+    if len(diff) >= KEPT_CHARACTERS:
+        lines.append("# the code was changed after that; the changes were too long to be kept")
+    elif diff:
+        out.files[patch] = diff if diff.endswith("\n") else f"{diff}\n"
+        lines.append(f"git apply {patch}")
+    return lines
+
+
+def _trains(out: Recipe, group: Group, members: list[Member]) -> list[str]:
+    """Return a command for all runs of a group that differ in nothing but the seed."""
+    seeds: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for m in members:
+        name = slug(group.name) if len(group.tasks) == 1 else f"{slug(group.name)}/{slug(m.task)}"
+        arguments = typed(m)
+        if arguments is None:
+            file = f"{name.replace('/', '_')}.yaml"
+            out.files.setdefault(file, f"# @package _global_\n{m.run.config_path.read_text()}")
+            arguments = (file,)
+        found = seeds.setdefault((arguments, name), [])
+        found += [str(m.seed)] if str(m.seed) not in found else []
+    return [
+        shlex.join(["dreamlab", "train", *words, f"seed={','.join(s)}", f"run.dir={ROOT}/{name}"])
+        for (words, name), s in seeds.items()
+    ]
+
+
+def typed(member: Member) -> tuple[str, ...] | None:
+    """Return what was typed after `dreamlab train`, less seed and folder.
+
+    None if that does not give the run's configuration: it was started by a program, from a file
+    that may be elsewhere, or trained on for longer.
+    """
+    command = [str(w) for w in member.run.manifest.get("command") or []]
+    words = [w for w in command[2:] if not w.startswith(("seed=", "run.dir="))]
+    if command[:2] != ["dreamlab", "train"] or any(w.endswith((".yaml", ".yml")) for w in words):
+        return None
+    try:
+        again = load_config(compose([*words, f"seed={member.seed}"]))
+    except LabError:
+        return None
+    options = options_of(OmegaConf.to_container(OmegaConf.create(to_yaml(again))))
+    return tuple(words) if _but_run(options) == _but_run(member.config) else None
+
+
+def _but_run(options: dict[str, object]) -> dict[str, object]:
+    return {k: v for k, v in options.items() if not k.startswith("run.")}
