@@ -13,7 +13,7 @@ from dreamlab.core.types import ArraySpec, Metrics
 from dreamlab.nn.norm import Style
 from dreamlab.nn.target import Follower, frozen_copy
 from dreamlab.ops.returns import lambda_return
-from dreamlab.ops.scaling import Bins
+from dreamlab.ops.scaling import Bins, follow_range
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,9 @@ class ActorCritic(nn.Module):
         facts = {"return": ret.mean(), "value": value.mean(), "entropy": entropy.mean()}
         return {"policy": policy, "value": weight * error}, facts
 
-    @torch.no_grad()
     def return_scale(self, ret: Tensor) -> Tensor:
         """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
-        low, high = torch.quantile(ret.flatten(), self.marks).unbind()
-        self.low.lerp_(low, self.config.return_rate)
-        self.high.lerp_(high, self.config.return_rate)
-        return (self.high - self.low).clamp(min=1.0)
+        return follow_range(ret, self.marks, (self.low, self.high), self.config.return_rate)
 
     def settle(self) -> None:
         """Move the slow critic, after the critic was moved."""

@@ -57,3 +57,13 @@ def two_hot_loss(
     low = log_prob.gather(-1, below[..., None])[..., 0]
     high = log_prob.gather(-1, above[..., None])[..., 0]
     return -(share * low + (1 - share) * high)
+
+
+@torch.no_grad()
+def follow_range(
+    x: Tensor, marks: Float[Tensor, " 2"], ends: tuple[Tensor, Tensor], rate: float
+) -> Tensor:
+    """Move both `ends` towards the quantiles `marks` of x; return their distance, at least 1."""
+    for end, mark in zip(ends, torch.quantile(x.flatten(), marks).unbind(), strict=True):
+        end.lerp_(mark, rate)
+    return (ends[1] - ends[0]).clamp(min=1.0)

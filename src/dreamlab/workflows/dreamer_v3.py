@@ -31,7 +31,7 @@ from dreamlab.nn.dists import Dist
 from dreamlab.nn.norm import NormKind, Style
 from dreamlab.nn.target import Follower, frozen_copy
 from dreamlab.ops.returns import lambda_return
-from dreamlab.ops.scaling import Bins
+from dreamlab.ops.scaling import Bins, follow_range
 from dreamlab.ops.streams import Aside
 
 Size = Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"]
@@ -380,13 +380,9 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         }  # fmt: skip
         return loss, facts
 
-    @torch.no_grad()
     def return_scale(self, ret: Tensor) -> Tensor:
         """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
-        low, high = torch.quantile(ret.flatten(), self.marks).unbind()
-        self.low.lerp_(low, self.config.return_rate)
-        self.high.lerp_(high, self.config.return_rate)
-        return (self.high - self.low).clamp(min=1.0)
+        return follow_range(ret, self.marks, (self.low, self.high), self.config.return_rate)
 
     def critic_loss(self, feature: Tensor, ret: Tensor, slow: Tensor) -> Tensor:
         """Return the distance [n, t] of values from returns, and from the slow critic's values."""
