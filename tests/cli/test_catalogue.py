@@ -373,7 +373,7 @@ def test_every_verb_here_is_in_the_usage():
 
 def test_the_commands_of_the_page_on_runs_work(trained, tmp_path, capsys, monkeypatch):
     section = (ROOT / "docs" / "runs.md").read_text().split("## Finding runs")[1]
-    commands = section.split("```console\n")[1].split("```")[0].splitlines()
+    commands = section.split("```bash\n")[1].split("```")[0].splitlines()
     assert len(commands) >= 10
     shutil.copytree(trained, tmp_path / "experiments")
     monkeypatch.chdir(tmp_path)
