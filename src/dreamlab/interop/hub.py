@@ -35,12 +35,13 @@ from dreamlab.runs.run import Run
 FILES = (
     "README.md", "config.yaml", "manifest.json", "model.safetensors", "normalizer.safetensors",
 )  # fmt: skip
+# What of a run's manifest is handed on; its command line, say, is not.
 PUBLIC = (
     "id", "name", "seed", "created", "status", "versions", "hardware", "git", "updates",
     "final_eval", "last_return", "best_return", "last_eval", "best_eval",
 )  # fmt: skip
-"""What of a run's manifest is handed on; its command line, say, is not."""
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+# Where the classes live that a configuration may name.
 OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "data"))
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
@@ -201,7 +202,7 @@ def fetch(name: str) -> Path:
         got = hub.snapshot_download(repo, revision=revision, allow_patterns=list(FILES))
     if not is_hub(folder := Path(got)):
         raise LabError(f"hub:{name} is not a policy of dreamlab: it has no model.safetensors")
-    _check_names(name, read_yaml(folder / "config.yaml"))
+    check_names(name, read_yaml(folder / "config.yaml"))
     return folder
 
 
@@ -225,7 +226,7 @@ def _named(name: str) -> re.Match[str]:
     return found
 
 
-def _check_names(name: str, node: dict[str, Any]) -> None:
+def check_names(name: str, node: dict[str, Any]) -> None:
     """Refuse a stranger's configuration that names code from outside of this package to call."""
     leaves = tree_leaves({k: node.get(k) for k in ("workflow", "buffers")})
     named = [v for _, v in leaves if isinstance(v, str) and ("." in v or ":" in v)]
