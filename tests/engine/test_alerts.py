@@ -73,6 +73,20 @@ def test_a_file_collects_alerts_and_a_command_sees_them(tmp_path):
     assert second.endswith("b nan: bad")
 
 
+def test_a_command_that_fails_is_said(tmp_path):
+    said: list[str] = []
+    send(WatchConfig(command="no_such_program"), "nan", "x", tmp_path, said.append)
+    wait_for(lambda: said)
+    assert said[0].startswith("alerts: the command ended with 127: ")
+    assert "no_such_program" in said[0]
+
+
+def test_training_does_not_wait_for_a_command(tmp_path):
+    began = time.monotonic()
+    send(WatchConfig(command="sleep 1"), "nan", "x", tmp_path, print)
+    assert time.monotonic() - began < 0.5
+
+
 def watch_of(tmp_path, floor=lambda frames: None, **options):
     alerts: list[str] = []
     config = WatchConfig(memory_share=2.0, **options)

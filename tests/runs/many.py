@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ def write_sweep(folder: Path, *overrides: str, **options: Any) -> str:
 def overrides_of(path: str) -> tuple[str, ...]:
     """Return what a sweep's file gives to all jobs."""
     return tuple(yaml.safe_load(Path(path).read_text())["overrides"])
+
+
+class Script(Job):
+    """A job that runs its first override as a program: it begins at once."""
+
+    def command(self, threads: int = 0) -> list[str]:
+        return [sys.executable, "-c", self.overrides[0]]
 
 
 @contextmanager
@@ -88,3 +95,14 @@ def holders(path: Path) -> list[int]:
         except OSError:
             continue
     return sorted(set(found))
+
+
+def members(session: int) -> list[int]:
+    """Return the processes of a session that live."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, own, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(own) == session and state != "Z":
+                found.append(int(stat.parts[2]))
+    return found

@@ -9,20 +9,24 @@ import shlex
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dreamlab.cli import main
 from dreamlab.config import choices, compose, load_config
 from dreamlab.core.errors import ConfigError, MissingExtraError
 from dreamlab.runs.launch.crew import Crew, make_launcher
 from dreamlab.runs.launch.job import Job, Lock, last_record, returns, text_of
-from dreamlab.runs.launch.local import LauncherConfig, Limits, Local, place
-from dreamlab.runs.launch.view import View, progress, time_left
-from dreamlab.runs.sweep import SweepConfig, distribution, make_jobs, points
+from dreamlab.runs.launch.local import LauncherConfig, Limits, Local, Place, place
+from dreamlab.runs.launch.view import View, progress, results, time_left
+from dreamlab.runs.run import Run
+from dreamlab.runs.sweep import Sweep, SweepConfig, distribution, make_jobs, points
 from tests.runs.many import (
     LONG,
+    Script,
     begun,
     kill_all,
     overrides_of,
@@ -139,7 +143,7 @@ def test_every_sweep_of_ours_has_jobs_that_could_begin(name, capsys):
 
 def commands() -> list[list[str]]:
     page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
-    fences = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    fences = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     lines = [shlex.split(line, comments=True) for fence in fences for line in fence.splitlines()]
     return [words[1:] for words in lines if words[0] == "dreamlab"]
 
@@ -184,7 +188,7 @@ def test_a_wrong_option_is_found_before_anything_runs(argument, text, tmp_path, 
 
 
 def test_a_failed_job_does_not_stop_the_rest_and_nothing_is_run_twice(tmp_path, capsys):
-    path = write_sweep(tmp_path, parameters={"env.num_envs": [-1, 4]})
+    path = write_sweep(tmp_path, parameters={"env.num_envs": [-1, 4]}, parallel_jobs=2)
     assert main(["sweep", path]) == 1
     out = capsys.readouterr().out
     assert "failed: " in out
@@ -198,15 +202,26 @@ def test_a_failed_job_does_not_stop_the_rest_and_nothing_is_run_twice(tmp_path, 
     written = (good.run_folder / "metrics.jsonl").stat().st_mtime_ns
     assert main(["sweep", path]) == 1
     assert "0 to run" in capsys.readouterr().out
-    assert main(["sweep", path, "--retry-failed"]) == 1
-    assert (bad.record()["attempts"], good.record()["attempts"]) == (2, 1)
+    assert (bad.record()["attempts"], good.record()["attempts"]) == (1, 1)
     assert (good.run_folder / "metrics.jsonl").stat().st_mtime_ns == written
-    capsys.readouterr()
     assert main(["sweep", path, "--show"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[1][1:6] == ["-1", "0", "failed", "0", "-"]
     assert rows[2][3] == "finished"
-    assert float(rows[2][-1]) == returns(good.run_folder)[-1][1]
+    last = returns(Run(good.run_folder).metrics(), "eval/return")[-1][1]
+    assert float(rows[2][-1]) == last
+    (line,) = [x for x in out.splitlines() if x.startswith("finished ")]
+    assert line.endswith(f"return {last:.4g}"), "the same as in the table"
+
+
+def test_failed_jobs_are_run_again_only_if_asked(tmp_path):
+    def swept(retry: bool) -> tuple[int, int]:
+        crew = Crew(Local(Limits(), 1), 1)
+        assert Sweep([job], crew, View("t", 1), retry).run() == 1
+        return job.record()["attempts"], len(job.record()["error"])
+
+    job = Script(tmp_path, ("import sys; sys.exit('no')",), {})
+    assert [swept(retry) for retry in (False, False, True)] == [(1, 1), (1, 1), (2, 1)]
 
 
 # -- limits and locks -----------------------------------------------------------------------------
@@ -229,7 +244,8 @@ def test_a_job_gets_its_own_cores_if_there_are_enough():
     assert [w.cores for w in whole] == [(core,) for core in every]
     crowded = place(Limits(cpus=1), 0, len(every) + 1)
     assert crowded.cores == ()
-    assert (crowded.threads, crowded.variables["OMP_NUM_THREADS"]) == (1, "1")
+    assert crowded.variables["OMP_NUM_THREADS"] == "1"
+    assert Place(Limits(cpus=3)).variables["MKL_NUM_THREADS"] == "3", "on a cluster as well"
 
 
 def test_a_lock_lives_as_long_as_a_child_that_inherited_it(tmp_path):
@@ -289,6 +305,31 @@ def test_the_time_left_is_that_of_the_running_jobs_and_of_those_to_come(tmp_path
     record = last_record(job.run_folder)
     assert progress(job.run_folder, record) == (0.25, 30.0)
     assert time_left([job], left=3, size=2) == (30 + 3 * 40) / 2
+    assert time_left([job], left=0, size=2) == 30, "nobody helps with the last one"
+    silent = Job(tmp_path, ("seed=1",), {})
+    assert time_left([silent], left=0, size=1) is None
+    assert time_left([job, silent], left=1, size=2, took=[50.0]) == (30 + 50 + 50) / 2
+
+
+def test_a_table_has_dashes_where_a_listed_job_has_no_such_option(tmp_path):
+    config = SweepConfig(method="listed", jobs=({"a": 1.0}, {"b": None}))
+    jobs = make_jobs(config, tmp_path)
+    table = results(jobs, {j.name: j.status() for j in jobs})
+    assert [list(c.cells) for c in table.columns[1:4]] == [["1", "-"], ["0", "0"], ["-", "null"]]
+
+
+def test_a_terminal_shows_the_running_jobs_and_the_time_left(tmp_path):
+    job = Job(tmp_path, ("seed=0",), {"workflow.lr": 0.1, "seed": 0})
+    job.write(seconds=40.0)
+    console = Console(width=80, force_terminal=True, file=StringIO())
+    view = View("mine", 1, console)
+    view.start()
+    view.ended(job)
+    view.show({"a": "finished", "b": "running", "c": "waiting"}, [job], 1)
+    view.close()
+    text = console.file.getvalue()
+    assert "mine: 1 finished, 1 running, 1 waiting, 80 s to go" in text
+    assert "lr=0.1 seed=0" in text
 
 
 def test_elsewhere_than_on_a_terminal_there_are_plain_lines(capsys):

@@ -182,14 +182,14 @@ def test_the_results_are_a_command_and_pictures(tmp_path):
         overrides=("workflow.gamma=0.5",),
         parameters={**SPACE, "workflow.network.hidden": {"choice": [[8, 8], [16]]}},
     )
-    study = study_of(tmp_path, config)
-    study.sampler = optuna.samplers.RandomSampler(seed=0)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(30):  # only the step size matters, and 1e-3 is the best
         trial = study.ask()
         lr = suggest(trial, "workflow.lr", Range("loguniform", 1e-4, 1e-2))
         suggest(trial, "workflow.network.hidden", Choice(([8, 8], [16])))
         trial.set_user_attr("jobs", [])
         study.tell(trial, -abs(math.log10(lr) + 3))
+    add(study, 1e-4, -2.0, state=PRUNED, intermediate_values={1: -2.0})
     words = shlex.split(best_command(config, study))
     assert words[:4] == ["dreamlab", "train", "+experiment=ppo_cartpole", "workflow.gamma=0.5"]
     best = load_config(compose(words[2:]))

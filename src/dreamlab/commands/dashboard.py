@@ -5,19 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from dreamlab.runs.find import ROOT
+from dreamlab.runs.launch.view import duration, number
 from dreamlab.runs.live import View, Watcher, sparkline
 
-COLOURS = {"running": "green", "crashed": "red", "failed": "red", "interrupted": "yellow"}
+COLOURS = {"crashed": "red", "failed": "red", "interrupted": "yellow", "finished": "green"}
+WIDE = 105  # columns from which on everything is shown
+ELSEWHERE = 140  # columns where there is no terminal
+MOST_ALERTS = 5
+WIDTHS = {"frames": 9, "": 4, "return": 6, "best": 6, "eval": 6, "left": 8}  # so that nothing jumps
 
 
 def watch(args: list[str]) -> int:
@@ -35,18 +41,19 @@ def watch(args: list[str]) -> int:
         return 0
     console = Console()
     if not console.is_terminal:
-        console = Console(width=140)
+        console = Console(width=ELSEWHERE)
     if options.once:
         views = watcher.look(options.all)
-        console.print(table(views) if views else "no run is going on")
+        console.print(picture(views, console.width))
         return 0 if views else 1
-    with Live(table(watcher.look(options.all)), console=console, auto_refresh=False) as live:
-        try:
+    try:
+        with Live(console=console, auto_refresh=False) as live:
             while True:
+                views = watcher.look(options.all)
+                live.update(picture(views, console.width, console.height), refresh=True)
                 time.sleep(options.every)
-                live.update(table(watcher.look(options.all)), refresh=True)
-        except KeyboardInterrupt:
-            return 0
+    except KeyboardInterrupt:
+        return 0
 
 
 def plain(view: View) -> dict[str, Any]:
@@ -55,38 +62,66 @@ def plain(view: View) -> dict[str, Any]:
     return {**out, "last": view.last, "best": view.best, "eta_s": view.eta_s}
 
 
-def table(views: list[View]) -> Table:
-    """Return the runs as a table, and the latest alerts below it."""
-    out = Table(box=SIMPLE_HEAD, caption=alerts(views) or None, caption_justify="left")
-    for name in ("run", "seed", "status", "frames", "return", "best", "curve", "frames/s", "left"):
-        right = name in ("seed", "frames", "return", "best", "frames/s", "left")
-        out.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for v in views:
-        colour = COLOURS.get(v.status, "default")
-        of = f" {v.frames / v.total:4.0%}" if v.total else ""
-        out.add_row(
-            v.name, "" if v.seed is None else str(v.seed), f"[{colour}]{v.status}[/]",
-            f"{v.frames:,}{of}", number(v.last), number(v.best), sparkline(v.returns),
-            number(v.speed), duration(v.eta_s),
-        )  # fmt: skip
-    return out
+def picture(views: list[View], width: int, height: int | None = None) -> RenderableType:
+    """Return the runs as a table with the latest alerts below it; only as many as fit."""
+    if not views:
+        return Text("no run is going on (--all shows those that have ended)")
+    names, below = labels(views), alerts(views, time.time(), crop=height is not None)
+    fit = len(views) if height is None else max(1, height - len(below) - 4)
+    if len(views) > fit:
+        below = [Text(f"and {len(views) - fit} more", "dim"), *below]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    rows = [cells(view, name, width) for view, name in zip(views[:fit], names, strict=False)]
+    for title in rows[0]:
+        side = "left" if title in ("run", "curve") else "right"
+        table.add_column(title, justify=side, no_wrap=True, min_width=WIDTHS.get(title))
+    for row in rows:
+        table.add_row(*row.values())
+    return Group(table, Text(), *below) if below else table
 
 
-def alerts(views: list[View]) -> str:
-    """Return the last alert of every run that has one."""
-    return "\n".join(f"{v.name}: {v.alerts[-1]} ({len(v.alerts)})" for v in views if v.alerts)
+def labels(views: list[View]) -> list[str]:
+    """Return what to call each run: its name and seed, or its folder where others share those."""
+    full = [v.name if v.seed is None else f"{v.name}/{v.seed}" for v in views]
+    shared = Counter(full)
+    return [v.folder.name if shared[n] > 1 else n for v, n in zip(views, full, strict=True)]
 
 
-def number(value: float | None) -> str:
-    """Return a number with four digits."""
-    return "" if value is None else f"{value:,.4g}"
+def cells(view: View, name: str, width: int) -> dict[str, Text | str]:
+    """Return a row by its columns; a narrow terminal gets the most telling ones."""
+    wide = width >= WIDE
+    longest, curve = (30, 16) if wide else (max(8, width - 63), 10)
+    share = f"{min(view.frames / view.total, 1):.0%}" if view.total else ""
+    extra = {"best": number(view.best), "eval": number(view.eval)} if wide else {}
+    return {
+        # the end of a folder's name tells it from its neighbours
+        "run": Text(name if len(name) <= longest else f"…{name[1 - longest :]}"),
+        "frames": f"{view.frames:,}",
+        "": share,
+        "return": number(view.last),
+        **extra,
+        "curve": f"{sparkline(view.returns, curve):{curve}s}",
+        "frames/s": number(view.speed),
+        "left": state(view),
+    }
 
 
-def duration(seconds: float | None) -> str:
-    """Return a time as people say it."""
-    if seconds is None:
-        return ""
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if hours:
-        return f"{hours} h {minutes % 60:02d} min"
-    return f"{minutes} min" if minutes else f"{seconds:.0f} s"
+def state(view: View) -> Text:
+    """Return the time left, or how the run ended."""
+    if view.status == "created":
+        return Text("starting", "dim")
+    if view.going:
+        return Text(duration(view.eta_s))
+    return Text(view.status, COLOURS.get(view.status, ""))
+
+
+def alerts(views: list[View], now: float, crop: bool) -> list[Text]:
+    """Return the last alert of each run and kind, the newest first; cropped, one line for each."""
+    last = {(n, a.kind): a for v, n in zip(views, labels(views), strict=True) for a in v.alerts}
+    lines: list[Text] = []
+    for (name, kind), alert in sorted(last.items(), key=lambda f: -f[1].time)[:MOST_ALERTS]:
+        ago = f"{duration(max(now - alert.time, 0))} ago"
+        line = Text(no_wrap=crop, overflow="ellipsis" if crop else "fold")
+        line.append(kind, "red" if kind == "nan" else "yellow")
+        lines.append(line.append(f"  {ago}  {name}: {alert.text}"))
+    return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -32,13 +33,12 @@ def sweep(args: list[str]) -> int:
     if options.show:
         _console().print(results(jobs, {j.name: j.status() for j in jobs}))
         return 0
-    _check(jobs)
+    _check(j for j in jobs if j.status() != "finished")
     _keep(config, folder)
-    view = View(config.name, config.parallel_jobs)
-    launcher = make_launcher(config.launcher, config.limits, config.parallel_jobs, folder)
-    crew = Crew(launcher, config.parallel_jobs)
+    crew, view = _staff(config, folder)
     work = Sweep(jobs, crew, view, options.retry_failed)
-    view.say(f"{len(jobs)} jobs, {len(work.left)} to run, in {folder}")
+    busy = f", {len(work.elsewhere)} running already" if work.elsewhere else ""
+    view.say(f"{len(jobs)} jobs, {len(work.left)} to run{busy}, in {folder}")
     code = work.run()
     _report_failures([j for j in jobs if work.states[j.name] == "failed"])
     view.say(_summary(work, folder, args))
@@ -66,13 +66,11 @@ def tune(args: list[str]) -> int:
     _keep(config, folder)
     if options.retry_failed:
         tuning.retry_failed(study)
-    view = View(config.name, config.parallel_jobs)
-    launcher = make_launcher(config.launcher, config.limits, config.parallel_jobs, folder)
-    crew = Crew(launcher, config.parallel_jobs)
+    crew, view = _staff(config, folder)
     view.say(f"{config.tune.trials} trials, in {folder}")
     code = tuning.Tuner(config, folder, study, (crew, view)).run()
     if code == 130:
-        view.say(f"stopped. To go on: dreamlab tune {' '.join(args)}")
+        view.say(f"stopped. To go on: {_again('tune', args)}")
         return code
     written = tuning.write_results(config, folder, study)
     best = study.best_trial
@@ -80,6 +78,13 @@ def tune(args: list[str]) -> int:
     view.say(tuning.best_command(config, study))
     view.say("written: " + ", ".join(str(p) for p in written))
     return 0
+
+
+def _staff(config: SweepConfig, folder: Path) -> tuple[Crew, View]:
+    """Return who runs the jobs, and where that is shown."""
+    size = config.parallel_jobs
+    crew = Crew(make_launcher(config.launcher, config.limits, size, folder), size)
+    return crew, View(config.name, size)
 
 
 # -- the file and what the command line changes in it ---------------------------------------------
@@ -186,8 +191,12 @@ def _report_failures(failed: Iterable[Job]) -> None:
         print("\n".join(f"  | {line}" for line in lines))
 
 
+def _again(verb: str, args: list[str]) -> str:
+    return shlex.join(["dreamlab", verb, *(a for a in args if a != "--retry-failed")])
+
+
 def _summary(work: Sweep, folder: Path, args: list[str]) -> str:
-    again = " ".join(["dreamlab sweep", *(a for a in args if a != "--retry-failed")])
+    again = _again("sweep", args)
     if work.crew.stopping:
         return f"stopped. To go on: {again}"
     if "failed" in work.states.values():

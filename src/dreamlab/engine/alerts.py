@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.request
@@ -27,19 +28,36 @@ def send(
                 file.write(line)
         except OSError as error:
             failed(f"alerts: {config.file}: {error.strerror}")
+    # training does not wait for anybody, and the process may end before they answer
     if config.command is not None:
-        env = {**os.environ, "ALERT_KIND": kind, "ALERT_TEXT": text, "ALERT_RUN": str(run)}
-        subprocess.Popen(
-            config.command,
-            shell=True,
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        env = {
+            **os.environ,
+            "ALERT_KIND": kind,
+            "ALERT_TEXT": text,
+            "ALERT_RUN": str(run.resolve()),
+        }
+        threading.Thread(target=_call, args=(config.command, env, failed)).start()
     if config.webhook is not None:
         body = {"text": f"{run.name}: {kind}: {text}", "kind": kind, "run": run.name}
-        # training does not wait for a server, and the process may end before it answers
-        threading.Thread(target=_post, args=(config.webhook, body, failed), daemon=False).start()
+        threading.Thread(target=_post, args=(config.webhook, body, failed)).start()
+
+
+def _call(command: str, env: dict[str, str], failed: Callable[[str], None]) -> None:
+    """Run a command; one that takes longer than a server may goes on without us."""
+    quiet = subprocess.DEVNULL
+    # a file of its own, not a pipe: whatever it starts in the background may write there for long
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            command, shell=True, env=env, stdin=quiet, stdout=quiet, stderr=errors
+        )
+        try:
+            code = child.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return
+        errors.seek(0)
+        words = errors.read().decode(errors="replace").strip()
+    if code:
+        failed(f"alerts: the command ended with {code}: {words or command}")
 
 
 def _post(address: str, body: dict[str, str], failed: Callable[[str], None]) -> None:

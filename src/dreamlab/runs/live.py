@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dreamlab.runs.find import runs_under
-from dreamlab.runs.rows import live_status, read_config, read_row
+from dreamlab.runs.rows import Row, live_status, read_config, read_row, stamp_of
 
 BARS = "▁▂▃▄▅▆▇█"
+GOING = ("created", "running")
+SPEED_RECORDS = 10  # over how many the speed is averaged: single ones scatter
 
 
 class Tail:
@@ -44,6 +46,15 @@ class Tail:
         return self.records
 
 
+@dataclass(frozen=True)
+class Alert:
+    """What a run has warned of, and when."""
+
+    kind: str
+    text: str
+    time: float
+
+
 @dataclass
 class View:
     """One run at one moment."""
@@ -55,9 +66,17 @@ class View:
     frames: int
     total: int | None
     returns: list[float] = field(default_factory=list)
+    """Of training episodes; of evaluations where there are none."""
+    eval: float | None = None
+    """The return of the last evaluation."""
     speed: float | None = None
+    """Env frames per second of a run that goes on, evaluations and saving included."""
     age_s: float | None = None
-    alerts: list[str] = field(default_factory=list)
+    alerts: list[Alert] = field(default_factory=list)
+
+    @property
+    def going(self) -> bool:
+        return self.status in GOING
 
     @property
     def last(self) -> float | None:
@@ -70,7 +89,7 @@ class View:
     @property
     def eta_s(self) -> float | None:
         """Return the seconds left at the present speed; None where nobody can know."""
-        if self.status != "running" or not self.speed or self.total is None:
+        if not self.going or not self.speed or self.total is None:
             return None
         return max(self.total - self.frames, 0) / self.speed
 
@@ -80,40 +99,67 @@ class Watcher:
 
     def __init__(self, roots: Iterable[Path]) -> None:
         self.roots = list(roots)
+        self.rows: dict[Path, Row] = {}
+        self.totals: dict[Path, tuple[str, int | None]] = {}
         self.tails: dict[Path, tuple[Tail, Tail]] = {}
 
     def look(self, everything: bool = False) -> list[View]:
-        """Return the runs that are going on, or all of them, the latest first."""
-        views = [self._view(folder) for root in self.roots for folder in runs_under(root)]
-        shown = [v for v in views if everything or v.status == "running"]
-        return sorted(shown, key=lambda v: (v.status != "running", v.age_s or 0.0, str(v.folder)))
+        """Return the runs that are going on; with `everything` those that ended after them."""
+        now = time.time()
+        found = {f: self._row(f) for root in self.roots for f in runs_under(root)}
+        states = {f: live_status(row, f, now) for f, row in found.items()}
+        shown = [f for f in found if everything or states[f] in GOING]
+        views = [self._view(f, found[f], states[f], now) for f in shown]
+        # by name while they go on: whoever wrote last would jump to the top
+        return sorted(views, key=lambda v: (0 if v.going else (v.age_s or 0) + 1, str(v.folder)))
 
-    def _view(self, folder: Path) -> View:
-        row, _ = read_row(folder)
-        status = live_status(row, folder, time.time())
+    def _row(self, folder: Path) -> Row:
+        known = self.rows.get(folder)
+        if known is None or known["stamp"] != stamp_of(folder / "manifest.json"):
+            known = self.rows[folder] = read_row(folder)[0]
+        return known
+
+    def _total(self, folder: Path) -> int | None:
+        stamp = stamp_of(folder / "config.yaml")
+        if self.totals.get(folder, ("", None))[0] != stamp:
+            self.totals[folder] = (stamp, total_frames(read_config(folder)))
+        return self.totals.get(folder, ("", None))[1]
+
+    def _view(self, folder: Path, row: Row, status: str, now: float) -> View:
         heartbeat = row.get("heartbeat")
-        age = None if heartbeat is None else max(time.time() - float(heartbeat), 0.0)
+        age = None if heartbeat is None else max(now - float(heartbeat), 0.0)
         view = View(
             folder, str(row.get("name") or folder.name), row.get("seed"), status,
-            int(row.get("frames") or 0), total_frames(read_config(folder)), age_s=age,
+            int(row.get("frames") or 0), self._total(folder), age_s=age,
         )  # fmt: skip
         if folder not in self.tails:
             self.tails[folder] = (Tail(folder / "metrics.jsonl"), Tail(folder / "events.jsonl"))
         metrics, events = (tail.read() for tail in self.tails[folder])
-        view.returns = [x for r in metrics if (x := _return(r)) is not None]
+        evals = _values(metrics, "eval/return")
+        view.returns = _values(metrics, "episode/return") or evals
+        view.eval = evals[-1] if evals else None
         if metrics:
             view.frames = max(view.frames, int(metrics[-1].get("env_frames", 0)))
-            speed = metrics[-1].get("time/frames_per_s")
-            view.speed = float(speed) if isinstance(speed, int | float) else None
-        view.alerts = [f"{e['alert']}: {e['text']}" for e in events if e.get("event") == "alert"]
+        view.speed = recent_speed(metrics) if view.going else None
+        view.alerts = [
+            Alert(e["alert"], e["text"], e["time"]) for e in events if e.get("event") == "alert"
+        ]
         return view
 
 
-def _return(record: dict[str, Any]) -> float | None:
-    for key in ("episode/return", "eval/return"):
-        if isinstance(value := record.get(key), int | float):
-            return float(value)
-    return None
+def _values(records: list[dict[str, Any]], key: str) -> list[float]:
+    return [float(x) for r in records if isinstance(x := r.get(key), int | float)]
+
+
+def recent_speed(records: list[dict[str, Any]]) -> float | None:
+    """Return the env frames per second of the last records; None before there is one."""
+    keys = ("env_frames", "time/wall_s")
+    marks = [tuple(r[k] for k in keys) for r in records if all(k in r for k in keys)]
+    if not marks:
+        return None
+    # the clock starts with the run, at no frames
+    (frames_then, then), (frames, now) = ([(0, 0.0), *marks][-SPEED_RECORDS:][0], marks[-1])
+    return (frames - frames_then) / (now - then) if now > then else None
 
 
 def total_frames(config: dict[str, Any]) -> int | None:

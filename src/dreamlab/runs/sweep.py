@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamlab.core.errors import ConfigError, unknown
-from dreamlab.runs.launch.crew import Crew
-from dreamlab.runs.launch.job import Job, Outcome, Status, last_record, text_of
+from dreamlab.runs.launch.crew import Crew, work
+from dreamlab.runs.launch.job import Job, Outcome, Status, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits
-from dreamlab.runs.launch.view import View, last_return, number
+from dreamlab.runs.launch.view import View, number, result
 
 RANGES = ("uniform", "loguniform", "int")
 ELSEWHERE_S = 2.0  # how often to look at a job that another process has in hand
-TICK_S = 0.1
 
 
 # -- the space of a search ------------------------------------------------------------------------
@@ -203,34 +202,28 @@ class Sweep:
         again = ("waiting", "interrupted", "failed") if retry_failed else ("waiting", "interrupted")
         self.left = [j for j in self.jobs if self.states[j.name] in again]
         self.elsewhere = [j for j in self.jobs if self.states[j.name] == "running"]
-        self.looked, self.told = 0.0, False
+        self.looked = 0.0
+        for job in self.jobs:
+            if self.states[job.name] == "finished":
+                view.ended(job)
 
     def run(self) -> int:
         """Run until nothing is left or the user stops it; return an exit code."""
-        self.view.start()
-        try:
-            with self.crew.at_work():
-                while self._tick():
-                    time.sleep(TICK_S)
-        finally:
-            self.view.close()
+        work(self.crew, self.view, self._tick)
         if self.crew.stopping:
             return 130
         return 0 if set(self.states.values()) <= {"finished"} else 1
 
     def _tick(self) -> bool:
         """Start and reap jobs; tell whether there is more to do."""
-        if self.crew.stopping and self.crew.jobs and not self.told:
-            self.view.say("stopping: the runs save first (once more to kill them)")
-            self.told = True
         for job, outcome in self.crew.poll():
             self._ended(job, outcome)
-        if self.crew.stopping:
-            return bool(self.crew.jobs)
-        self._look_elsewhere()
-        self._start()
-        self.view.show(self.states, self.crew.jobs, len(self.left))
-        return bool(self.crew.jobs or self.left or self.elsewhere)
+        if not self.crew.stopping:
+            self._look_elsewhere()
+            self._start()
+        self.view.show(self.states, [*self.crew.jobs, *self.elsewhere], len(self.left))
+        coming = [] if self.crew.stopping else [*self.left, *self.elsewhere]
+        return bool(self.crew.jobs or coming)
 
     def _start(self) -> None:
         orphans = [j for j in self.elsewhere if not j.owner_lock.held()]
@@ -238,7 +231,7 @@ class Sweep:
             job = self.left.pop(0)
             if self.crew.start(job):
                 self.states[job.name] = "running"
-                self.view.say(f"start  {self._line(job)}")
+                self.view.say(self._line("start", job))
             else:  # another sweep has it in hand, or has just finished it
                 self.elsewhere.append(job)
 
@@ -259,8 +252,9 @@ class Sweep:
             self.elsewhere.append(job)
             return
         self.states[job.name] = outcome
-        value = last_return(last_record(job.run_folder))
-        self.view.say(f"{outcome}  {self._line(job)}  return {number(value)}")
+        if outcome == "finished":
+            self.view.ended(job)
+        self.view.say(f"{self._line(outcome, job)}  return {number(result(job))}")
 
-    def _line(self, job: Job) -> str:
-        return f"{job.name} ({self.jobs.index(job) + 1}/{len(self.jobs)})  {job.label}"
+    def _line(self, word: str, job: Job) -> str:
+        return f"{word:11s} {job.name} ({self.jobs.index(job) + 1}/{len(self.jobs)})  {job.label}"

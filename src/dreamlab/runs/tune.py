@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dreamlab.core.errors import ConfigError, LabError, require
-from dreamlab.core.files import write_json
-from dreamlab.runs.launch.crew import Crew
+from dreamlab.core.files import write_atomic, write_json
+from dreamlab.runs.launch.crew import Crew, work
 from dreamlab.runs.launch.job import Job, Lock, Outcome, returns, text_of
 from dreamlab.runs.launch.view import View, number
+from dreamlab.runs.live import Tail
 from dreamlab.runs.run import Run
 from dreamlab.runs.sweep import (
     Choice,
@@ -26,9 +27,9 @@ from dreamlab.runs.sweep import (
     short,
 )
 
-TICK_S = 0.1
 WORDS = {"RUNNING": "running", "COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
 LOOK_S = 0.5  # how often the metrics of a running trial are read
+COUNT_S = 2.0  # how often the trials of all processes are counted, to be shown
 
 
 def _optuna() -> Any:
@@ -94,6 +95,11 @@ class Trial:
     step: int = 0
     pruned: bool = False
     looked: float = 0.0
+    metrics: Tail = field(init=False)
+    """What the first run reports while it trains."""
+
+    def __post_init__(self) -> None:
+        self.metrics = Tail(self.job.run_folder / "metrics.jsonl")
 
     @property
     def job(self) -> Job:
@@ -117,38 +123,30 @@ class Tuner:
         self.trials: dict[int, Trial] = {}
         self.states: Any = _optuna().trial.TrialState
         self.asking = Lock(folder / "ask.lock")
-        self.told = False
         self.shown: dict[str, str] = {}
+        self.counted = 0.0
 
     def run(self) -> int:
         """Work until the study has all its trials; return an exit code."""
-        self.view.start()
-        try:
-            with self.crew.at_work():
-                while self._tick():
-                    time.sleep(TICK_S)
-        finally:
-            self.view.close()
+        work(self.crew, self.view, self._tick)
         return 130 if self.crew.stopping else 0
 
     def _tick(self) -> bool:
         """Start, watch and end trials; tell whether there is more to do."""
-        if self.crew.stopping and self.crew.jobs and not self.told:
-            self.view.say("stopping: the runs save first (once more to kill them)")
-            self.told = True
         for job, outcome in self.crew.poll():
             self._ended(self._trial_of(job), outcome)
         if self.crew.stopping:
             for live in [t for t in self.trials.values() if t.job not in self.crew.jobs]:
                 self._let_go(live)
-            return bool(self.crew.jobs)
-        for live in list(self.trials.values()):
-            self._advance(live)
-        more = True
-        while more and len(self.trials) < self.crew.size:
-            more = self._ask()
-        left = self.config.tune.trials - len(self.shown)
-        self.view.show(self.shown, self.crew.jobs, max(0, left))
+        else:
+            for live in list(self.trials.values()):
+                self._advance(live)
+            more = True
+            while more and len(self.trials) < self.crew.size:
+                more = self._ask()
+        if time.monotonic() - self.counted > COUNT_S:
+            self._count()
+        self.view.show(self.shown, self.crew.jobs, self.config.tune.trials - len(self.shown))
         return bool(self.trials)
 
     def _trial_of(self, job: Job) -> Trial:
@@ -161,15 +159,20 @@ class Tuner:
         self.asking.take(wait=True)
         try:
             self._revive()
-            trials = self.study.get_trials(deepcopy=False)
-            counted = [t for t in valid(trials) if t.state != self.states.WAITING]
-            self.shown = {str(t.number): WORDS[t.state.name] for t in counted}
-            if len(counted) >= self.config.tune.trials:
+            if (num := self._count()) is None:
                 return False
-            self._begin(len(trials))
+            self._begin(num)
             return True
         finally:
             self.asking.release()
+
+    def _count(self) -> int | None:
+        """Look at all trials; return how many the storage has, None if they are enough."""
+        trials = self.study.get_trials(deepcopy=False)
+        counted = [t for t in valid(trials) if t.state != self.states.WAITING]
+        self.shown = {str(t.number): WORDS[t.state.name] for t in counted}
+        self.counted = time.monotonic()
+        return None if len(counted) >= self.config.tune.trials else len(trials)
 
     def _begin(self, count: int) -> None:
         tune = self.config.tune
@@ -211,7 +214,7 @@ class Tuner:
         if live.pruned or live.values or tune.pruner == "none" or now - live.looked < LOOK_S:
             return
         live.looked = now
-        for frames, value in returns(live.job.run_folder, tune.prune_on):
+        for frames, value in returns(live.metrics.read(), tune.prune_on):
             while live.step < frames // tune.report_every_frames and math.isfinite(value):
                 live.step += 1
                 live.trial.report(value, live.step)
@@ -223,7 +226,8 @@ class Tuner:
     def _ended(self, live: Trial, outcome: Outcome) -> None:
         job = live.job
         if outcome == "finished":
-            points = returns(job.run_folder, self.config.tune.metric)
+            self.view.ended(job)
+            points = returns(Run(job.run_folder).metrics(), self.config.tune.metric)
             if not points:
                 self._fail(live, f"the run has no finite {self.config.tune.metric}")
                 return
@@ -334,47 +338,49 @@ def write_results(config: SweepConfig, folder: Path, study: Any) -> list[Path]:
         },
     )
     written = [path, plot_history(config, folder, study)]
-    return [*written, plot_importance(folder, important)] if important else written
+    return [*written, plot_importance(config, folder, important)] if important else written
 
 
 def plot_history(config: SweepConfig, folder: Path, study: Any) -> Path:
-    """Draw every trial's value and the best so far."""
+    """Draw every trial's value, the best so far, and what pruned ones had reached."""
     trials = completed(study)
     choose = max if config.tune.direction == "maximize" else min
     numbers, values = [t.number for t in trials], [t.value for t in trials]
     best = [choose(values[: i + 1]) for i in range(len(values))]
+    pruned = [t for t in study.get_trials(deepcopy=False) if t.state.name == "PRUNED"]
     figure, axes = _figure()
-    axes.plot(numbers, values, "o", label="trial")
+    axes.plot(numbers, values, "o", label="finished")
+    if pruned:
+        reached = [t.value for t in pruned]
+        label = f"pruned: the last {config.tune.prune_on}"
+        axes.plot([t.number for t in pruned], reached, "x", color="0.5", label=label)
     axes.step(numbers, best, where="post", label="best so far")
     axes.set(xlabel="trial", ylabel=config.tune.metric, title=config.name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()
     return _save(figure, folder / "report" / "history.png")
 
 
-def plot_importance(folder: Path, important: dict[str, float]) -> Path:
+def plot_importance(config: SweepConfig, folder: Path, important: dict[str, float]) -> Path:
     """Draw how much each option matters."""
     figure, axes = _figure()
-    axes.barh(list(important)[::-1], list(important.values())[::-1])
-    axes.set(xlabel="share of the differences that it explains (PED-ANOVA)")
+    bars = axes.barh(list(important)[::-1], list(important.values())[::-1])
+    axes.bar_label(bars, fmt="{:.0%}", padding=3)
+    axes.margins(x=0.12)
+    axes.set(xlabel="share of the differences that it explains (PED-ANOVA)", title=config.name)
     return _save(figure, folder / "report" / "importance.png")
 
 
 def _figure() -> tuple[Any, Any]:
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axes = figure.subplots()
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
     return figure, axes
 
 
 def _save(figure: Any, path: Path) -> Path:
-    import matplotlib.pyplot as plt
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    write_atomic(path, lambda file: figure.savefig(file, format="png"))
     return path

@@ -9,9 +9,9 @@ from dreamlab.runs.launch.job import Job, Outcome
 from dreamlab.runs.launch.local import Attempt, Handle, LauncherConfig, Limits, Place, carry_out
 
 
-def _task(job: Job, threads: int) -> Outcome:
+def _task(job: Job, limits: Limits) -> Outcome:
     """Run one job on whatever machine Ray chose; Ray has set which GPUs are visible."""
-    return carry_out(job, Attempt(job, Place(threads)))
+    return carry_out(job, Attempt(job, Place(limits)))
 
 
 class Sent:
@@ -60,7 +60,7 @@ class Cluster:
 
     def start(self, job: Job, slot: int) -> Handle | None:
         job.stop_file.unlink(missing_ok=True)
-        return Sent(self.ray, job, self.task.remote(job, self.limits.cpus))
+        return Sent(self.ray, job, self.task.remote(job, self.limits))
 
     def close(self) -> None:
         if self.started:

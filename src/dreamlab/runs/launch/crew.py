@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 from dreamlab.runs.launch.job import Job, Lock, Outcome
 from dreamlab.runs.launch.local import Handle, Launcher, LauncherConfig, Limits, Local
+from dreamlab.runs.launch.view import View
+
+TICK_S = 0.1
 
 
 def make_launcher(config: LauncherConfig, limits: Limits, slots: int, folder: Path) -> Launcher:
@@ -101,3 +105,18 @@ class Crew:
             for busy in self.busy.values():  # only an error of ours leaves any: let them save
                 busy.handle.interrupt()
             self.launcher.close()
+
+
+def work(crew: Crew, view: View, tick: Callable[[], bool]) -> None:
+    """Call `tick` until it says that nothing is left to do; tell what a Ctrl-C does."""
+    view.start()
+    told = False
+    try:
+        with crew.at_work():
+            while tick():
+                if crew.stopping and not told:
+                    view.say("stopping: the runs save first (once more to kill them)")
+                    told = True
+                time.sleep(TICK_S)
+    finally:
+        view.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamlab.core.files import write_json
-from dreamlab.runs.run import Run, read_json
+from dreamlab.runs.run import read_json
 
 Status = Literal["waiting", "running", "interrupted", "failed", "pruned", "finished"]
 Outcome = Literal["finished", "failed", "interrupted", "taken"]
@@ -191,9 +191,8 @@ def last_record(folder: Path) -> dict[str, Any]:
     return newest
 
 
-def returns(folder: Path, key: str = "") -> list[tuple[int, float]]:
+def returns(records: Sequence[Mapping[str, Any]], key: str = "") -> list[tuple[int, float]]:
     """Return (env frames, return) of every record; without a key evaluations, or else episodes."""
-    records = Run(folder).metrics()
     for name in [key] if key else ["eval/return", "episode/return"]:
         found = [(int(r["env_frames"]), r[name]) for r in records if name in r]
         if numbers := [(frames, float(v)) for frames, v in found if isinstance(v, int | float)]:

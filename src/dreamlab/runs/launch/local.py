@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from dreamlab.core.errors import LabError
@@ -17,6 +19,8 @@ from dreamlab.runs.launch.job import Job, Outcome
 
 ERROR_LINES = 20
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+MEMORY_EVERY_S = 1.0  # how often memory is measured where it is limited
+GRACE_S = 60.0  # how long a run beyond its limits may take to save
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,9 @@ class Limits:
     gpus: float | None = None
     """GPUs, 0.5 for two jobs on each; 0 hides them, None leaves them to the run."""
     memory_gb: float | None = None
-    """For SLURM and Ray."""
-    time_min: int | None = None
-    """For SLURM, which ends a job then; it is put back into the queue and goes on."""
+    """Memory of all its processes; beyond it a job saves, ends and counts as failed."""
+    time_min: float | None = None
+    """Minutes of one attempt, after which it does the same; SLURM queues it again instead."""
 
 
 @dataclass(frozen=True)
@@ -74,24 +78,31 @@ class Launcher(Protocol):
 class Place:
     """What of this machine a job gets."""
 
-    threads: int = 0
+    limits: Limits = field(default_factory=Limits)
     cores: tuple[int, ...] = ()
-    variables: dict[str, str] = field(default_factory=dict)
+    gpus: str | None = None
+    """What it sees of them, as in CUDA_VISIBLE_DEVICES."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that say so; libraries read them before any code of ours."""
+        found: dict[str, str] = {}
+        if self.limits.cpus:
+            found |= dict.fromkeys(THREAD_VARIABLES, str(self.limits.cpus))
+        if self.gpus is not None:
+            found["CUDA_VISIBLE_DEVICES"] = self.gpus
+        return found
 
 
 def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> Place:
     """Return the share of the `slot`-th of `slots` jobs; cores are given only if they suffice."""
-    variables: dict[str, str] = {}
-    if limits.cpus:
-        variables |= dict.fromkeys(THREAD_VARIABLES, str(limits.cpus))
-    if limits.gpus is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(_gpus(limits.gpus, slot, gpus))
+    shown = None if limits.gpus is None else ",".join(_gpus(limits.gpus, slot, gpus))
     cores: tuple[int, ...] = ()
     if limits.cpus and hasattr(os, "sched_getaffinity"):
         every = sorted(os.sched_getaffinity(0))
         if slots * limits.cpus <= len(every):
             cores = tuple(every[slot * limits.cpus : (slot + 1) * limits.cpus])
-    return Place(limits.cpus, cores, variables)
+    return Place(limits, cores, shown)
 
 
 def _gpus(number: float, slot: int, gpus: Sequence[str]) -> list[str]:
@@ -130,7 +141,8 @@ class Attempt:
         self.lock = job.run_lock
         self.child: subprocess.Popen[bytes] | None = None
         self.asked = False
-        self.began = time.time()
+        self.began, self.measured, self.over_since = time.monotonic(), 0.0, 0.0
+        self.over = ""  # which limit it went beyond
 
     def start(self) -> bool:
         """Start it; False if another process runs it or it is over."""
@@ -148,7 +160,7 @@ class Attempt:
             _unblocked(signal.SIGINT, signal.SIGTERM),
         ):
             self.child = subprocess.Popen(
-                job.command(self.where.threads),
+                job.command(self.where.limits.cpus),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -165,21 +177,44 @@ class Attempt:
         assert self.child is not None, self.job.name
         code = self.child.poll()
         if code is None:
+            self._hold_to_limits(time.monotonic())
             return None
         seen = self.job.manifest_status()
         outcome: Outcome = "failed"
         if seen == "finished":
             outcome = "finished"
-        elif self.asked or (code == 130 and seen == "interrupted"):
+        elif not self.over and (self.asked or (code == 130 and seen == "interrupted")):
             outcome = "interrupted"
         error = self._last_words(code) if outcome == "failed" else []
-        self.job.write(
-            status=outcome, returncode=code, error=error, seconds=time.time() - self.began
-        )
+        spent = float(self.job.record().get("seconds", 0.0)) + time.monotonic() - self.began
+        self.job.write(status=outcome, returncode=code, error=error, seconds=spent)
         self.lock.release()
         return outcome
 
+    def _hold_to_limits(self, now: float) -> None:
+        """Let a run that uses more than it may save and end; kill it if it does not."""
+        if self.over and now - self.over_since > GRACE_S:
+            self.kill()
+        elif not self.asked and (reason := self._beyond(now)):
+            self.over, self.over_since = reason, now
+            self.interrupt()
+
+    def _beyond(self, now: float) -> str:
+        """Return which limit it is beyond; empty if none."""
+        assert self.child is not None, self.job.name
+        most_min, most_gb = self.where.limits.time_min, self.where.limits.memory_gb
+        if most_min is not None and now - self.began > 60 * most_min:
+            return f"limits.time_min: it ran for {most_min:g} min"
+        if most_gb is None or now - self.measured < MEMORY_EVERY_S:
+            return ""
+        self.measured, used = now, memory_bytes(self.child.pid) / 1e9
+        return f"limits.memory_gb: it held {used:.2f} GB of {most_gb:g}" if used > most_gb else ""
+
     def _last_words(self, code: int) -> list[str]:
+        if self.over:
+            saved = self.job.manifest_status() == "interrupted"
+            rest = "saved, and goes on from there if tried again" if saved else "was killed"
+            return [f"{self.over}, {rest}"]
         text = (self.job.folder / "stderr.log").read_text(errors="replace")
         lines = text.splitlines()[-ERROR_LINES:]
         if code < 0:
@@ -199,7 +234,26 @@ class Attempt:
     def kill(self) -> None:
         assert self.child is not None, self.job.name
         self.asked = True
-        self.child.kill()
+        if self.child.poll() is None:  # with the processes that it has started
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+
+def memory_bytes(session: int) -> int:
+    """Return the memory of all processes of a session; what they share is counted once.
+
+    Pages of mapped files are not counted: the system takes them back where it needs memory. It is
+    0 where there is no /proc.
+    """
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[3]) != session:
+                continue
+            rollup = stat.with_name("smaps_rollup").read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+        total += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", rollup, re.MULTILINE)))
+    return 1024 * total
 
 
 def carry_out(job: Job, attempt: Attempt) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ class Errand:
         self.job, self.limits = job, limits
 
     def __call__(self) -> Outcome:
-        self.attempt = Attempt(self.job, Place(self.limits.cpus))
+        self.attempt = Attempt(
+            self.job, Place(Limits(cpus=self.limits.cpus))
+        )  # SLURM holds it to the rest
         return carry_out(self.job, self.attempt)
 
     def checkpoint(self) -> Any:
@@ -70,7 +73,7 @@ class Slurm:
             "cpus_per_task": limits.cpus or None,
             "gpus_per_node": int(limits.gpus) if limits.gpus else None,
             "mem_gb": limits.memory_gb,
-            "timeout_min": limits.time_min or DAY_MIN,
+            "timeout_min": ceil(limits.time_min or DAY_MIN),
             "name": folder.name,
         }
         self.limits = limits

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dreamlab.runs.launch.job import Job, last_record, returns
+from dreamlab.runs.launch.job import Job, last_record, returns, text_of
+from dreamlab.runs.run import Run
 
 PLAIN_EVERY_S = 60.0
+WIDTHS = {"frames": 16, "return": 6, "time left": 9}  # columns that would jump otherwise
 ORDER = ("finished", "running", "failed", "pruned", "interrupted", "waiting")
 
 
@@ -27,6 +29,7 @@ class View:
         self.title, self.size = title, size
         self.console = console or Console()
         self.live: Live | None = None
+        self.took: list[float] = []
         self.due = time.monotonic() + PLAIN_EVERY_S
         self.drawn = 0.0
 
@@ -39,6 +42,11 @@ class View:
     def say(self, text: str) -> None:
         """Print a line that stays."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def ended(self, job: Job) -> None:
+        """Learn how long a job takes from one that is over."""
+        if seconds := job.record().get("seconds"):
+            self.took.append(float(seconds))
 
     def show(self, states: Mapping[str, str], running: Sequence[Job], left: int) -> None:
         """Draw the table anew; where nothing can be drawn, print a summary once a minute."""
@@ -58,13 +66,14 @@ class View:
     def _summary(self, states: Mapping[str, str], running: Sequence[Job], left: int) -> str:
         counts = Counter(states.values())
         text = ", ".join(f"{counts[s]} {s}" for s in ORDER if counts[s])
-        eta = time_left(running, left, self.size)
+        eta = time_left(running, left, self.size, self.took)
         return f"{self.title}: {text}" + (f", {duration(eta)} to go" if eta else "")
 
     def _table(self, states: Mapping[str, str], running: Sequence[Job], left: int) -> Table:
         table = Table(title=self._summary(states, running, left), title_justify="left", box=None)
         for name in ("job", "parameters", "frames", "return", "time left"):
-            table.add_column(name, justify="left" if name == "parameters" else "right")
+            side = "left" if name in ("job", "parameters") else "right"
+            table.add_column(name, justify=side, min_width=WIDTHS.get(name), no_wrap=name in WIDTHS)
         for job in running:
             record = last_record(job.run_folder)
             share, rest = progress(job.run_folder, record)
@@ -97,8 +106,13 @@ def progress(folder: Path, record: Mapping[str, Any]) -> tuple[float, float | No
     return share, record["time/wall_s"] * (1 / share - 1)
 
 
-def time_left(running: Sequence[Job], left: int, size: int) -> float | None:
-    """Return the seconds until everything is over, if every job takes as long as those running."""
+def time_left(
+    running: Sequence[Job], left: int, size: int, took: Sequence[float] = ()
+) -> float | None:
+    """Return the seconds until everything is over, if jobs take as long as those before them.
+
+    `took` are the seconds of jobs that are over; before there are any, the running ones count.
+    """
     wholes: list[float] = []
     rests: list[float] = []
     for job in running:
@@ -107,15 +121,23 @@ def time_left(running: Sequence[Job], left: int, size: int) -> float | None:
         if rest is not None:
             wholes.append(record["time/wall_s"] / share)
             rests.append(rest)
-    if not wholes:
+    if not (known := [*took] or wholes):
         return None
-    return (sum(rests) + left * sum(wholes) / len(wholes)) / size
+    whole = sum(known) / len(known)
+    rests += [whole] * (len(running) - len(rests))  # those that have not reported yet
+    return max([*rests, (sum(rests) + left * whole) / max(size, len(running))])
 
 
 def last_return(record: Mapping[str, Any]) -> float | None:
     """Return a record's return: of episodes while it trains, of the evaluation if that is all."""
     found = record.get("episode/return", record.get("eval/return"))
     return found if isinstance(found, int | float) else None
+
+
+def result(job: Job) -> float | None:
+    """Return what a run has reached: its last evaluation, or episodes where there is none."""
+    points = returns(Run(job.run_folder).metrics())
+    return points[-1][1] if points else None
 
 
 def results(jobs: Iterable[Job], states: Mapping[str, str]) -> Table:
@@ -126,17 +148,17 @@ def results(jobs: Iterable[Job], states: Mapping[str, str]) -> Table:
     for name in ("job", *keys, "status", "frames", "best", "last"):
         table.add_column(name, overflow="fold", justify="left" if name == "job" else "right")
     for job in jobs:
-        points = returns(job.run_folder)
+        points = returns(Run(job.run_folder).metrics())
         best, last = (max(v for _, v in points), points[-1][1]) if points else (None, None)
         frames = int(last_record(job.run_folder).get("env_frames", 0))
-        values = [_cell(job.parameters.get(k)) for k in keys]
+        values = [_cell(job.parameters[k]) if k in job.parameters else "-" for k in keys]
         row = (states[job.name], f"{frames:,}", number(best), number(last))
         table.add_row(job.name, *values, *row)
     return table
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else text_of(value)
 
 
 def number(value: float | None) -> str:
