@@ -197,6 +197,8 @@ def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
     """
     folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
     run = Run(folder)
+    if hub.is_hub(folder):
+        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
     if not run.config_path.exists():
         run.create(config.name, config.seed, command_line())
         write_text(run.config_path, to_yaml(config))

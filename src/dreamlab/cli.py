@@ -19,7 +19,7 @@ USAGE = """dreamlab <verb> [options]
 
   train     +experiment=NAME [key=value ...]     train, or go on with the run in run.dir
   resume    FOLDER [training.total_frames=N]     go on with an interrupted run
-  eval      FOLDER [--episodes N]                measure a trained policy, write a video
+  eval      FOLDER|hub:OWNER/NAME [--episodes N] measure a trained policy, write a video
   import    dreamerv3 PATH env=ID [key=value ...] make a run of an original's checkpoint
   sweep     FILE [key=value ...]                 run every job of a sweep that is not over
   tune      FILE [key=value ...]                 search for good options with Optuna
@@ -37,7 +37,7 @@ USAGE = """dreamlab <verb> [options]
   verify    RUN [--frames N] [--from CHECKPOINT]  run it again: is everything the same?
   debug     +experiment=NAME [key=value ...]     a few hundred frames with every check on
   cleanup   [ROOT] [--keep-best N] [--yes]       remove checkpoints and buffers of old runs
-  export-policy RUN --format onnx|torchscript    a policy for other programs, or --hub FOLDER
+  export-policy RUN --format onnx|torchscript    a policy for other programs; --push OWNER/NAME
   watch     [ROOT ...] [--all] [--once]          live runs: returns, speed, time left, alerts
   doctor                                         what works on this machine
   demo                                           train a world model, show its dream

@@ -110,6 +110,15 @@ def test_a_hub_folder_has_one_policy_only(trained, tmp_path, capsys):
         assert "is a hub's folder: it has no checkpoint 'best'" in capsys.readouterr().err
 
 
+def test_a_hub_folder_is_not_trained_in(trained, tmp_path, capsys):
+    folder = tmp_path / "hub"
+    assert main(["export-policy", str(trained("sac")), "--hub", str(folder)]) == 0
+    before = files(folder)
+    assert main(["resume", str(folder)]) == 2
+    assert "can be evaluated, not trained" in capsys.readouterr().err
+    assert files(folder) == before
+
+
 def test_a_hub_folder_is_exported_to_a_file_of_its_own(trained, tmp_path, capsys):
     folder, path = str(tmp_path / "hub"), tmp_path / "p.pt"
     main(["export-policy", str(trained("sac")), "--hub", folder])

@@ -6,8 +6,7 @@ import copy
 import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dreamlab.components.representation import rssm
 from dreamlab.components.representation.dreams import Dreams
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_atomic, write_json
@@ -78,22 +76,10 @@ def _write(policy: Exported, path: Path, kind: Format) -> Runner:
         with warnings.catch_warnings():  # of what a trace may get wrong: it is compared afterwards
             warnings.simplefilter("ignore")
             write = _write_torchscript if kind == "torchscript" else _write_onnx
-            with _open_rows():
-                return write(policy, path)
+            return write(policy, path)
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def _open_rows() -> Iterator[None]:
-    """While inside, the recurrent cell's `len(deter)` is traced: Python's own is a constant."""
-    names = rssm.__dict__
-    names["len"] = lambda x: x.shape[0] if isinstance(x, Tensor) else len(x)
-    try:
-        yield
-    finally:
-        del names["len"]
 
 
 def _write_torchscript(policy: Exported, path: Path) -> Runner:

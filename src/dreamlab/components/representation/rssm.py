@@ -90,7 +90,7 @@ class BlockGRU(nn.Module):
     def forward(self, state: Latent, action: Float[Tensor, "b a"]) -> Float[Tensor, "b d"]:
         """Return the next memory."""
         deter, blocks = state.deter, self.config.blocks
-        n = len(deter)
+        n = deter.shape[0]  # not len(): a traced number of rows may vary
         parts = (deter, state.stoch, action)
         x = torch.cat([net(p) for net, p in zip(self.inputs, parts, strict=True)], -1)
         memory = deter.view(n, blocks, -1)
