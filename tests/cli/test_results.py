@@ -8,6 +8,8 @@ import json
 import re
 import shlex
 import shutil
+from base64 import b64decode
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -57,7 +59,7 @@ VALUE = "train/value_loss"
 
 
 def test_every_command_of_the_page_works(here, capsys):
-    commands = re.findall(r"^\$ dreamlab (.+)$", PAGE.read_text(), re.MULTILINE)
+    commands = re.findall(r"^dreamlab (.+)$", PAGE.read_text(), re.MULTILINE)
     assert len(commands) >= 12
     for command in commands:
         code, out, err = run(capsys, *shlex.split(command))
@@ -74,7 +76,7 @@ def test_compare_prints_what_the_metrics_say(here, capsys):
     ]
     row = next(line for line in out.splitlines() if line.startswith("a "))
     assert row.split()[1] == "3"
-    assert f"  {sum(finals) / 3:.4g} [" in row
+    assert float(row.split("  ")[-2].split(" [")[0]) == pytest.approx(sum(finals) / 3, abs=0.05)
     assert out.count("P(a > b)") == 2
     assert "train/value_loss at " in out
 
@@ -133,6 +135,21 @@ def test_a_run_below_the_published_band_is_warned_of(here, capsys):
     _, out, _ = run(capsys, "compare", "experiments/walker", "--against", "published:tdmpc2")
     assert "warning: experiments/walker: eval/return 900" in out
     assert "below the published band of tdmpc2" in out
+
+
+def test_tasks_are_normalised_before_they_are_put_together(tmp_path, capsys):
+    for task, best in (("CartPole-v1", 500.0), ("Pendulum-v1", -150.0)):
+        make_seeds(tmp_path / "a" / task, [best, best - 100], f"env={task}")
+    _, out, _ = run(capsys, "compare", str(tmp_path / "a"))
+    assert "CartPole-v1            a      2            450 [400, 500]" in out
+    assert "normalised: 0 is the lowest and 1 the highest value of the compared runs (" in out
+    _, out, _ = run(capsys, "compare", str(tmp_path / "a"), "--normalize", "none", "--json")
+    found = json.loads(out)
+    assert found["metrics"]["return"]["groups"][0]["mean"]["value"] == (450 - 200) / 2
+    assert "scores of several tasks are pooled as they are, not normalised" in found["notes"]
+    page = tmp_path / "page.html"
+    assert run(capsys, "report", str(tmp_path / "a"), "--out", str(page))[0] == 0
+    assert "all tasks, normalised" in page.read_text()
 
 
 def test_csv_holds_every_value_of_every_run(here, capsys):
@@ -227,3 +244,85 @@ def test_the_newest_of_each_kind_is_shown(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     assert [p.name for p in page.newest_media(tmp_path)] == ["eval_02.mp4", "openloop_02.png"]
+
+
+# -- to reproduce ---------------------------------------------------------------------------------
+
+
+def recipe_of(page: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the lines to type that a page shows, and the files it offers."""
+    text = page.read_text()
+    [lines] = re.findall(r'id="to-reproduce".*?<pre>(.*?)</pre>', text, re.DOTALL)
+    links = re.findall(r'download="(.+?)" href="data:text/plain;base64,(.+?)"', text)
+    return unescape(lines).splitlines(), {n: b64decode(d).decode() for n, d in links}
+
+
+def typed_run(folder: Path, rate: str, command: list[str], **git: str) -> str:
+    """Write a run with this learning rate, as if it had been started by this command."""
+    make_run(folder, [1, 2, 3, 4], f"workflow.lr={rate}", "training.total_frames=300", seed=7)
+    Run(folder).update(git=git, command=command)
+    return str(folder)
+
+
+def train_command(rate: str, *more: str) -> list[str]:
+    words = ["+experiment=ppo_cartpole", f"workflow.lr={rate}", "training.total_frames=300"]
+    return ["dreamlab", "train", *words, *more]
+
+
+def test_what_was_typed_is_typed_again_into_a_new_folder(capsys, tmp_path):
+    out, diff = tmp_path / "page.html", "diff --git a/x b/x\n+it's & <new>"
+    groups = [
+        typed_run(tmp_path / name, rate, train_command(rate, "run.dir=old", "seed=7,8"), **git)
+        for name, rate, git in (
+            ("a", "0.1", {"commit": "c0ffee"}),
+            ("b", "0.2", {"commit": "c0ffee", "diff": diff}),
+        )
+    ]
+    assert run(capsys, "report", *groups, "--metrics", "return,loss", "--out", str(out))[0] == 0
+    lines, files = recipe_of(out)
+    commands = [" ".join(train_command(r, "seed=7")) for r in ("0.1", "0.2")]
+    assert lines == [
+        "git checkout c0ffee",
+        f"{commands[0]} run.dir=again/a",
+        "git apply changes_2.patch",
+        f"{commands[1]} run.dir=again/b",
+        "dreamlab report a=again/a b=again/b --metrics return,loss --out again.html",
+    ]
+    assert files == {"changes_2.patch": f"{diff}\n"}
+
+
+@pytest.mark.parametrize("command", [["pytest"], train_command("0.9"), ["dreamlab"], []])
+def test_a_run_that_what_was_typed_does_not_give_is_made_from_its_configuration(
+    capsys, tmp_path, monkeypatch, command
+):
+    typed_run(tmp_path / "old", "0.5", command)
+    out = tmp_path / "page.html"
+    assert run(capsys, "report", f"new one={tmp_path / 'old'}", "--out", str(out))[0] == 0
+    lines, files = recipe_of(out)
+    assert lines[0] == "dreamlab train new_one.yaml seed=7 run.dir=again/new_one"
+    monkeypatch.chdir(tmp_path)
+    Path("new_one.yaml").write_text(files["new_one.yaml"])
+    words = shlex.split(lines[0])[1:]
+    code, printed, _ = run(capsys, *words, "--cfg", "job")
+    assert code == 0
+    same = [
+        [line for line in text.splitlines() if not line.startswith("  dir:")]
+        for text in (printed, (tmp_path / "old" / "config.yaml").read_text())
+    ]
+    assert same[0] == same[1]
+
+
+def test_trained_runs_are_made_again_with_the_same_numbers(here, capsys, tmp_path, monkeypatch):
+    """What the page says, typed."""
+    out = tmp_path / "page.html"
+    assert run(capsys, "report", f"{A}/seed_2", "--out", str(out))[0] == 0
+    lines, files = recipe_of(out)
+    metrics = [r.get("eval/return") for r in Run(Path(A) / "seed_2").metrics()]
+    monkeypatch.chdir(tmp_path)
+    for name, text in files.items():
+        Path(name).write_text(text)
+    for line in lines:
+        if line.startswith("dreamlab"):
+            assert run(capsys, *shlex.split(line)[1:])[0] == 0
+    assert [r.get("eval/return") for r in Run(Path("again/seed_2")).metrics()] == metrics
+    assert Path("again.html").exists()

@@ -67,6 +67,12 @@ def test_a_folder_with_several_configurations_falls_into_groups(tmp_path):
     assert [len(g.members) for g in groups] == [2, 2]
 
 
+def test_groups_of_different_experiments_are_called_like_them(tmp_path):
+    for name in ("one", "two"):
+        make_seeds(tmp_path / "all" / name, [10, 20], f"name={name}")
+    assert [g.name for g in read_groups([str(tmp_path / "all")]).groups] == ["all/one", "all/two"]
+
+
 def test_where_and_how_a_run_logs_does_not_part_it_from_its_seeds(tmp_path):
     make_run(tmp_path / "a" / "x", [1, 2, 3, 4], "log.every_frames=7", seed=1)
     make_run(tmp_path / "a" / "y", [1, 2, 3, 4], "run.dir=somewhere", seed=2)
@@ -126,6 +132,16 @@ def test_runs_that_end_a_few_frames_apart_are_compared_at_their_ends(tmp_path):
     found = compare(read_groups([str(tmp_path / "a")]), "return")
     assert found.at == 6_000
     assert found.scores(found.groups[0])["CartPole-v1"].tolist() == [2, 4]
+
+
+def test_a_curve_has_its_points_where_runs_were_evaluated(tmp_path):
+    make_run(tmp_path / "a" / "x", [1, 2, 3, 4, 4], seed=0, frames=(100, 205, 300, 400, 400))
+    make_run(tmp_path / "a" / "y", [1, 2, 3, 4], seed=1, frames=(102, 200, 310, 405))
+    found = compare(read_groups([str(tmp_path / "a")]), "return")
+    assert found.grid.tolist() == [102, 205, 310, 400]
+    long = read_groups([str(make_run(tmp_path / "b", range(500), frames=range(1, 501)))])
+    grid = compare(long, "return").grid
+    assert (len(grid), grid[0], grid[-1]) == (100, 1, 500)
 
 
 def test_the_return_is_that_of_evaluations_if_every_run_has_some(tmp_path):

@@ -35,7 +35,9 @@ def recipe(groups: Groups, arguments: Sequence[str]) -> Recipe:
     codes = list(dict.fromkeys(code_of(m) for m in groups.members))
     for i, code in enumerate(codes):
         patch = "changes.patch" if len(codes) == 1 else f"changes_{i + 1}.patch"
-        out.lines += _checkout(out, code, patch)
+        before = codes[i - 1][0] if i else ""
+        out.lines += [f"git checkout {code[0]}"] if code[0] != before else []
+        out.lines += _apply(out, code[1], patch)
         for group in groups.groups:
             out.lines += _trains(out, group, [m for m in group.members if code_of(m) == code])
         if patch in out.files and i + 1 < len(codes):
@@ -57,16 +59,14 @@ def code_of(member: Member) -> Code:
     return str(git.get("commit") or ""), str(git.get("diff") or "")
 
 
-def _checkout(out: Recipe, code: Code, patch: str) -> list[str]:
-    """Return the lines that bring a clone to a run's code."""
-    commit, diff = code
-    lines = [f"git checkout {commit}"] if commit else []
+def _apply(out: Recipe, diff: str, patch: str) -> list[str]:
+    """Return the line that brings changes back, if there were any."""
+    if not diff:
+        return []
     if len(diff) >= KEPT_CHARACTERS:
-        lines.append("# the code was changed after that; the changes were too long to be kept")
-    elif diff:
-        out.files[patch] = diff if diff.endswith("\n") else f"{diff}\n"
-        lines.append(f"git apply {patch}")
-    return lines
+        return ["# the code was changed after that commit, by more than a run keeps"]
+    out.files[patch] = diff if diff.endswith("\n") else f"{diff}\n"
+    return [f"git apply {patch}"]
 
 
 def _trains(out: Recipe, group: Group, members: list[Member]) -> list[str]:

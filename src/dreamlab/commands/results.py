@@ -80,7 +80,7 @@ def report(args: list[str]) -> int:
     comparisons = list(named.values())
     curves = _published(options, comparisons)
     said = Said(remarks(groups, comparisons), _below(options, comparisons))
-    title = options.title or " and ".join(g.name for g in groups.groups)
+    title = options.title or _title([g.name for g in groups.groups])
     again = recipe(groups, _typed_again(options))
     page = html_page(title, groups, comparisons, curves, said, (again.lines, again.files))
     write_text(options.out, page)
@@ -118,6 +118,12 @@ def _compare(options: argparse.Namespace) -> tuple[Groups, dict[str, Comparison]
         many = compare_groups(groups, name, options.at, options.normalize)
         found |= {c.metric: c for c in many} if len(many) > 1 else {name: many[0]}
     return groups, found
+
+
+def _title(names: list[str]) -> str:
+    """Return a title from groups' names; of many, the first few."""
+    shown = names if len(names) < 4 else [*names[:2], f"{len(names) - 2} more"]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def _typed_again(options: argparse.Namespace) -> list[str]:

@@ -48,7 +48,7 @@ def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
     without = [str(m.run.folder) for m in members if not len(m.curve(wanted[0])[0])]
     if without:
         raise LabError(f"--metrics: {wanted[0]!r} has no value in {', '.join(without)}")
-    raise LabError(f"--metrics: {wanted[0]!r}: there is no frame that all runs have reached")
+    raise LabError(f"--metrics: {wanted[0]!r}: no frame is reached by all; compare them apart")
 
 
 def _common(metric: str, members: Sequence[Member]) -> bool:

@@ -52,7 +52,8 @@ def _legend(figure: Any, axes: Any, about: str = "") -> None:
     longest = max(map(len, found))
     columns = max(1, min(len(found), int(figure.get_figwidth() * 11 // (longest + 6))))
     place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
-    figure.legend(found.values(), found, title=about, title_fontsize=9, **place)
+    legend = figure.legend(found.values(), found, title=about, title_fontsize=9, **place)
+    legend.get_title().set_multialignment("center")
 
 
 def _band(axis: Any, x: Any, interval: stats.Interval, label: str, style: dict[str, Any]) -> None:
@@ -81,8 +82,8 @@ def learning_curves(
             if task is None or task in group.tasks:
                 band = comparison.curve(group, task, statistic)
                 _band(axis, comparison.grid, band, _label(group), look(i))
-        curves = (published or {}).get(task or "", {})
-        _draw_published(axis, curves, int(comparison.grid[-1]))
+        _draw_published(axis, (published or {}).get(task or "", {}))
+        axis.set_xlim(0, 1.02 * comparison.grid[-1])  # as far as the runs go
         axis.set_title(task or "all tasks, normalised", fontsize=10)
         axis.xaxis.set_major_formatter(short_number)
         axis.locator_params(axis="x", nbins=5)
@@ -91,9 +92,8 @@ def learning_curves(
     for column in range(axes.shape[1]):
         shown = [axis for axis in axes[:, column] if axis.get_visible()]
         shown[-1].set_xlabel("env frames")
-    _legend(
-        figure, axes, "\n".join([*_bands(comparison), *map(sources, filter(None, [published]))])
-    )
+    about = [*_bands(comparison), *([sources(published)] if published else [])]
+    _legend(figure, axes, "\n".join(about))
     return figure
 
 
@@ -118,14 +118,13 @@ def _bands(comparison: Comparison) -> list[str]:
     return ["bands are 95 % bootstrap intervals"] if several else []
 
 
-def _draw_published(axis: Any, curves: Mapping[str, Published], end: int) -> None:
-    """Draw the published curves as far as the runs go."""
+def _draw_published(axis: Any, curves: Mapping[str, Published]) -> None:
+    """Draw published curves beside those of runs."""
     for i, (label, curve) in enumerate(curves.items()):
         style: dict[str, Any] = {"color": "gray", "ls": STYLES[(i + 1) % len(STYLES)]}
         axis.plot(curve.frames, curve.mean, lw=1.2, marker=".", label=label, **style)
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axis.fill_between(curve.frames, low, high, color="gray", alpha=0.15, lw=0)
-        axis.set_xlim(-0.02 * end, 1.02 * end)
 
 
 def short_number(value: float, _: Any = None) -> str:
@@ -145,7 +144,7 @@ def performance_profile(comparison: Comparison) -> Any:
     every = np.unique(np.concatenate([t for tasks in scores.values() for t in tasks]))
     margin = 0.04 * (np.ptp(every) or abs(every[0]) or 1.0)
     thresholds = np.array([every[0] - margin, *every, every[-1] + margin])
-    figure, axes = _canvas(1, 1, (6.5, 4.2))
+    figure, axes = _canvas(1, 1, (6.5, 4.7))
     for i, (group, tasks) in enumerate(zip(comparison.groups, scores.values(), strict=True)):
         _steps(axes[0, 0], thresholds, stats.profile(tasks, thresholds), _label(group), look(i))
     axes[0, 0].set(
@@ -186,15 +185,16 @@ def aggregates(comparison: Comparison) -> Any:
 def improvement(comparison: Comparison) -> Any:
     """Return a figure of the probability that a run of one group is above one of another."""
     pairs = comparison.pairs
-    figure, axes = _canvas(1, 1, (6.5, 1.3 + 0.36 * len(pairs)))
+    names = [f"{p.a} > {p.b}" for p in pairs]
+    width = max(6.5, 5 + 0.075 * max(map(len, names)))
+    figure, axes = _canvas(1, 1, (width, 1.3 + 0.36 * len(pairs)))
     for i, pair in enumerate(pairs):
         _bar(axes[0, 0], i, pair.probability, COLORS[0])
-    _rows(axes[0, 0], [f"{p.a} > {p.b}" for p in pairs])
+    _rows(axes[0, 0], names)
     axes[0, 0].axvline(0.5, color="gray", lw=1, ls="--")
     axes[0, 0].set(xlim=(-0.03, 1.03))
-    axes[0, 0].set_xlabel(
-        f"probability that a run is above one of the other group:\n{_at(comparison)}", fontsize=9
-    )
+    about = "probability that a run is above one of the other group"
+    figure.supxlabel(f"{about}\n{_at(comparison)}", fontsize=9)
     return figure
 
 

@@ -98,7 +98,7 @@ def told(scales: Mapping[str, Scale]) -> str:
     parts: list[str] = []
     for kind, words in WORDS.items():
         own = {t: s for t, s in scales.items() if s.kind == kind}
-        ends = [f"{t} {s.low:.5g} to {s.high:.5g}" for t, s in own.items()]
+        ends = [f"{t} {s.low:.4g} to {s.high:.4g}" for t, s in own.items()]
         names = ends if kind == "minmax" else list(own)
         listed = f" ({', '.join(names)})" if kind == "minmax" or len(own) < len(scales) else ""
         parts += [f"{words}{listed}"] if own else []

@@ -22,6 +22,8 @@ from dreamlab.runs.tables import INTERVALS, normalized, summary, words
 FILE_BYTES = 8 * 2**20
 """A video or picture larger than this is named, not shown."""
 PAGE_BYTES = 48 * 2**20
+LONG_CHARACTERS = 60
+"""A cell with more than this may be broken into lines."""
 SHOWN_CHARACTERS = 20_000
 """Of a longer text the page shows the beginning; the file that it offers is whole."""
 TITLES = {
@@ -119,6 +121,9 @@ def _box(kind: str, title: str, lines: Sequence[str]) -> str:
     return f'<div class="box {kind}"><b>{title}</b><ul>{items}</ul></div>' if lines else ""
 
 
+# -- tables ---------------------------------------------------------------------------------------
+
+
 def table(rows: Iterable[Sequence[Any]], swatches: Mapping[str, str] | None = None) -> str:
     """Return rows as an HTML table, the first as header; cells that name a group get its colour."""
     head, *body = [[str(c) for c in row] for row in rows]
@@ -126,16 +131,21 @@ def table(rows: Iterable[Sequence[Any]], swatches: Mapping[str, str] | None = No
 
     def cell(text: str, tag: str) -> str:
         dot = f'<i style="background:{colors[text]}"></i>' if text in colors else ""
-        return f"<{tag}>{dot}{escape(text)}</{tag}>"
+        long = ' class="long"' if len(text) > LONG_CHARACTERS else ""
+        return f"<{tag}{long}>{dot}{escape(text)}</{tag}>"
 
     lines = ["<tr>" + "".join(cell(c, "th") for c in head) + "</tr>"]
     lines += ["<tr>" + "".join(cell(c, "td") for c in row) + "</tr>" for row in body]
-    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
+    return '<div class="scroll"><table>\n' + "\n".join(lines) + "\n</table></div>"
 
 
 def swatches(groups: Sequence[Group]) -> dict[str, str]:
-    """Return each group's colour in the figures."""
-    return {g.name: figures.look(i)["color"] for i, g in enumerate(groups)}
+    """Return each group's colour in the figures; the style knows a lighter one on black."""
+    return {g.name: _color(i % len(figures.COLORS)) for i, g in enumerate(groups)}
+
+
+def _color(index: int) -> str:
+    return f"var(--c{index}, {figures.COLORS[index]})"
 
 
 # -- results --------------------------------------------------------------------------------------
@@ -145,27 +155,34 @@ def _comparison(comparison: Comparison, published: Curves | None) -> str:
     """Return one metric's table, sentences and pictures."""
     drawn = figures.draw_all(comparison, published)
     several = len(comparison.tasks) > 1
-    wide = {"curves": several, "profile": False, "improvement": not several, "aggregates": True}
+    kinds = {"curves": "wide" if several else "half", "aggregates": "wide"}
+    kinds |= {"profile": "half", "improvement": "half" if several else "alone"}
     if not several and len(comparison.pairs) == 1:
         drawn.pop("improvement")  # the sentence says it
     pictures = "\n".join(
-        f'<figure class="{"many" if wide[name] else name}">{inline_svg(drawn[name], caption)}'
+        f'<figure class="{kinds[name]}">{inline_svg(drawn[name], caption)}'
         f"<figcaption>{caption}</figcaption></figure>"
         for name, caption in TITLES.items()
         if name in drawn
-    )
-    lines = "".join(
-        f"<li><b>{escape(p.verdict)}</b><br>P({escape(p.a)} &gt; {escape(p.b)}) = "
-        f"{words(p.probability)}</li>"
-        for p in comparison.pairs
     )
     about = [f"At {comparison.at:,} env frames; in brackets {INTERVALS}.", *normalized(comparison)]
     return "\n".join([
         *(f'<p class="soft">{escape(line)}</p>' for line in about),
         table(summary(comparison), swatches(comparison.groups)),
-        f'<ul class="verdicts">{lines}</ul>' if lines else "",
-        f'<div class="figures">{pictures}</div>',
+        _verdicts(comparison), f'<div class="figures">{pictures}</div>',
     ])  # fmt: skip
+
+
+def _verdicts(comparison: Comparison) -> str:
+    """Return what may be said of each pair of groups: a box for one, a table for several."""
+    pairs = comparison.pairs
+    if len(pairs) == 1:
+        p = pairs[0]
+        odds = escape(f"P({p.a} > {p.b}) = {words(p.probability)}")
+        return f'<p class="verdict"><b>{escape(p.verdict)}</b><br>{odds}</p>'
+    rows = [[p.a, p.b, words(p.probability), p.verdict] for p in pairs]
+    head = ["a", "b", "P(a > b)", "verdict"]
+    return table([head, *rows], swatches(comparison.groups)) if rows else ""
 
 
 def inline_svg(figure: Any, label: str) -> str:
@@ -176,6 +193,8 @@ def inline_svg(figure: Any, label: str) -> str:
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # the same in every figure, never referred to
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
+    for i, color in enumerate(figures.COLORS):
+        svg = svg.replace(color.lower(), _color(i))
     return svg.replace("#000000", "currentColor").strip()
 
 

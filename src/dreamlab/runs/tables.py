@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import floor, isfinite, log10
 from typing import Any
 
 from dreamlab.core.errors import LabError, unknown
@@ -21,16 +21,26 @@ NAMES = {"iqm": "IQM", "mean": "mean", "median": "median"}
 INTERVALS = "95 % stratified bootstrap intervals"
 
 
-def number(value: float) -> str:
-    """Return four digits, without an exponent where people would write none."""
-    return f"{value:,.0f}" if 1_000 <= abs(value) < 1e9 else f"{value:.4g}"
+def numbers(values: Sequence[float]) -> list[str]:
+    """Return numbers to the same place, so that the largest has four digits."""
+    size = max(map(abs, values))
+    if size == 0 or not 1e-4 <= size < 1e9:
+        return [f"{v:.4g}" for v in values]
+    places = max(0, 3 - floor(log10(size)))
+    texts = [f"{v + 0.0:,.{places}f}" for v in values]
+    texts = [t.rstrip("0").rstrip(".") if "." in t else t for t in texts]
+    return ["0" if t == "-0" else t for t in texts]
 
 
 def words(interval: Interval) -> str:
     """Return an interval as `value [low, high]`."""
-    if not isfinite(interval.low):
-        return f"{number(interval.value)} [-]"
-    return f"{number(interval.value)} [{number(interval.low)}, {number(interval.high)}]"
+    value, *ends = numbers(_ends(interval))
+    return f"{value} [{', '.join(ends) or '-'}]"
+
+
+def _ends(interval: Interval) -> list[float]:
+    known = isfinite(interval.low)
+    return [interval.value, interval.low, interval.high] if known else [interval.value]
 
 
 # -- what the rows are ----------------------------------------------------------------------------
@@ -145,18 +155,13 @@ def _tex_cell(cell: str | Row, statistic: str) -> str:
     """Return a word, or a row's statistic set as mathematics: a minus is one, a comma no gap."""
     if isinstance(cell, str):
         return tex(cell)
-    value, *ends = (_tex_number(number(v)) for v in _ends(cell.found[statistic]))
+    value, *ends = map(_tex_number, numbers(_ends(cell.found[statistic])))
     return f"${value}$" if not ends else f"${value}\\;[{ends[0]},\\,{ends[1]}]$"
 
 
 def _tex_number(text: str) -> str:
     digits, _, power = text.replace(",", "{,}").partition("e")
     return rf"{digits}\times10^{{{int(power)}}}" if power else digits
-
-
-def _ends(interval: Interval) -> list[float]:
-    known = isfinite(interval.low)
-    return [interval.value, interval.low, interval.high] if known else [interval.value]
 
 
 def latex(comparisons: Sequence[Comparison], statistic: str) -> str:
