@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from dreamlab.cli import main
 from dreamlab.config import choices, compose, load_config
@@ -173,7 +174,12 @@ def test_options_of_the_sweep_and_of_its_jobs_can_be_given(tmp_path, capsys):
         ("limits.cpu=2", "Did you mean 'cpus'?"),
         ("method=gird", "Did you mean 'grid'?"),
         ("launcher.name=slrm", "Did you mean 'slurm'?"),
-        ("parallel_jobs=0", "parallel_jobs must be at least 1"),
+        ("parallel_jobs=0", "ConfigError: parallel_jobs: must be at least 1, got 0"),
+        ("samples=0", "samples: must be at least 1"),
+        ("seeds=[]", "ConfigError: seeds: there must be one"),
+        ("limits.cpus=-1", "limits: cpus and gpus cannot be fewer than 0"),
+        ("limits.time_min=0", "limits: time_min: must be above 0, got 0"),
+        ("parameters={workflow.lr:{uniform:[0,1]}}", "parameters.workflow.lr: a grid needs a list"),
         ("workflow.lrr=1", "Did you mean 'lr'?"),
         ("parameters.workflow.lrr=[1]", "Did you mean 'lr'?"),
         ("limits.gpus=1.5", "only whole GPUs"),
@@ -185,6 +191,23 @@ def test_a_wrong_option_is_found_before_anything_runs(argument, text, tmp_path, 
     assert main(["sweep", path, argument]) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path, capsys):
+    (tmp_path / "s.yaml").write_text("method: [")
+    assert main(["sweep", str(tmp_path / "s.yaml")]) == 2
+    assert f"{tmp_path / 's.yaml'} is not valid YAML: " in capsys.readouterr().err
+
+
+def test_the_same_last_words_are_printed_once(tmp_path, capsys):
+    path = write_sweep(tmp_path, seeds=[0, 1, 2])
+    options = {"experiment": "ppo_cartpole", "overrides": overrides_of(path)}
+    for job in make_jobs(SweepConfig(**options, seeds=(0, 1, 2)), tmp_path / "s"):
+        other = job.parameters["seed"] == 2
+        job.write(status="failed", error=["why", "other" if other else "same"])
+    assert main(["sweep", path]) == 1
+    out = capsys.readouterr().out
+    assert [out.count(x) for x in ("failed: ", "| same", "| other")] == [3, 1, 1]
 
 
 def test_a_failed_job_does_not_stop_the_rest_and_nothing_is_run_twice(tmp_path, capsys):
@@ -319,7 +342,9 @@ def test_a_table_has_dashes_where_a_listed_job_has_no_such_option(tmp_path):
 
 
 def test_a_terminal_shows_the_running_jobs_and_the_time_left(tmp_path):
-    job = Job(tmp_path, ("seed=0",), {"workflow.lr": 0.1, "seed": 0})
+    job = Job(
+        tmp_path, ("seed=0",), {"workflow.lr": 0.1, "seed": 0, **dict.fromkeys("abcdefghijk")}
+    )
     job.write(seconds=40.0)
     console = Console(width=80, force_terminal=True, file=StringIO())
     view = View("mine", 1, console)
@@ -327,7 +352,8 @@ def test_a_terminal_shows_the_running_jobs_and_the_time_left(tmp_path):
     view.ended(job)
     view.show({"a": "finished", "b": "running", "c": "waiting"}, [job], 1)
     view.close()
-    text = console.file.getvalue()
+    text = Text.from_ansi(console.file.getvalue()).plain
+    assert max(map(len, text.splitlines())) < 80, "there is room for the ^C that a terminal writes"
     assert "mine: 1 finished, 1 running, 1 waiting, 80 s to go" in text
     assert "lr=0.1 seed=0" in text
 

@@ -90,7 +90,7 @@ def labels(views: list[View]) -> list[str]:
 def cells(view: View, name: str, width: int) -> dict[str, Text | str]:
     """Return a row by its columns; a narrow terminal gets the most telling ones."""
     wide = width >= WIDE
-    longest, curve = (30, 16) if wide else (max(8, width - 63), 10)
+    longest, curve = (30, 16) if wide else (max(8, width - 66), 10)
     share = f"{min(view.frames / view.total, 1):.0%}" if view.total else ""
     extra = {"best": number(view.best), "eval": number(view.eval)} if wide else {}
     return {

@@ -10,13 +10,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dreamlab.config import GROUPS, LabConfig, choices, config_dir, read_yaml
 from dreamlab.core.config import dump, load
-from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.errors import ConfigError, LabError, unknown
 from dreamlab.core.files import write_text
 from dreamlab.runs.launch.crew import Crew, make_launcher
 from dreamlab.runs.launch.job import Job, shell
-from dreamlab.runs.launch.view import View, results
+from dreamlab.runs.launch.view import View, cell, number, results
 from dreamlab.runs.sweep import Sweep, SweepConfig, make_jobs
 
 
@@ -58,8 +60,9 @@ def tune(args: list[str]) -> int:
     if options.dry_run:
         _list(jobs[:1])
         return 0
-    total = _check(jobs)
-    study = tuning.open_study(config, folder, total)
+    if options.show and not (config.tune.storage or tuning.study_file(folder).exists()):
+        raise LabError(f"{folder}: this study has not begun")
+    study = tuning.open_study(config, folder, _check(jobs))
     if options.show:
         _console().print(_trials(study))
         return 0
@@ -103,7 +106,10 @@ def _read(verb: str, args: list[str]) -> tuple[argparse.Namespace, SweepConfig |
         print("sweeps:", ", ".join(choices("sweep")))
         return options, None
     path = _find(options.file)
-    node = read_yaml(path)
+    try:
+        node = read_yaml(path)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
     node.setdefault("name", path.stem)
     for override in options.overrides:
         _apply(node, override)
@@ -135,7 +141,7 @@ def _apply(node: dict[str, Any], override: str) -> None:
         return
     value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
     assert isinstance(value, dict)
-    inner = [rest] if head == "parameters" else [k for k in rest.split(".") if k]
+    inner = [rest] if head == "parameters" and rest else [k for k in rest.split(".") if k]
     for part in [head, *inner][:-1]:
         node = node.setdefault(part, {})
     node[inner[-1] if inner else head] = value["value"]
@@ -185,9 +191,15 @@ def _list(jobs: Iterable[Job]) -> None:
 
 
 def _report_failures(failed: Iterable[Job]) -> None:
+    """Print the last words of failed jobs, once for those that failed in the same way."""
+    alike: dict[tuple[str, ...], list[Job]] = {}
     for job in failed:
-        lines = job.record().get("error", [])
-        print(f"\nfailed: {job.name}  {job.label}\n  {job.folder / 'stderr.log'}")
+        alike.setdefault(tuple(job.record().get("error", [])), []).append(job)
+    for lines, jobs in alike.items():
+        print()
+        for job in jobs:
+            print(f"failed: {job.name}  {job.label}")
+        print(f"  {jobs[-1].folder / 'stderr.log'}")
         print("\n".join(f"  | {line}" for line in lines))
 
 
@@ -211,16 +223,15 @@ def _trials(study: Any) -> Any:
 
     trials = study.get_trials(deepcopy=False)
     counted = {t.number for t in valid(trials)}
-    keys = list(dict.fromkeys(k for t in trials for k in t.params))
+    points = [t.params or t.system_attrs.get("fixed_params", {}) for t in trials]
+    keys = list(dict.fromkeys(k for point in points for k in point))
     table = Table(box=None, pad_edge=False)
     for name in ("trial", *keys, "state", "value"):
         table.add_column(name, justify="right")
-    for t in trials:
+    for t, point in zip(trials, points, strict=True):
         state = t.state.name.lower() if t.number in counted else "tried again"
-        value = "-" if t.value is None else f"{t.value:.4g}"
-        values = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in t.params.values()]
-        cells = dict(zip(t.params, values, strict=True))
-        table.add_row(str(t.number), *(cells.get(k, "-") for k in keys), state, value)
+        values = [cell(point[k]) if k in point else "-" for k in keys]
+        table.add_row(str(t.number), *values, state, number(t.value))
     return table
 
 

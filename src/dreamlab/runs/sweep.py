@@ -139,10 +139,12 @@ class SweepConfig:
     tune: TuneConfig = field(default_factory=TuneConfig)
 
     def __post_init__(self) -> None:
-        if self.parallel_jobs < 1 or not self.seeds:
-            raise ValueError("parallel_jobs must be at least 1, and seeds must not be empty")
-        if self.limits.gpus and self.limits.gpus > 1 and self.limits.gpus % 1:
-            raise ValueError("limits.gpus: above 1 only whole GPUs can be had")
+        least = {"parallel_jobs": self.parallel_jobs, "samples": self.samples}
+        for name, value in {**least, "tune.trials": self.tune.trials}.items():
+            if value < 1:
+                raise ConfigError(f"{name}: must be at least 1, got {value}")
+        if not self.seeds:
+            raise ConfigError("seeds: there must be one at least")
 
     def base(self) -> tuple[str, ...]:
         """Return the overrides that all jobs share."""

@@ -36,12 +36,19 @@ def _optuna() -> Any:
     return require("optuna", "tune")
 
 
+def study_file(folder: Path) -> Path:
+    """Return where a study is kept that names no storage."""
+    return folder / "study.db"
+
+
 def open_study(config: SweepConfig, folder: Path, total_frames: int) -> Any:
     """Return the study in its storage, made new or found."""
+    if not config.parameters:
+        raise ConfigError("parameters: there is nothing to search")
     optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
-    url = config.tune.storage or f"sqlite:///{folder / 'study.db'}"
+    url = config.tune.storage or f"sqlite:///{study_file(folder)}"
     # two processes that create the tables at once would trip over each other
     lock = Lock(folder / "ask.lock")
     lock.take(wait=True)
@@ -118,8 +125,6 @@ class Tuner:
         self.config, self.folder, self.study = config, folder, study
         self.crew, self.view = work
         self.space = {k: distribution(k, v) for k, v in config.parameters.items()}
-        if not self.space:
-            raise ConfigError("parameters: there is nothing to search")
         self.trials: dict[int, Trial] = {}
         self.states: Any = _optuna().trial.TrialState
         self.asking = Lock(folder / "ask.lock")

@@ -36,6 +36,15 @@ class Limits:
     time_min: float | None = None
     """Minutes of one attempt, after which it does the same; SLURM queues it again instead."""
 
+    def __post_init__(self) -> None:
+        if self.cpus < 0 or (self.gpus or 0) < 0:
+            raise ValueError("cpus and gpus cannot be fewer than 0")
+        if (self.gpus or 0) > 1 and (self.gpus or 0) % 1:
+            raise ValueError("gpus: above 1 only whole GPUs can be had")
+        for name in ("memory_gb", "time_min"):
+            if (most := getattr(self, name)) is not None and most <= 0:
+                raise ValueError(f"{name}: must be above 0, got {most:g}")
+
 
 @dataclass(frozen=True)
 class LauncherConfig:

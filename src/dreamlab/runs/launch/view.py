@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.table import Table
 
@@ -53,7 +54,9 @@ class View:
         now = time.monotonic()
         if self.live is not None and now - self.drawn > 1.0:
             self.drawn = now
-            self.live.update(self._table(states, running, left))
+            # a terminal writes ^C behind the last row: beyond the edge it would push the table up
+            table = Constrain(self._table(states, running, left), self.console.width - 3)
+            self.live.update(table)
         elif self.live is None and now > self.due:
             self.due = now + PLAIN_EVERY_S
             self.say(self._summary(states, running, left))
@@ -151,14 +154,17 @@ def results(jobs: Iterable[Job], states: Mapping[str, str]) -> Table:
         points = returns(Run(job.run_folder).metrics())
         best, last = (max(v for _, v in points), points[-1][1]) if points else (None, None)
         frames = int(last_record(job.run_folder).get("env_frames", 0))
-        values = [_cell(job.parameters[k]) if k in job.parameters else "-" for k in keys]
+        values = [cell(job.parameters[k]) if k in job.parameters else "-" for k in keys]
         row = (states[job.name], f"{frames:,}", number(best), number(last))
         table.add_row(job.name, *values, *row)
     return table
 
 
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else text_of(value)
+def cell(value: Any) -> str:
+    """Return an option's value in few characters."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else text_of(value)
 
 
 def number(value: float | None) -> str:
