@@ -230,6 +230,16 @@ def test_a_report_tells_how_the_runs_were_made(here, capsys, tmp_path):
     assert "prefers-color-scheme: dark" in text
 
 
+def test_a_video_of_another_seed_is_shown_where_the_median_one_has_none(tmp_path, capsys):
+    folder = Path(make_seeds(tmp_path / "a", [1, 2, 9]))
+    (folder / "seed_0" / "videos").mkdir()
+    (folder / "seed_0" / "videos" / "eval_4.mp4").write_bytes(b"video")
+    assert run(capsys, "report", str(folder), "--out", str(tmp_path / "p.html"))[0] == 0
+    text = (tmp_path / "p.html").read_text()
+    assert "data:video/mp4;base64,dmlkZW8=" in text
+    assert "a, CartPole-v1, seed 0" in text
+
+
 def test_a_video_that_is_too_large_is_named(here, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "FILE_BYTES", 10)
     out = tmp_path / "page.html"
@@ -315,7 +325,7 @@ def test_a_run_that_what_was_typed_does_not_give_is_made_from_its_configuration(
 def test_trained_runs_are_made_again_with_the_same_numbers(here, capsys, tmp_path, monkeypatch):
     """What the page says, typed."""
     out = tmp_path / "page.html"
-    assert run(capsys, "report", f"{A}/seed_2", "--out", str(out))[0] == 0
+    assert run(capsys, "report", f"one={A}/seed_2", "--out", str(out))[0] == 0
     lines, files = recipe_of(out)
     metrics = [r.get("eval/return") for r in Run(Path(A) / "seed_2").metrics()]
     monkeypatch.chdir(tmp_path)
@@ -324,5 +334,5 @@ def test_trained_runs_are_made_again_with_the_same_numbers(here, capsys, tmp_pat
     for line in lines:
         if line.startswith("dreamlab"):
             assert run(capsys, *shlex.split(line)[1:])[0] == 0
-    assert [r.get("eval/return") for r in Run(Path("again/seed_2")).metrics()] == metrics
+    assert [r.get("eval/return") for r in Run(Path("again/one")).metrics()] == metrics
     assert Path("again.html").exists()

@@ -90,6 +90,8 @@ def test_a_name_puts_folders_together(tmp_path):
 def test_folders_with_one_name_are_told_apart(tmp_path):
     paths = [str(make_run(tmp_path / k / "x", [1, 2, 3, 4])) for k in ("p", "q")]
     assert [g.name for g in read_groups(paths).groups] == ["p/x", "q/x"]
+    seed = str(make_run(tmp_path / "p" / "seed_3", [1, 2, 3, 4]))
+    assert [g.name for g in read_groups([seed]).groups] == ["p/seed_3"]
     with pytest.raises(LabError, match="two groups are called 'a'"):
         read_groups([f"a={paths[0]}", f"a={paths[1]}"])
 

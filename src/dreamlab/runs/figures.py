@@ -103,9 +103,9 @@ def _label(group: Group) -> str:
 
 def _panels(num: int) -> tuple[Any, Any]:
     """Return a figure with this many pictures; the more there are, the smaller they get."""
-    columns = num if num <= 3 else next((c for c in (2, 3, 4, 5) if num <= c * (c + 1)), 6)
+    columns = num if num <= 4 else next((c for c in (3, 4, 5) if num <= c * (c + 1)), 6)
     rows = -(-num // columns)
-    width, height = (6.5, 3.9) if num == 1 else (4.2, 3.1) if columns <= 3 else (2.7, 2.2)
+    width, height = (6.5, 3.9) if num == 1 else (4.2, 3.1) if columns <= 3 else (2.8, 2.3)
     figure, axes = _canvas(rows, columns, (width * columns, height * rows + 0.8))
     for axis in axes.flat[num:]:
         axis.set_visible(False)

@@ -165,7 +165,7 @@ def _name(argument: str, among: Sequence[str]) -> str:
         return argument.split("=", 1)[0]
     parts = Path(argument).resolve().parts
     others = [Path(a).resolve().parts for a in among if "=" not in a and a != argument]
-    size = 1
+    size = 2 if parts[-1].startswith("seed_") else 1
     while size < len(parts) and any(o[-size:] == parts[-size:] for o in others):
         size += 1
     return "/".join(parts[-size:])

@@ -22,12 +22,16 @@ from dreamlab.runs.tables import INTERVALS, normalized, summary, words
 FILE_BYTES = 8 * 2**20
 """A video or picture larger than this is named, not shown."""
 PAGE_BYTES = 48 * 2**20
+SHOWN_LINES = 6
+SHOWN_TASKS = 4
+SHOWN_RUNS = 20
+"""Of more sentences, tasks or runs a page folds what a reader may not want to see at once."""
 LONG_CHARACTERS = 60
 """A cell with more than this may be broken into lines."""
 SHOWN_CHARACTERS = 20_000
 """Of a longer text the page shows the beginning; the file that it offers is whole."""
 TITLES = {
-    "curves": "Learning curves, interquartile mean over seeds",
+    "curves": "Learning curves: interquartile mean over seeds",
     "profile": "Performance profile: the share of runs above a score",
     "improvement": "Probability of improvement",
     "aggregates": "Interquartile mean, mean and median",
@@ -116,9 +120,20 @@ def _count(num: int, word: str) -> str:
 
 
 def _box(kind: str, title: str, lines: Sequence[str]) -> str:
-    """Return a box of sentences; nothing if there are none."""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f'<div class="box {kind}"><b>{title}</b><ul>{items}</ul></div>' if lines else ""
+    """Return a box of sentences, of many the rest folded; nothing if there are none."""
+    cut = len(lines) if len(lines) <= SHOWN_LINES else SHOWN_LINES - 1
+    first, rest = (
+        "".join(f"<li>{escape(line)}</li>" for line in part) for part in (lines[:cut], lines[cut:])
+    )
+    more = _fold(f"{len(lines) - cut} more", f"<ul>{rest}</ul>") if rest else ""
+    return f'<div class="box {kind}"><b>{title}</b><ul>{first}</ul>{more}</div>' if lines else ""
+
+
+def _fold(about: str, body: str, is_open: bool = False) -> str:
+    """Return what a reader may unfold."""
+    return (
+        f"<details{' open' * is_open}><summary>{escape(about)}</summary>{body}</details>"
+    )  # fmt: skip
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -159,18 +174,32 @@ def _comparison(comparison: Comparison, published: Curves | None) -> str:
     kinds |= {"profile": "half", "improvement": "half" if several else "alone"}
     if not several and len(comparison.pairs) == 1:
         drawn.pop("improvement")  # the sentence says it
+    if all(len(g.members) == 1 for g in comparison.groups):
+        drawn = {"curves": drawn["curves"]}  # one number each: the table says them
     pictures = "\n".join(
         f'<figure class="{kinds[name]}">{inline_svg(drawn[name], caption)}'
         f"<figcaption>{caption}</figcaption></figure>"
         for name, caption in TITLES.items()
         if name in drawn
     )
-    about = [f"At {comparison.at:,} env frames; in brackets {INTERVALS}.", *normalized(comparison)]
+    about = f"At {comparison.at:,} env frames; in brackets {INTERVALS}."
+    scaled = "".join(f" {line[0].upper()}{line[1:]}." for line in normalized(comparison))
     return "\n".join([
-        *(f'<p class="soft">{escape(line)}</p>' for line in about),
-        table(summary(comparison), swatches(comparison.groups)),
+        f'<p class="soft">{escape(about + scaled)}</p>', _summary(comparison),
         _verdicts(comparison), f'<div class="figures">{pictures}</div>',
     ])  # fmt: skip
+
+
+def _summary(comparison: Comparison) -> str:
+    """Return every statistic: of all tasks together first, then of each."""
+    head, *rows = summary(comparison)
+    colors, num = swatches(comparison.groups), len(comparison.groups)
+    if head[0] != "task":
+        return table([head, *rows], colors)
+    each = table([head, *rows[:-num]], colors)
+    tasks = f"Each of {len(comparison.tasks)} tasks" if len(comparison.tasks) > 1 else "As it is"
+    shown = len(comparison.tasks) <= SHOWN_TASKS
+    return table([head, *rows[-num:]], colors) + _fold(tasks, each, shown)
 
 
 def _verdicts(comparison: Comparison) -> str:
@@ -192,7 +221,8 @@ def inline_svg(figure: Any, label: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # the same in every figure, never referred to
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
+    width = f"max-width:{figure.get_figwidth():.3g}in"  # no larger than it was drawn
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}" style="{width}"', 1)
     for i, color in enumerate(figures.COLORS):
         svg = svg.replace(color.lower(), _color(i))
     return svg.replace("#000000", "currentColor").strip()
@@ -202,11 +232,12 @@ def inline_svg(figure: Any, label: str) -> str:
 
 
 def typical(group: Group, comparison: Comparison) -> list[Member]:
-    """Return of each task the run whose score is nearest to the median of its seeds."""
+    """Return of each task the run with something to see whose score is nearest to the median."""
     found: list[Member] = []
     for task, scores in comparison.scores(group).items():
-        nearest = int(np.argmin(np.abs(scores - np.median(scores))))
-        found.append(group.tasks[task][nearest])
+        nearest = np.argsort(np.abs(scores - np.median(scores)), kind="stable")
+        members = [group.tasks[task][i] for i in nearest]
+        found += [m for m in members if newest_media(m.run.folder)][:1]
     return found
 
 
@@ -274,17 +305,15 @@ def _config_table(groups: Sequence[Group]) -> str:
     for group in groups:
         first = group.members[0]
         about = f"Every option of {group.name} ({first.task}, seed {first.seed})"
-        parts.append(_details(about, first.run.config_path.read_text()))
+        parts.append(_text(about, first.run.config_path.read_text()))
     return "\n".join(parts)
 
 
-def _details(about: str, text: str) -> str:
+def _text(about: str, text: str) -> str:
     """Return a text that a reader may unfold."""
     cut = text[:SHOWN_CHARACTERS]
     rest = f"\n... {len(text) - len(cut):,} more characters" if len(cut) < len(text) else ""
-    return (
-        f"<details><summary>{escape(about)}</summary><pre>{escape(cut + rest)}</pre></details>"
-    )  # fmt: skip
+    return _fold(about, f"<pre>{escape(cut + rest)}</pre>")
 
 
 def _shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -305,7 +334,9 @@ def _run_table(groups: Groups) -> str:
             when = str(m.run.manifest.get("created", "-"))[:16].replace("T", " ")
             about = [f"{m.frames:,}", status, when, str(m.run.folder)]
             rows.append([group.name, m.task, str(m.seed), *about])
-    return table(rows, swatches(groups.groups))
+    listed = table(rows, swatches(groups.groups))
+    many = len(groups.members) > SHOWN_RUNS
+    return _fold(f"All {len(groups.members)} runs", listed) if many else listed
 
 
 def machine(member: Member) -> dict[str, str]:
@@ -346,5 +377,5 @@ def _commands(lines: Sequence[str], attached: Mapping[str, str]) -> str:
     where = "Type this in a clone of the repository" + (
         f"; save {links} there first." if links else "."
     )
-    shown = [_details(f"Show {name}", text) for name, text in attached.items()]
+    shown = [_text(f"Show {name}", text) for name, text in attached.items()]
     return "\n".join([f"<p>{where}</p>", f"<pre>{escape(chr(10).join(lines))}</pre>", *shown])

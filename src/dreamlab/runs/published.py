@@ -22,6 +22,7 @@ from dreamlab.core.errors import LabError, unknown
 from dreamlab.runs.compare import TOLERANCE, Comparison
 from dreamlab.runs.groups import Group, Member
 from dreamlab.runs.stats import Array
+from dreamlab.runs.tables import numbers
 
 DEFAULT = "dreamerv3"
 """The published method where none is named like the run's algorithm."""
@@ -181,8 +182,9 @@ def _below(
         fine = np.flatnonzero(values >= floors)
         since = frames[fine[-1] + 1 :] if len(fine) else frames
         if len(since):
+            score, floor = numbers([values[-1], floors[-1]])
             yield (
-                f"{m.run.folder}: {metric} {values[-1]:.4g} at {frames[-1]:,} env frames is below "
-                f"the published band of {curve.method} ({floors[-1]:.4g}: mean - std of {curve.of})"
+                f"{m.run.folder}: {metric} {score} at {frames[-1]:,} env frames is below the "
+                f"published band of {curve.method} ({floor}: mean - std of {curve.of})"
                 + (f", and has been since {since[0]:,}" if len(since) > 1 else "")
             )
