@@ -52,7 +52,8 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
 def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
     """Return the workflow on its device, with the seed of the run."""
     random.seed_all(config.seed)
-    workflow: Workflow[Any] = config.workflow.build(spec)
+    with accelerate.one_thread():  # the weights it begins with are those of its seed alone
+        workflow: Workflow[Any] = config.workflow.build(spec)
     workflow.to(accelerate.pick_device(config.device))
     for optimizer in workflow.optimizers.values():
         optimizer.accumulate = config.training.accumulate

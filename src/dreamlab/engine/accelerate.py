@@ -52,6 +52,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: several add up in another order, and give other last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
     """Set threads and determinism for a run whose batches have this many rows."""
     if config.deterministic:
