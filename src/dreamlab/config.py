@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dreamlab.core.config import Part, check_options, dump, load, locate
 from dreamlab.core.errors import ConfigError, unknown
@@ -295,6 +296,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         node = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: this is not a run folder") from None
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(node, dict):
         raise ConfigError(f"{path} is not a configuration")
     return {str(k): v for k, v in node.items()}

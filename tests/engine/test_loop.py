@@ -97,6 +97,14 @@ def test_divergence_names_the_first_bad_tensor_and_stops(tmp_path):
     assert (tmp_path / "alert.txt").read_text().strip() == "nan"
 
 
+def test_a_run_that_goes_on_with_nan_says_so_once(tmp_path):
+    loop = open_loop(tmp_path / "r", *SMALL, "watch.on_nan=warn")
+    poison(loop)
+    loop.run()
+    assert sum("nan" in str(r.values()) for r in metrics(tmp_path / "r")) > 1
+    assert [e["alert"] for e in events(tmp_path / "r") if e["event"] == "alert"] == ["nan"]
+
+
 def test_the_debug_preset_names_the_module_that_failed(tmp_path):
     loop = open_loop(tmp_path / "r", "+experiment=ppo_cartpole", "+preset=debug", "device=cpu")
     poison(loop)

@@ -69,6 +69,13 @@ def test_if_no_checkpoint_is_whole_the_run_says_so(stopped):
         open_loop(folder / "run", *RUN)
 
 
+def test_a_configuration_that_is_no_yaml_is_one_message(stopped, capsys):
+    folder, _ = stopped
+    (folder / "run" / "config.yaml").write_text("a: [1,\nb: }")
+    assert main(["resume", str(folder / "run")]) == 2
+    assert "config.yaml is not valid YAML" in capsys.readouterr().err
+
+
 class Bomb:
     def __reduce__(self):
         return (Path.touch, (Path("exploded"),))

@@ -10,8 +10,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dreamlab.config import GROUPS, LabConfig, choices, config_dir, read_yaml
 from dreamlab.core.config import dump, load
 from dreamlab.core.errors import ConfigError, LabError, unknown
@@ -106,10 +104,7 @@ def _read(verb: str, args: list[str]) -> tuple[argparse.Namespace, SweepConfig |
         print("sweeps:", ", ".join(choices("sweep")))
         return options, None
     path = _find(options.file)
-    try:
-        node = read_yaml(path)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    node = read_yaml(path)
     node.setdefault("name", path.stem)
     for override in options.overrides:
         _apply(node, override)

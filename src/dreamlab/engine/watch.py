@@ -78,6 +78,8 @@ class Watch:
     ) -> None:
         """Look at a record of metrics."""
         wrong = [k for k, v in record.items() if not math.isfinite(v)]
+        if not wrong:
+            self.said.discard("nan")
         if wrong and self.config.on_nan != "off":
             where = first_bad(workflow, batch)
             self._diverged(
@@ -89,7 +91,9 @@ class Watch:
         self._check_disk()
 
     def _diverged(self, text: str) -> None:
-        self.alert("nan", text)
+        if "nan" not in self.said:
+            self.said.add("nan")
+            self.alert("nan", text)
         if self.config.on_nan == "stop":
             raise DivergedError(f"training diverged: {text}")
 
