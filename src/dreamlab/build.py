@@ -33,8 +33,8 @@ from dreamlab.envs.drawing import painter
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.interop import hub
 from dreamlab.runs.compare import Member
-from dreamlab.runs.figures import find_published
 from dreamlab.runs.plot import learning_curve
+from dreamlab.runs.published import find_published
 from dreamlab.runs.rows import flatten
 from dreamlab.runs.run import FolderLock, Run, command_line, new_folder
 

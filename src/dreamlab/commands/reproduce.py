@@ -11,12 +11,11 @@ from omegaconf import OmegaConf
 
 from dreamlab.config import compose, load_config, to_yaml
 from dreamlab.core.errors import LabError
+from dreamlab.runs.code import KEPT_CHARACTERS
 from dreamlab.runs.groups import Group, Groups, Member, options_of
 
 ROOT = "again"
 """The folder of the new runs: the old ones are not gone on with."""
-KEPT_CHARACTERS = 200_000
-"""A manifest keeps no more of a diff; a part of one cannot be applied."""
 Code = tuple[str, str]
 """A commit and what was changed after it."""
 
@@ -32,6 +31,9 @@ class Recipe:
 def recipe(groups: Groups, arguments: Sequence[str]) -> Recipe:
     """Return how to make all runs again, and the page about them with these arguments."""
     out = Recipe()
+    projects = (m.run.manifest.get("project") or {} for m in groups.members)
+    for commit in dict.fromkeys(p["commit"] for p in projects if p):
+        out.lines.append(f"# begun in a repository of your own, at its commit {commit}")
     codes = list(dict.fromkeys(code_of(m) for m in groups.members))
     for i, code in enumerate(codes):
         patch = "changes.patch" if len(codes) == 1 else f"changes_{i + 1}.patch"

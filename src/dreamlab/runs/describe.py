@@ -14,6 +14,8 @@ from dreamlab.runs.rows import Row, facts_of, flatten, read_config
 from dreamlab.runs.run import Run
 
 TABLE = ("id", "name", "algorithm", "env", "seed", "status", "frames", "return", "best_return")
+PARTS = ("config", "versions", "hardware", "project")
+"""Of what is compared by path; `project` is the repository that a run was started in."""
 DIFF_LINES = 60
 """Lines of the difference between two stored git diffs that are shown to a person."""
 
@@ -73,10 +75,16 @@ def everything(row: Row) -> dict[str, Any]:
         "checkpoints": checkpoints,
         "versions": run.manifest.get("versions") or {},
         "hardware": run.manifest.get("hardware") or {},
-        "git": {"commit": git.get("commit"), "diff_lines": len(git.get("diff", "").splitlines())},
+        "git": _told_code(git),
+        "project": _told_code(run.manifest.get("project") or {}),
         "config": config,
         "commands": commands(folder, git, bool(checkpoints)),
     }
+
+
+def _told_code(git: dict[str, Any]) -> dict[str, Any]:
+    lines = len(str(git.get("diff") or "").splitlines())
+    return {"commit": git["commit"], "diff_lines": lines} if git.get("commit") else {}
 
 
 def commands(folder: Path, git: dict[str, Any], has_checkpoint: bool) -> dict[str, list[str]]:
@@ -97,10 +105,11 @@ def commands(folder: Path, git: dict[str, Any], has_checkpoint: bool) -> dict[st
 
 def page(about: dict[str, Any]) -> str:
     """Return all about a run for a person to read."""
-    nested = ("versions", "hardware", "git", "final_eval", "config", "commands")
+    nested = ("versions", "hardware", "git", "project", "final_eval", "config", "commands")
     lines = [f"{k:14s} {_value(k, v)}" for k, v in about.items() if k not in nested]
     for name in nested[:-1]:
-        found = flatten(about[name] or {})
+        if not (found := flatten(about[name] or {})):
+            continue
         lines += ["", name, *(f"  {k:34s} {as_text(v)}" for k, v in found.items() if k)]
     for name, typed in about["commands"].items():
         lines += ["", f"to {name}", *(f"  {line}" for line in typed)]
@@ -126,10 +135,10 @@ def differences(a: Path, b: Path) -> dict[str, Any]:
         for k in sorted(tables[0].keys() | tables[1].keys())
         if tables[0].get(k, "(absent)") != tables[1].get(k, "(absent)")
     }
-    parts = {name: dict[str, Any]() for name in ("config", "versions", "hardware")}
+    parts = {name: dict[str, Any]() for name in PARTS}
     for key, pair in changed.items():
         top = key.partition(".")[0]
-        parts[top if top in ("versions", "hardware") else "config"][key] = pair
+        parts[top if top in PARTS else "config"][key] = pair
     git = [m.get("git") or {} for m in manifests]
     commits = [g.get("commit") for g in git]
     diffs = [str(g.get("diff") or "").splitlines() for g in git]
@@ -143,7 +152,7 @@ def differences(a: Path, b: Path) -> dict[str, Any]:
 
 def compared(found: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that tell a person how two runs differ."""
-    for part in ("config", "versions", "hardware"):
+    for part in PARTS:
         if found[part]:
             yield part
         for key, (old, new) in found[part].items():

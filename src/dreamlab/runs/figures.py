@@ -14,7 +14,6 @@ from dreamlab.runs import stats
 from dreamlab.runs.compare import Comparison
 from dreamlab.runs.groups import Group
 from dreamlab.runs.published import Curves, Published, sources
-from dreamlab.runs.published import find_published as find_published
 from dreamlab.runs.tables import NAMES
 
 # Told apart by most colour-blind readers (Okabe & Ito 2008), on white and on black.

@@ -86,7 +86,6 @@ def row_of(manifest: dict[str, Any], config: dict[str, Any]) -> Row:
     """Return the columns that a manifest and a configuration fill."""
     target = _text(_dict(config.get("workflow")).get("_target_"))
     git = _dict(manifest.get("git"))
-    diff = git.get("diff")
     return {
         "id": _text(manifest.get("id")) or "",
         "name": _text(manifest.get("name")) or "",
@@ -104,7 +103,7 @@ def row_of(manifest: dict[str, Any], config: dict[str, Any]) -> Row:
         "heartbeat": _number(manifest.get("heartbeat")),
         "config_hash": config_hash(config) if config else None,
         "commit": _text(git.get("commit")),
-        "diff": hashlib.sha256(diff.encode()).hexdigest()[:12] if diff else None,
+        "diff": _short_hash(git),
     }
 
 
@@ -141,6 +140,8 @@ def config_hash(config: dict[str, Any]) -> str:
 def facts_of(manifest: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Return configuration, versions and hardware as one table, by path."""
     extra = {k: v for k in ("versions", "hardware") if (v := _dict(manifest.get(k)))}
+    if project := _dict(manifest.get("project")):
+        extra["project"] = {"commit": project.get("commit"), "diff": _short_hash(project)}
     found = flatten({**config, **extra})
     finite = {k: v for k, v in found.items() if not isinstance(v, float) or math.isfinite(v)}
     return {**{k: str(v) for k, v in found.items()}, **finite}
@@ -170,6 +171,12 @@ def live_status(row: Row, folder: Path | str, now: float) -> str:
         return status
     fresh = heard is not None and abs(now - heard) <= STALE_S
     return status if fresh or is_writing(Path(folder)) else "crashed"
+
+
+def _short_hash(git: dict[str, Any]) -> str | None:
+    """Return a name for changes that were not committed; None if there were none."""
+    diff = git.get("diff")
+    return hashlib.sha256(str(diff).encode(errors="replace")).hexdigest()[:12] if diff else None
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_json
+from dreamlab.runs.code import git_state, project_state
 from dreamlab.runs.index import Entry
 from dreamlab.runs.locks import acquire, held
 from dreamlab.runs.rows import best_of, read_config, stamp_of, tags_of
@@ -78,6 +78,8 @@ class Run:
             "hardware": hardware(),
             "git": git_state(),
         }
+        if project := project_state():
+            self.manifest["project"] = project
         write_json(self.manifest_path, self.manifest)
 
     def update(self, **data: Any) -> None:
@@ -207,30 +209,6 @@ def _cpu_name() -> str:
     return next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
     )
-
-
-def git_state() -> dict[str, Any]:
-    """Return the commit of the code and what differs from it; empty outside a repository."""
-    here = Path(__file__).parent
-    commit = _git(here, "rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    diff = _git(here, "diff", "HEAD") or ""
-    return {"commit": commit.strip(), "dirty": bool(diff), "diff": diff[:200_000]}
-
-
-def _git(folder: Path, *args: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *args],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def command_line() -> list[str]:

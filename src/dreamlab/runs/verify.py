@@ -10,7 +10,8 @@ from typing import Any
 
 from dreamlab.core.errors import LabError
 from dreamlab.core.tree import tree_leaves
-from dreamlab.runs.run import Run, _git, git_state, hardware, versions
+from dreamlab.runs.code import HERE, git, git_state, project_state
+from dreamlab.runs.run import Run, hardware, versions
 
 COUNTERS = ("env_frames", "decisions", "updates")
 KINDS = ("transitions", "losses", "weights")
@@ -101,7 +102,8 @@ def surroundings(run: Run) -> Rows:
         rows += [(f"{part}.{k}", a, b) for k, a, b in differences(then, now)]
     if manifest.get("exact_resume") is False:
         rows.append(("resume", "some environments began a new episode", "never interrupted"))
-    return rows + list(_code(manifest.get("git", {}), git_state()))
+    rows += _code("code", manifest.get("git", {}), git_state(), HERE)
+    return [*rows, *_code("project", manifest.get("project", {}), project_state(), Path.cwd())]
 
 
 def differences(then: Any, now: Any) -> Rows:
@@ -111,16 +113,19 @@ def differences(then: Any, now: Any) -> Rows:
     return [(k.replace("/", "."), a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
 
 
-def _code(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _code(
+    name: str, then: dict[str, Any], now: dict[str, Any], place: Path
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield how two states of one repository differ; `place` lies in it."""
     if then.get("commit") != now.get("commit"):
-        yield "code.commit", then.get("commit"), now.get("commit")
-        listed = _git(Path(__file__).parent, "diff", "--name-only", str(then.get("commit")), "HEAD")
-        names = [n for n in (listed or "").split() if n.startswith("src/")]
+        yield f"{name}.commit", then.get("commit"), now.get("commit")
+        listed = git(place, "diff", "--name-only", str(then.get("commit")), "HEAD")
+        names = [n for n in (listed or "").split() if name != "code" or n.startswith("src/")]
         if names:
-            yield "code.files", f"{len(names)} changed since", ", ".join(names[:5])
+            yield f"{name}.files", f"{len(names)} changed since", ", ".join(names[:5])
     if then.get("diff") != now.get("diff"):
         a, b = (f"{len((x.get('diff') or '').splitlines())} lines" for x in (then, now))
-        yield "code.uncommitted changes", a, b
+        yield f"{name}.uncommitted changes", a, b
 
 
 def describe(divergence: Divergence) -> str:
