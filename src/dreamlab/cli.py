@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import shutil
 import sys
 import tempfile
@@ -171,6 +172,7 @@ def evaluate(args: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=20_000)
     parser.add_argument("--video", action="store_true")
     parser.add_argument("--out", type=Path, help="where results go; the run's folder otherwise")
+    parser.add_argument("--json", action="store_true", help="for programs instead of people")
     options = parser.parse_args(args)
     folder = hub.resolve(options.folder)
     out: Path | None = options.out or (None if hub.is_hub(folder) else folder)
@@ -182,8 +184,13 @@ def evaluate(args: list[str]) -> int:
     video = out / "videos" / f"eval_seed{options.seed}.mp4" if out and options.video else None
     result = evaluator.run(trained.workflow, trained.statistics, video)
     metrics = {"env_frames": trained.env_frames, **result.metrics()}
+    measured = {**metrics, "returns": result.returns}
     if out is not None:
-        write_json(out / "report" / "eval.json", {**metrics, "returns": result.returns})
+        write_json(out / "report" / "eval.json", measured)
+    if options.json:
+        video_path = None if result.video is None else str(result.video)
+        print(json.dumps({**measured, "video": video_path}, indent=2))
+        return 0
     for name, value in metrics.items():
         print(f"{name:18s} {value:.6g}")
     if result.video:
@@ -330,7 +337,8 @@ COMMANDS = {
     **dict.fromkeys(("list", "show", "tag", "logs", "diff", "index"), "catalogue"),
     **dict.fromkeys(("compare", "export", "report"), "results"),
     **dict.fromkeys(("sweep", "tune"), "many"),
-    **dict.fromkeys(("verify", "debug", "cleanup", "export-policy"), "trust"),
+    **dict.fromkeys(("debug", "cleanup", "export-policy"), "trust"),
+    "verify": "verify",
     "watch": "dashboard",
 }
 

@@ -30,6 +30,8 @@ def test_train_then_eval_then_extend(tmp_path, capsys):
     code, out, _ = run(capsys, "train", *QUICK, f"run.dir={folder}")
     assert code == 0
     assert f"finished: {folder}" in out
+    told = json.loads(run(capsys, "eval", folder, "--episodes", "2", "--json")[1])
+    assert told["eval/return"] == sum(told["returns"]) / 2
     code, out, _ = run(capsys, "eval", folder, "--episodes", "3")
     assert code == 0
     assert "eval/episodes      3" in out

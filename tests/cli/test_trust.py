@@ -93,6 +93,16 @@ def test_the_first_divergence_is_named(kind, copy, capsys):
     assert f"{kind}  expected 00000000  found " in out
 
 
+def test_a_program_reads_the_verdict(copy, capsys):
+    code, out, _ = run(capsys, "verify", copy, "--frames", 1, "--json")
+    told = json.loads(out)
+    assert (code, told["same"], told["compared"], told["divergence"]) == (0, True, 1, None)
+    change(copy, 0, "weights")
+    code, out, _ = run(capsys, "verify", copy, "--frames", 1, "--json")
+    told = json.loads(out)
+    assert (code, told["same"], told["divergence"]["kind"]) == (1, False, "weights")
+
+
 def test_losses_that_differ_are_shown_with_both_values(copy, capsys):
     records = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     at = next(i for i, r in enumerate(records) if "train/policy_loss" in r)
@@ -210,6 +220,12 @@ def test_cleanup_says_first_and_acts_only_when_told(original, tmp_path, capsys):
     assert "nothing was removed: add --yes" in out
     for kind in ("checkpoints", "buffers", "videos", "together"):
         assert f"  {kind}" in out
+    told = json.loads(run(capsys, *arguments, "--json")[1])
+    assert [(r["kept"], r["due"], r["cleaned"]) for r in told] == [
+        ("recent", False, False),
+        (None, True, False),
+    ]
+    assert contents(tmp_path) == before
     code, out, _ = run(capsys, *arguments, "--yes")
     assert code == 0
     assert out.count("cleaned") == 1

@@ -1,14 +1,10 @@
-"""The verbs by which a run is trusted, looked into, put away and handed on."""
+"""The verbs by which a run is looked into, put away and handed on."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
-import sys
+import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,176 +12,18 @@ from typing import Any
 import torch
 
 from dreamlab import build
-from dreamlab.config import LabConfig, compose, dump, load_config, read_yaml, to_yaml
+from dreamlab.commands.verify import plain_errors
+from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.errors import ConfigError, DivergedError, LabError
-from dreamlab.core.files import write_text
-from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.inspector import Inspector, operations, stop_after, time_stages
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.envs.vector import Envs, make_env
 from dreamlab.interop import hub
 from dreamlab.runs import cleanup as cleaning
-from dreamlab.runs import verify as verifying
-from dreamlab.runs.locks import is_writing
 from dreamlab.runs.run import Run
 
 MIB = 2**20
-
-
-@contextmanager
-def _files() -> Iterator[None]:
-    """Turn what the disk refuses into one message."""
-    try:
-        yield
-    except OSError as error:
-        what = f"{error.filename}: " if error.filename else ""
-        raise LabError(f"{what}{error.strerror or error}") from error
-
-
-# -- verify ---------------------------------------------------------------------------------------
-
-
-def verify(args: list[str]) -> int:
-    """Run a part of a run again in a clean process; 0 if everything is the same, 1 if not."""
-    parser = argparse.ArgumentParser(prog="dreamlab verify")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--frames", type=int, default=10_000, help="how far; 0: all recorded")
-    parser.add_argument("--from", dest="start", metavar="CHECKPOINT", help="latest, best or a name")
-    parser.add_argument("overrides", nargs="*", help="options to change in the second run")
-    options = parser.parse_args(args)
-    if not (options.folder / "config.yaml").exists():
-        raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")
-    run = Run(options.folder)
-    with _files(), tempfile.TemporaryDirectory(prefix="dreamlab_verify_") as scratch:
-        second = Path(scratch) / "run"
-        changed = _prepare(run, second, options.overrides)
-        begin = _copy_checkpoint(run, second, options.start) if options.start else 0
-        ahead = _ahead(run, begin, options.frames)
-        print(
-            f"running env frames {begin:,} to {ahead[-1]:,} of {options.folder} again", flush=True
-        )
-        _run_again(second, len(ahead))
-        verdict = verifying.compare(run, Run(second), begin)
-    rows = [*verifying.surroundings(run), *((f"options.{k}", a, b) for k, a, b in changed)]
-    return _report_verdict(verdict, rows)
-
-
-def _report_verdict(verdict: verifying.Verdict, rows: verifying.Rows) -> int:
-    if verdict.divergence is None:
-        if verdict.last is None:
-            raise LabError("the second run recorded nothing that could be compared")
-        last = verdict.last
-        places = f"{verdict.compared} place{'' if verdict.compared == 1 else 's'}"
-        print(
-            f"same: transitions, losses and weights at {places}, up to env frame "
-            f"{last['env_frames']:,} and update {last['updates']:,}"
-        )
-        if rows:
-            print("although these differ between then and now:\n" + verifying.table(rows))
-        return 0
-    print(verifying.describe(verdict.divergence))
-    if rows:
-        print("what differs between then and now:\n" + verifying.table(rows))
-    else:
-        print(
-            "versions, hardware, code and options are the same: something here is not a function "
-            "of the seed (on a GPU set deterministic=true; `dreamlab check` tries the environment)"
-        )
-    return 1
-
-
-def _prepare(run: Run, second: Path, overrides: Sequence[str]) -> verifying.Rows:
-    """Write the second run's configuration; return the options that it changes."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    node = read_yaml(run.config_path)
-    config = load_config(node)
-    try:
-        merged = OmegaConf.merge(OmegaConf.create(node), OmegaConf.from_dotlist(list(overrides)))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"verify: {error}") from None
-    plain: Any = OmegaConf.to_container(merged)
-    changed = load_config(plain)
-    second.mkdir()
-    write_text(second / "config.yaml", to_yaml(_quiet(changed, second)))
-    return verifying.differences(dump(config), dump(changed))
-
-
-def _quiet(config: LabConfig, folder: Path) -> LabConfig:
-    """Return the same training without what only looks at it."""
-    log = replace(config.log, terminal="off", tensorboard=False, wandb=False, chain=True)
-    return replace(
-        config,
-        run=replace(config.run, dir=str(folder)),
-        log=log,
-        eval=replace(config.eval, every_frames=0, episodes=1, num_envs=1, video=False),
-        report=replace(config.report, every_frames=0),
-        checkpoint=replace(config.checkpoint, every_frames=0, every_s=0.0),
-        watch=replace(config.watch, on_nan="off", check_every_update=False, command=None),
-    )
-
-
-def _copy_checkpoint(run: Run, second: Path, which: str) -> int:
-    """Copy a checkpoint with all that it needs; return its env frames."""
-    if is_writing(run.folder):
-        raise LabError(f"{run.folder} is being trained: leave out --from, or wait until it is done")
-    config = load_config(read_yaml(run.config_path))
-    checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint, print)
-    path = checkpoints.named(which) or checkpoints.folder / which
-    if not path.is_dir() or not path.name.isdigit():
-        raise LabError(f"{run.folder}: there is no checkpoint {which!r}; {checkpoints.names()}")
-    shutil.copytree(path, second / "checkpoints" / path.name)
-    if (run.folder / "buffers").is_dir():
-        shutil.copytree(run.folder / "buffers", second / "buffers")
-    for name in ("chain.jsonl", "metrics.jsonl"):
-        shutil.copy(run.folder / name, second / name)
-    return int(path.name)
-
-
-def _ahead(run: Run, begin: int, frames: int) -> list[int]:
-    """Return the env frames of the links to compare: all, or up to the first after `frames`."""
-    links = verifying.whole_part(verifying.read_chain(run.folder))
-    ahead = [link["env_frames"] for link in links if link["env_frames"] > begin]
-    if not ahead:
-        raise LabError(f"{run.folder}: nothing was recorded after env frame {begin:,}")
-    short = sum(f < begin + frames for f in ahead) if frames else len(ahead)
-    return ahead[: short + 1]
-
-
-def _run_again(second: Path, links: int) -> None:
-    """Train the prepared folder for a number of links, in a process of its own."""
-    command = [sys.executable, "-m", __name__, str(second), str(links)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        text = "\n".join(done.stderr.strip().splitlines()[-8:])
-        raise LabError(f"the second run failed:\n{text}")
-
-
-class _EnoughError(Exception):
-    """The second run has come as far as it should."""
-
-
-def again(folder: Path, links: int) -> int:
-    """Train a prepared folder for a number of links: what the clean process does."""
-    run = Run(folder)
-    config = load_config(read_yaml(run.config_path))
-    loop = build.build(config, run, Terminal("off", config.name))
-    loop.load()
-    flush, left = loop.flush, [links]
-
-    def counted() -> dict[str, float]:
-        record = flush()
-        left[0] -= 1
-        if left[0] == 0:
-            raise _EnoughError
-        return record
-
-    loop.flush = counted
-    with suppress(_EnoughError):
-        loop.run()
-    return 0
 
 
 # -- debug ----------------------------------------------------------------------------------------
@@ -198,7 +36,7 @@ def debug(args: list[str]) -> int:
     options, overrides = parser.parse_known_args(args)
     config = _debug_config(overrides)
     build.check(config)
-    with _files(), tempfile.TemporaryDirectory() as scratch:
+    with plain_errors(), tempfile.TemporaryDirectory() as scratch:
         folder = Path(config.run.dir or f"{scratch}/checked")
         inspector = Inspector(_open(config, folder), config.env.normalize_obs is not None)
         inspector.attach()
@@ -279,27 +117,42 @@ def cleanup(args: list[str]) -> int:
     parser.add_argument("--keep-best", type=int, default=10, help="of each experiment")
     parser.add_argument("--keep-recent", type=int, default=30, help="of all runs")
     parser.add_argument("--yes", action="store_true", help="do it, instead of saying what it does")
+    parser.add_argument("--json", action="store_true", help="for programs instead of people")
     options = parser.parse_args(args)
     if min(options.keep_best, options.keep_recent) < 0:
         raise LabError("cleanup: --keep-best and --keep-recent cannot be negative")
-    with _files():
+    with plain_errors():
         runs = cleaning.survey(options.root, options.keep_best, options.keep_recent)
     if not runs:
         raise LabError(f"{options.root}: there is no run")
     due = [run for run in runs if run.due]
+    said = "cleaned" if options.yes else "would clean"
     for run in due:
         if options.yes:
             cleaning.clean(run)
-        print(f"{'cleaned' if options.yes else 'would clean':12s} {_mib(run.total)}  {run.folder}")
+        if not options.json:
+            print(f"{said:12s} {_mib(run.total)}  {run.folder}")
+    if options.json:
+        print(json.dumps([_plain(run, cleaned=run.due and options.yes) for run in runs], indent=2))
+        return 0
+    _sum_up(runs, due)
+    if due and not options.yes:
+        print("nothing was removed: add --yes to do it")
+    return 0
+
+
+def _plain(run: cleaning.Candidate, cleaned: bool) -> dict[str, Any]:
+    facts = {"folder": str(run.folder), "kept": run.kept, "bytes": run.sizes}
+    return {**facts, "due": run.due, "cleaned": cleaned}
+
+
+def _sum_up(runs: list[cleaning.Candidate], due: list[cleaning.Candidate]) -> None:
     reasons = [run.kept for run in runs if run.kept]
     counted = ", ".join(f"{reasons.count(r)} {r}" for r in sorted(set(reasons)))
     print(f"{len(due)} of {len(runs)} runs to clean" + (f"; kept: {counted}" if counted else ""))
     for kind, size in cleaning.totals(due).items():
         print(f"  {kind:12s} {_mib(size)}")
     print(f"  {'together':12s} {_mib(sum(run.total for run in due))}")
-    if due and not options.yes:
-        print("nothing was removed: add --yes to do it")
-    return 0
 
 
 def _mib(size: int) -> str:
@@ -333,7 +186,7 @@ def export_policy(args: list[str]) -> int:
     if hub.is_hub(options.folder) and not (options.out or to_hub):
         raise ConfigError("export-policy: nothing is written into a hub's folder: add --out FILE")
     trained = build.load_policy(options.folder, options.checkpoint)
-    with _files():
+    with plain_errors():
         return _export_to_hub(trained, options) if to_hub else _export(trained, options)
 
 
@@ -390,7 +243,3 @@ def _export(trained: build.Trained, options: Any) -> int:
     print(f"rows            {f'{policy.batch}{fixed}' if policy.batch else 'any number'}")
     print(f"max difference  {parity.worst:.3g} over {parity.steps} steps")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(again(Path(sys.argv[1]), int(sys.argv[2])))
