@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ import numpy as np
 
 from dreamlab import build
 from dreamlab.config import compose, load_config
+from dreamlab.runs.code import git_state
 from dreamlab.runs.published import published_rows
-from dreamlab.runs.run import Run, git_state, hardware
+from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -65,8 +67,18 @@ def train(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
         run, status = build.train(config)
         seconds = time.monotonic() - began
         curve = [{k: r[k] for k in KEYS if k in r} for r in run.metrics()]
-        final = run.manifest["final_eval"]
-    return {"seed": seed, "status": status, "seconds": seconds, "final": final, "curve": curve}
+        final, best = run.manifest["final_eval"], measure_best(run.folder)
+    return {"seed": seed, "status": status, "seconds": seconds, "final": final, "best": best,
+            "curve": curve}  # fmt: skip
+
+
+def measure_best(folder: Path) -> dict[str, float]:
+    """Return how the checkpoint that was best on the way does in new episodes."""
+    trained = build.load_policy(folder, "best")
+    new = replace(trained.config.eval, episodes=20, seed=30_000)
+    evaluator = build.build_evaluator(replace(trained.config, eval=new))
+    result = evaluator.run(trained.workflow, trained.statistics).metrics()
+    return {"env_frames": trained.env_frames, **result}
 
 
 def collect(options: argparse.Namespace) -> None:
@@ -171,21 +183,25 @@ def table() -> None:
         "Return of the policy's mode over 10 episodes at the end of training, per seed. Made by",
         "`benchmarks/learning.py`; the curves are in the JSON files and pictures beside this page.",
         "A commit marked * was filled in afterwards; the JSON file says why.",
+        "`best` is the checkpoint that was best on the way, in 20 other episodes.",
         "",
-        "| experiment | frames | wanted | returns | seconds | commit, machine | command |",
-        "|---|---|---|---|---|---|---|",
+        "| experiment | frames | wanted | returns | best | seconds | commit, machine | command |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for path in sorted(RESULTS.glob("*.json")):
         r = json.loads(path.read_text())
         if "runs" not in r:
             continue
         finals = ", ".join(f"{x['final']['eval/return']:.1f}" for x in r["runs"])
+        known = [x["best"]["eval/return"] for x in r["runs"] if "best" in x]
+        best = ", ".join(f"{x:.1f}" for x in known) or "-"
         seconds = ", ".join(f"{x['seconds']:.0f}" for x in r["runs"])
         mark = "*" if "commit_note" in r else ""
         frames = r["runs"][0]["curve"][-1]["env_frames"]
         lines.append(
             f"| [{r['experiment']}]({r['experiment']}.png) | {frames:,} | {r['threshold']} "
-            f"| {finals} | {seconds} | {r['commit']}{mark}, {r['hardware']} | `{r['command']}` |"
+            f"| {finals} | {best} | {seconds} | {r['commit']}{mark}, {r['hardware']} "
+            f"| `{r['command']}` |"
         )
     (RESULTS / "learning.md").write_text("\n".join(lines) + "\n")
 

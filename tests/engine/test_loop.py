@@ -8,11 +8,15 @@ import os
 import signal
 import threading
 import time
+from itertools import chain, repeat
+from typing import Any
 
 import pytest
 import torch
 
+from dreamlab.build import load_policy
 from dreamlab.core.errors import DivergedError, LabError
+from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from tests.helpers import config_of, metrics, open_loop, run_for
 
 SMALL = (
@@ -266,3 +270,25 @@ def test_wandb_writes_offline_and_keeps_its_run_across_a_resume(tmp_path):
     runs = [p.name for p in (tmp_path / "r" / "wandb").glob("offline-run-*")]
     assert runs
     assert len({name.rsplit("-", 1)[1] for name in runs}) == 1
+
+
+def test_the_best_checkpoint_is_the_one_that_was_measured(tmp_path):
+    folder = tmp_path / "r"
+    loop = open_loop(folder, *SMALL, "eval.every_frames=100", "checkpoint.every_frames=130")
+    scores = chain([5.0, 9.0, 7.0], repeat(8.0))
+    inner = loop.evaluate
+
+    def evaluate(**options: Any) -> Any:
+        result = inner(**options)
+        loop.score = next(scores)
+        return result
+
+    loop.evaluate = evaluate
+    loop.run()
+    measured = [r["env_frames"] for r in metrics(folder) if "eval/return" in r]
+    checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig(), print)
+    best = checkpoints.named("best")
+    assert best is not None
+    meta = json.loads((best / "meta.json").read_text())
+    assert (meta["score"], meta["env_frames"]) == (9.0, measured[1])
+    assert load_policy(folder, "best").env_frames == measured[1]

@@ -31,7 +31,7 @@ class CheckpointConfig:
     keep: int = 2
     """Latest checkpoints kept; at least 2, so that a damaged one has a predecessor."""
     keep_best: bool = True
-    """Keep the one with the best evaluation return (or training return) too."""
+    """Save when an evaluation is the best so far, and keep that (or the best training return)."""
     keep_every_frames: int = 0
     """Keep the first one after each multiple of this for good; 0 keeps none. Like the best, it can
     be evaluated, but a replay keeps only the steps that the latest ones need."""
@@ -74,14 +74,15 @@ class Checkpoints:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         write_text(self.folder / "latest", name + "\n")
-        if self.config.keep_best and self._is_best(score):
+        if self.would_be_best(score):
             write_text(self.folder / "best", name + "\n")
         self._retain()
         return final
 
-    def _is_best(self, score: float | None) -> bool:
+    def would_be_best(self, score: float | None) -> bool:
+        """Tell whether a checkpoint with this score would be kept as the best."""
         best = self.named("best")
-        if score is None:
+        if score is None or not self.config.keep_best:
             return False
         old = _read_meta(best) if best is not None else None
         return old is None or old.get("score") is None or score >= old["score"]

@@ -204,7 +204,8 @@ class Orchestrator:
         self.parts.terminal.tick(s.phase.name, done, done / max(s.progress(), 1e-9), unit)
         self.counters.cycles = s.cycles
         count = frames if planned else s.updates
-        if self.eval_due(count):
+        measured = self.eval_due(count)
+        if measured:
             self.evaluate()
         if self.report_due(count):
             self.report()
@@ -212,8 +213,11 @@ class Orchestrator:
             self.flush()
         limit = self.config.checkpoint.every_s
         late = 0 < limit <= time.monotonic() - self.saved_at
-        if self.save_due(count) or late:
+        best = measured and self.checkpoints.would_be_best(self.score)
+        if self.save_due(count) or late or best:
             self.save()
+        if measured:
+            self.score = None  # what is saved from now on has not been measured
 
     def _finish(self) -> str:
         """Evaluate and save at the end; an interrupted run only saves."""
@@ -391,7 +395,8 @@ class Orchestrator:
         self.watch.set_state(state["watch"])
         for name, due in self._dues().items():
             due.last = state["due"][name]
-        self.score, self.wall_s = state["score"], state["wall_s"]
+        self.score = None if self.config.eval.every_frames else state["score"]
+        self.wall_s = state["wall_s"]
         lost = self.parts.collector.set_state(state["collector"])
         if lost:
             self._say_and_record(f"environments {lost} cannot be restored and begin a new episode")
