@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: children would
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # not hear a Ctrl-C either
 
 # under test every `Float[Tensor, "b t"]` is enforced; at run time it costs nothing
 _hook = install_import_hook(["dreamlab.ops", "dreamlab.nn"], "beartype.beartype")
