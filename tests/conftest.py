@@ -11,6 +11,7 @@ from jaxtyping import install_import_hook
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ["OMP_NUM_THREADS"] = "1"  # of every process of the tests: two wait for each other
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: children would
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not hear a Ctrl-C either

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 import torch
 
 from dreamlab import build
 from dreamlab.config import compose, load_config
 from dreamlab.core.types import ArraySpec, Spec
+from dreamlab.engine import accelerate
 
 
 def test_a_seed_gives_the_same_weights_on_any_number_of_threads():
@@ -22,3 +26,10 @@ def test_a_seed_gives_the_same_weights_on_any_number_of_threads():
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*weights)
+
+
+def test_a_run_takes_no_more_cores_than_it_was_given(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for given, taken in (("", 8), ("3", 3), ("3,2", 3), ("64", 8), ("none", 8)):
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert accelerate.cores() == taken

@@ -34,7 +34,8 @@ class ComputeConfig:
     """Compile updates with torch.compile, on a GPU record them as CUDA graphs: faster after half a
     minute, or seconds the next time. None: on a GPU, where the workflow can be recorded."""
     threads: int = 0
-    """CPU threads of torch; 0: one where an update is small (faster there), else all cores."""
+    """CPU threads of torch; 0: one where an update is small (faster there), else all cores that
+    the process was given (its affinity, OMP_NUM_THREADS)."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -154,7 +155,17 @@ def keep_memory() -> None:
 def _threads(workflow: Workflow[Any], rows: int) -> int:
     has_images = any(s.is_image for s in workflow.spec.obs.values())
     small = rows * sum(p.numel() for p in workflow.parameters()) < SMALL_WORK
-    return 1 if small and not has_images else os.cpu_count() or 1
+    return 1 if small and not has_images else cores()
+
+
+def cores() -> int:
+    """Return how many cores this process may use: fewer than there are, if its owner says so."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    try:
+        there = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        there = os.cpu_count() or 1
+    return min(there, int(given)) if given.isdigit() and int(given) else there
 
 
 @contextmanager
