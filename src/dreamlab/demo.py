@@ -12,12 +12,15 @@ from dreamlab.runs.plot import learning_curve
 from dreamlab.runs.run import FolderLock, new_folder
 
 EXPERIMENT = "dreamer_cartpole"
+FRAMES = 8_000
+"""Fewer than the experiment has: somebody is waiting."""
 
 
 def run_demo(overrides: list[str]) -> int:
     """Train from scratch with a live view, then say what was learnt and what to try next."""
     folder = new_folder("demo")
-    config = load_config(compose([f"+experiment={EXPERIMENT}", f"run.dir={folder}", *overrides]))
+    options = [f"+experiment={EXPERIMENT}", f"training.total_frames={FRAMES}", f"run.dir={folder}"]
+    config = load_config(compose([*options, *overrides]))
     run, config, _ = build.open_run(config)
     terminal = Terminal(config.log.terminal, f"DreamerV3 learns {config.env.id} in its dreams")
     began = time.monotonic()
