@@ -180,7 +180,7 @@ def table() -> None:
     lines = [
         "# Learning results",
         "",
-        "Return of the policy's mode over 10 episodes at the end of training, per seed. Made by",
+        "Return over 10 episodes at the end of training, per seed, as `eval` has it. Made by",
         "`benchmarks/learning.py`; the curves are in the JSON files and pictures beside this page.",
         "A commit marked * was filled in afterwards; the JSON file says why.",
         "`best` is the checkpoint that was best on the way, in 20 other episodes.",
