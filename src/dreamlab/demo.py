@@ -12,7 +12,7 @@ from dreamlab.runs.plot import learning_curve
 from dreamlab.runs.run import FolderLock, new_folder
 
 EXPERIMENT = "dreamer_cartpole"
-FRAMES = 8_000
+FRAMES = 11_000
 """Fewer than the experiment has: somebody is waiting."""
 
 
@@ -32,18 +32,22 @@ def run_demo(overrides: list[str]) -> int:
         terminal.say(f"interrupted; go on with: dreamlab resume {folder}")
         return 130
     learning_curve(run.metrics(), folder / "report" / "learning_curve.png", config.name)
-    after = run.manifest["final_eval"]["eval/return"]
-    _summary(terminal, folder, before, after, time.monotonic() - began)
+    after, best = run.manifest["final_eval"]["eval/return"], run.manifest["best_eval"]
+    _summary(terminal, folder, (before, best, after), time.monotonic() - began)
     return 0
 
 
-def _summary(terminal: Terminal, folder: Path, before: float, after: float, seconds: float) -> None:
+def _summary(
+    terminal: Terminal, folder: Path, returns: tuple[float, float, float], seconds: float
+) -> None:
     def last(pattern: str) -> Path | None:
         return next(iter(sorted(folder.glob(pattern), reverse=True)), None)
 
+    before, best, after = returns
     lines = [
         "",
         f"return before training  {before:8.1f}",
+        f"best on the way         {best:8.1f}   (saved as the checkpoint `best`)",
         f"return after training   {after:8.1f}   ({seconds:.0f} s)",
         f"run folder              {folder}",
         f"learning curve          {last('report/learning_curve.png')}",
@@ -52,7 +56,7 @@ def _summary(terminal: Terminal, folder: Path, before: float, after: float, seco
         f"episode video           {last('videos/*.mp4')}",
         "",
         "try next:",
-        f"  dreamlab eval {folder} --episodes 20 --video",
+        f"  dreamlab eval {folder} --checkpoint best --episodes 20 --video",
         f"  dreamlab train +experiment=ppo_cartpole env.suite=imagined env.id={folder}",
         "  dreamlab train +experiment=sac_pendulum seed=1",
     ]
