@@ -59,7 +59,7 @@ def test_a_run_is_the_same_when_run_again_and_is_left_as_it_was(name, original, 
 def test_as_many_frames_as_asked_for(original, capsys):
     folder = original / "ppo_cartpole"
     recorded = [x["env_frames"] for x in verify.read_chain(folder)]
-    for frames, places in ((1, 1), (recorded[1] - 1, 2), (recorded[1], 2)):
+    for frames, places in ((1, 1), (recorded[1] - 1, 2)):
         code, out, _ = run(capsys, "verify", folder, "--frames", frames)
         assert code == 0
         assert f"at {places} place" in out
