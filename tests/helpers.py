@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def run_for(loop: Orchestrator, actions: int | None) -> str:
 
         loop._do = counted  # type: ignore[method-assign]
     return loop.run()
+
+
+def trained_once(root: Path, options: Mapping[str, Sequence[str]]) -> Callable[[str], Path]:
+    """Return a function from a name to the folder of its run, trained when first asked for."""
+
+    def get(name: str) -> Path:
+        if not (root / name).exists():
+            open_loop(root / name, *options[name]).run()
+        return root / name
+
+    return get
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

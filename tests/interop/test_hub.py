@@ -19,7 +19,7 @@ from dreamlab.config import read_yaml
 from dreamlab.core.errors import LabError
 from dreamlab.envs.suites import make
 from dreamlab.interop import hub
-from tests.helpers import open_loop
+from tests.helpers import need, trained_once
 from tests.interop.hub_server import COMMIT, TOKEN, HubServer, Repo
 
 FAST = (
@@ -36,17 +36,9 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Returns the folder of a short run, trained once for all tests that ask for it."""
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("runs") / name
-            head, *rest = POLICIES[name]
-            secret = ("++watch.webhook=http://secret", "++watch.command=secret")
-            open_loop(made[name], head, *FAST, *rest, *secret).run()
-        return made[name]
-
-    return get
+    secret = ("++watch.webhook=http://secret", "++watch.command=secret")
+    options = {name: (head, *FAST, *rest, *secret) for name, (head, *rest) in POLICIES.items()}
+    return trained_once(tmp_path_factory.mktemp("runs"), options)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -159,7 +151,7 @@ def test_a_hub_folder_is_not_overwritten_and_a_wrong_one_is_refused(trained, tmp
 @pytest.fixture
 def client(tmp_path, monkeypatch):
     """Gives the client a cache of its own, as HF_HUB_CACHE would before it is imported."""
-    constants = pytest.importorskip("huggingface_hub.constants")
+    constants = need("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -15,7 +15,7 @@ from dreamlab.envs.vector import Envs, make_env
 from dreamlab.interop import policy_export as px
 from dreamlab.interop import policy_files as pf
 from dreamlab.workflows.sac import SAC
-from tests.helpers import open_loop
+from tests.helpers import open_loop, trained_once
 
 FAST = (
     "tiny=true", "eval.episodes=1", "eval.every_frames=0", "eval.video=false", "device=cpu",
@@ -44,16 +44,8 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Returns the folder of a short run, trained once for all tests that ask for it."""
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("runs") / name
-            head, *rest = POLICIES[name]
-            open_loop(made[name], head, *FAST, *rest).run()
-        return made[name]
-
-    return get
+    options = {name: (head, *FAST, *rest) for name, (head, *rest) in POLICIES.items()}
+    return trained_once(tmp_path_factory.mktemp("runs"), options)
 
 
 RARE = ("ppo-lstm", "ppo-transformer", "rainbow", "dreamer-pixels")

@@ -195,8 +195,7 @@ class Orchestrator:
     # -- around the loop --------------------------------------------------------------------------
 
     def _housekeeping(self) -> None:
-        frames = self.counters.env_frames
-        s = self.scheduler
+        frames, s = self.counters.env_frames, self.scheduler
         if s.next_action() is None:
             return  # the end evaluates, logs and saves by itself
         planned = s.planned_frames()
@@ -278,8 +277,7 @@ class Orchestrator:
         record = self.parts.logger.flush(fixed)
         if not self.config.eval.every_frames and "episode/return" in record:
             self.score = record["episode/return"]
-        scores = (record.get(k) for k in ("episode/return", "eval/return"))
-        last = dict(zip(("last_return", "last_eval"), scores, strict=True))
+        last = {"last_return": record.get("episode/return"), "last_eval": record.get("eval/return")}
         self.run_log.update(env_frames=frames, updates=updates, **last)
         self.watch.flushed(record, self.workflow, self.batch)
         return record
@@ -295,14 +293,9 @@ class Orchestrator:
         self.run_log.event("message", text=text)
 
     def _announce_phase(self) -> None:
-        if (
-            self.scheduler.stage == 0
-            and not self.scheduler.cycles_in
-            and not self.scheduler.frames_in
-        ):
-            self.run_log.event(
-                "phase", name=self.scheduler.phase.name, env_frames=self.counters.env_frames
-            )
+        s = self.scheduler
+        if s.stage == 0 and not s.cycles_in and not s.frames_in:
+            self.run_log.event("phase", name=s.phase.name, env_frames=self.counters.env_frames)
 
     def _restart_clock(self) -> None:
         self.mark = (time.monotonic(), self.counters.env_frames, self.counters.updates)

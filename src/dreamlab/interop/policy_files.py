@@ -60,8 +60,9 @@ def write_policy(policy: Exported, path: Path, kind: Format) -> Runner:
             run = _write(policy, path, kind)
             if compare_rows(policy, run) <= TOLERANCE:
                 return run
-        except Exception:  # whatever it was: for one row it may not be, else it comes again
-            logging.getLogger(__name__).debug("fixed to one row", exc_info=True)
+        except Exception as error:  # for one row it may not come, else it is raised there
+            reason = str(error).partition("\n")[0]
+            logging.getLogger(__name__).warning("not for any number of rows: %s", reason)
         policy.batch = 1
     return _write(policy, path, kind)
 
