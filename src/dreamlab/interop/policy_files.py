@@ -60,6 +60,8 @@ def write_policy(policy: Exported, path: Path, kind: Format) -> Runner:
             run = _write(policy, path, kind)
             if compare_rows(policy, run) <= TOLERANCE:
                 return run
+        except OSError:  # a full disk is full for one row too
+            raise
         except Exception as error:  # for one row it may not come, else it is raised there
             reason = str(error).partition("\n")[0]
             logging.getLogger(__name__).warning("not for any number of rows: %s", reason)
