@@ -9,7 +9,7 @@ demo: $(VENV)/.core
 	$(VENV)/bin/dreamlab demo
 
 test: $(VENV)/.dev
-	DREAMLAB_REQUIRE_EXTRAS=1 $(VENV)/bin/pytest
+	DREAMLAB_REQUIRE_EXTRAS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 
 slow: $(VENV)/.dev
 	$(PIP) -e ".[ray]"
