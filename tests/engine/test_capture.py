@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from dreamlab.core import ways
 from dreamlab.core.errors import LabError
+from dreamlab.core.types import Mode
 from dreamlab.engine import capture
 from dreamlab.engine.capture import Halves, compare_ways, lay_out
 from tests.helpers import open_loop, run_for
@@ -85,3 +89,82 @@ def test_pieces_are_fast_inside_the_block_only():
     with capture.awake([piece]):
         assert piece.awake
     assert not piece.awake
+
+
+aten = torch.ops.aten
+HOST = (
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.equal,
+    aten.lift_fresh, aten.is_nonzero, aten.bincount, aten.repeat_interleave,
+)  # fmt: skip
+
+
+class NoHost(TorchDispatchMode):
+    """Raise at what a recording cannot hold: numbers on their way to the host, or from it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket not in HOST, func
+        if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_):
+            assert all(i is None or i.dtype != torch.bool for i in args[1]), func
+        return func(*args, **(kwargs or {}))
+
+
+class Idle:
+    """Kernels that are launched and do nothing."""
+
+    def __init__(self, launched):
+        self.launched = launched
+
+    def __getattr__(self, name):
+        return defaultdict(lambda: lambda *args, **kwargs: self.launched.add(name))
+
+
+def on_a_gpu(monkeypatch):
+    """Take the GPU's way with tensors of the CPU; return the names of the kernels launched."""
+    launched = set()
+    for module in ("dreamlab.nn.scan", "dreamlab.core.fused_laprop", "dreamlab.ops.returns"):
+        monkeypatch.setattr(f"{module}.kernels", lambda name: Idle(launched))
+    monkeypatch.setattr(ways, "INTERPRETED", True)
+    monkeypatch.setattr(ways, "has_triton", lambda: True)
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # kernels would have filled it
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    # torch's own looks at the numbers on a CPU, not on a GPU
+    hot = lambda x, classes: (x[..., None] == torch.arange(classes)).long()  # noqa: E731
+    monkeypatch.setattr(torch.nn.functional, "one_hot", hot)
+    return launched
+
+
+@pytest.mark.parametrize("experiment", ["dreamer_debug", "dreamer_walker", "dreamer_atari100k"])
+def test_a_recorded_update_never_asks_the_host(experiment, tmp_path, monkeypatch):
+    sizes = {
+        "deter": 128,
+        "hidden": 32,
+        "stoch": 8,
+        "classes": 4,
+        "blocks": 4,
+        "units": 16,
+        "depth": 2,
+    }
+    loop = open_loop(
+        tmp_path / "r", f"+experiment={experiment}", "device=cpu", "precision=fp32",
+        "eval.every_frames=0", "workflow.imagine=3", "buffers.replay.batch=2",
+        "buffers.replay.length=5", "buffers.replay.min_steps=40", "buffers.replay.capacity=1000",
+        "env.num_envs=2", *(f"workflow.{k}={v}" for k, v in sizes.items()),
+    )  # fmt: skip
+    run_for(loop, 40)
+    batch, agent = batch_of(loop), loop.workflow
+    launched = on_a_gpu(monkeypatch)
+    halves = Halves(agent, lay_out(agent, halve=True))
+    state = agent.initial_state(2)
+    first, obs = batch.is_first[:, 0], {k: v[:, 0] for k, v in batch.obs.items()}
+    with torch.autocast("cpu", torch.bfloat16), halves.instead(), NoHost():
+        agent.update(batch)
+        with torch.no_grad():
+            agent.decide(obs, first, state, Mode.TRAIN)
+    assert launched > {"hidden_kernel", "hidden_back_kernel", "step_kernel", "recurrence_kernel"}
+
+
+def test_numbers_on_their_way_to_the_host_are_seen():
+    x = torch.ones(3)
+    for ask in (lambda: float(x.sum()), lambda: x[x > 0], lambda: torch.tensor([1.0])):
+        with pytest.raises(AssertionError), NoHost():
+            ask()
