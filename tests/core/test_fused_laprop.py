@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from dreamlab.core.fused_laprop import ALIGN, Layout
-from tests import interpreted
+from tests import kernels
 
 
 def test_the_kernels_take_the_same_steps():
-    interpreted.run("tests.core.fused", "cpu")
+    kernels.run("tests.core.fused", "cpu", way="interpreted")
 
 
 @pytest.mark.gpu
 def test_the_kernels_take_the_same_steps_on_the_gpu():
-    interpreted.run("tests.core.fused", "cuda", interpreted=False)
+    kernels.run("tests.core.fused", "cuda", way="gpu")
 
 
 def test_a_layout_keeps_values_and_aligns_parameters():

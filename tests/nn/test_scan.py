@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from tests import interpreted
+from tests import kernels
 
 SHAPES = pytest.mark.parametrize(("classes", "rows"), [(4, 5), (5, 16), (16, 20)])
 
 
 @SHAPES
 def test_a_scan_follows_sequences_as_single_steps_do(classes, rows):
-    interpreted.run("tests.nn.scanned", "cpu", classes, rows)
+    kernels.run("tests.nn.scanned", "cpu", classes, rows, way="interpreted")
 
 
 @pytest.mark.gpu
 @SHAPES
 def test_a_scan_on_the_gpu(classes, rows):
-    interpreted.run("tests.nn.scanned", "cuda", classes, rows, interpreted=False)
+    kernels.run("tests.nn.scanned", "cuda", classes, rows, way="gpu")
+
+
+BUILDS = [("1m", "bfloat16"), *((s, "bfloat16") for s in ("12m", "200m", "400m")), ("12m", "float32")]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [BUILDS[0], *(pytest.param(*b, marks=pytest.mark.slow) for b in BUILDS[1:])]
+)
+def test_every_kernel_can_be_built_for_an_h200(size, dtype, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels.run("tests.nn.built", size, dtype, way="built")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests import interpreted
+from tests import kernels
 
 
 def test_the_kernel_gives_the_same_returns():
-    interpreted.run("tests.ops.recurrent", "cpu")
+    kernels.run("tests.ops.recurrent", "cpu", way="interpreted")
 
 
 @pytest.mark.gpu
 def test_the_kernel_gives_the_same_returns_on_the_gpu():
-    interpreted.run("tests.ops.recurrent", "cuda", interpreted=False)
+    kernels.run("tests.ops.recurrent", "cuda", way="gpu")
