@@ -1,6 +1,6 @@
 """Draw a few moments of a dream for the README, from the film that a run has written.
 
-    python scripts/dream_image.py experiments/demo_...
+python scripts/dream_image.py experiments/demo_...
 """
 
 from __future__ import annotations
