@@ -266,15 +266,3 @@ def test_the_learning_rate_falls_to_a_tenth(kind, half, end):
     for progress, rate in ((0.0, 1.0), (0.5, half), (1.0, end)):
         agent.set_rates(progress)
         assert agent.optimizers["agent"].lr == pytest.approx(rate)
-
-
-@pytest.mark.learns
-@pytest.mark.timeout(1800)
-def test_it_learns_the_small_image_task(tmp_path):
-    """From pixels: 0.3 at random, about 12 at best."""
-    loop = open_loop(
-        tmp_path / "r", "+experiment=dreamer_pixels", "seed=1", "eval.video=false", "device=cpu"
-    )
-    loop.run()
-    assert loop.score is not None
-    assert loop.score > 6
