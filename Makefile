@@ -16,7 +16,7 @@ slow: $(VENV)/.dev
 	DREAMLAB_REQUIRE_EXTRAS=1 $(VENV)/bin/pytest -m slow
 
 learns: $(VENV)/.dev
-	$(VENV)/bin/pytest -m learns
+	$(VENV)/bin/pytest -m learns -n 2
 
 gpu: $(VENV)/.dev
 	$(VENV)/bin/pytest -m gpu
