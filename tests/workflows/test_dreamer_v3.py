@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.helpers import open_loop
 
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.core.errors import ConfigError
