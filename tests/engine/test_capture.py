@@ -135,20 +135,15 @@ def on_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("experiment", ["dreamer_debug", "dreamer_walker", "dreamer_atari100k"])
 def test_a_recorded_update_never_asks_the_host(experiment, tmp_path, monkeypatch):
-    sizes = {
-        "deter": 128,
-        "hidden": 32,
-        "stoch": 8,
-        "classes": 4,
-        "blocks": 4,
-        "units": 16,
-        "depth": 2,
-    }
+    small = (
+        "deter=128", "hidden=32", "stoch=8", "classes=4", "blocks=4", "units=16", "depth=2",
+        "imagine=3",
+    )  # fmt: skip
     loop = open_loop(
         tmp_path / "r", f"+experiment={experiment}", "device=cpu", "precision=fp32",
-        "eval.every_frames=0", "workflow.imagine=3", "buffers.replay.batch=2",
+        "eval.every_frames=0", "buffers.replay.batch=2",
         "buffers.replay.length=5", "buffers.replay.min_steps=40", "buffers.replay.capacity=1000",
-        "env.num_envs=2", *(f"workflow.{k}={v}" for k, v in sizes.items()),
+        "env.num_envs=2", *(f"workflow.{size}" for size in small),
     )  # fmt: skip
     run_for(loop, 40)
     batch, agent = batch_of(loop), loop.workflow

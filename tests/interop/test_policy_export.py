@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +156,7 @@ def test_the_number_of_rows_can_be_fixed(trained, tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["onnx", "torchscript"])
 def test_a_policy_that_counts_its_rows_is_written_for_one(
-    kind, trained, tmp_path, capsys, monkeypatch
+    kind, trained, tmp_path, capsys, caplog, monkeypatch
 ):
     def counting(w, obs, is_first, state):
         rows = int(obs["state"].shape[0])
@@ -166,6 +167,17 @@ def test_a_policy_that_counts_its_rows_is_written_for_one(
     main(["export-policy", str(trained("sac")), "--format", kind, "--out", str(path)])
     assert "1 only: this policy cannot be written for any number" in capsys.readouterr().out
     assert json.loads((tmp_path / "policy.json").read_text())["batch"] == 1
+    said = [r.getMessage() for r in caplog.records if r.name == pf.__name__]
+    assert [m.startswith("not for any number of rows: ") for m in said] == [True]
+
+
+def test_a_missing_extra_is_one_message(trained, tmp_path, capsys, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    path = tmp_path / "policy.onnx"
+    assert main(["export-policy", str(trained("sac")), "--format", "onnx", "--out", str(path)]) == 2
+    assert capsys.readouterr().err.count("dreamlab[export]") == 1
+    assert not [r for r in caplog.records if r.name == pf.__name__]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_differs_is_noticed(trained):

@@ -58,13 +58,15 @@ def write_policy(policy: Exported, path: Path, kind: Format) -> Runner:
     if policy.batch is None:
         try:
             run = _write(policy, path, kind)
-            if compare_rows(policy, run) <= TOLERANCE:
+            apart = compare_rows(policy, run)
+            if apart <= TOLERANCE:
                 return run
-        except OSError:  # a full disk is full for one row too
+            reason = f"with more rows the numbers are off by {apart:.3g}"
+        except (OSError, LabError):  # a full disk, a missing extra: for one row it is no better
             raise
-        except Exception as error:  # for one row it may not come, else it is raised there
-            reason = str(error).partition("\n")[0]
-            logging.getLogger(__name__).warning("not for any number of rows: %s", reason)
+        except Exception as error:  # of a tracer, of any kind; for one row it may succeed
+            reason = str(error.__cause__ or error).partition("\n")[0]
+        logging.getLogger(__name__).warning("not for any number of rows: %s", reason)
         policy.batch = 1
     return _write(policy, path, kind)
 
