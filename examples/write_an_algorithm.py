@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dreamlab import build
 from dreamlab.components.policies.heads import policy_head
 from dreamlab.config import compose, load_config
 from dreamlab.core.optim import OptimConfig
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Phase, Workflow, hook
 from dreamlab.nn.mlp import stack
 from dreamlab.ops.returns import gae
@@ -34,10 +33,9 @@ class Reinforce(Workflow[ReinforceConfig]):
         self.actor_opt = self.optimizer("actor", self.actor.parameters(), OptimConfig(lr=c.lr))
         self.critic_opt = self.optimizer("critic", self.critic.parameters(), OptimConfig(lr=c.lr))
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
-        dist = self.actor(self.tensors(step.obs)["state"])
-        return Decision(dist.mode() if mode is Mode.EVAL else dist.sample())
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+        dist = self.actor(obs["state"])
+        return Decision(dist.sample() if mode.samples else dist.mode())
 
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:

@@ -68,7 +68,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     workflow = build_workflow(config, envs.spec)
     buffers = build_buffers(config, workflow, envs, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
-    accelerate.set_up(config.compute, workflow, workflow.rows(steps))
+    accelerate.set_up(config.compute, workflow, workflow.rows_per_step(steps))
     collector = Collector(envs, workflow, random.derive(config.seed, 1))
     parts = Parts(
         workflow, collector, buffers, build_evaluator(config),

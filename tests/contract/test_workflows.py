@@ -15,10 +15,13 @@ from dreamlab.config import LabConfig
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.tree import tree_leaves
+from dreamlab.core.types import Mode
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.envs.vector import EnvConfig
+from dreamlab.interop import policy_files
+from dreamlab.interop.policy_export import Actions, Exported, Normalize, random_obs
 from tests.contract.found import CASES, IDS, experiments_of, workflows
-from tests.helpers import config_of, metrics, open_config, run_for
+from tests.helpers import config_of, metrics, need, open_config, run_for
 
 SMALL = (
     "tiny=true", "training.total_frames=700", "log.every_frames=100", "eval.every_frames=300",
@@ -134,6 +137,34 @@ def test_gradients_reach_every_parameter_and_metrics_are_finite(cls, name, tmp_p
     assert metrics(tmp_path)
     for record in metrics(tmp_path):
         assert all(isinstance(v, int | float) for v in record.values()), record
+
+
+@pytest.mark.parametrize("cls", workflows(), ids=lambda c: c.__name__)
+@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
+def test_every_workflow_exports_its_policy(cls, kind, tmp_path):
+    need("onnxruntime")
+    loop = make(tmp_path / "run", experiments_of(cls)[0])
+    workflow, envs = loop.workflow, loop.parts.collector.envs
+    policy = Exported(workflow, Normalize(None, {}), Actions())
+    steps = policy_files.record(policy, workflow, envs, ticks=6)
+    with torch.random.fork_rng(devices=[]):
+        run = policy_files.write_policy(policy, tmp_path / f"policy.{kind}", kind)
+    assert policy.batch is None, "it should take any number of rows"
+    found = policy_files.compare(policy, run, workflow, steps, lambda action: action)
+    assert found.steps == 12
+    assert found.worst < 1e-4
+
+
+@pytest.mark.parametrize("cls", workflows(), ids=lambda c: c.__name__)
+def test_a_fixed_decision_draws_no_random_number(cls, tmp_path):
+    workflow = make(tmp_path, experiments_of(cls)[0]).workflow.eval()
+    obs = {k: torch.from_numpy(v) for k, v in random_obs(workflow.spec, 3, seed=0).items()}
+    first, state = torch.ones(3, dtype=torch.bool), workflow.initial_state(3)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        once, again = (workflow.decide(obs, first, state, Mode.FIXED).action for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(once, again)
 
 
 @pytest.mark.parametrize("cls", workflows(), ids=lambda c: c.__name__)

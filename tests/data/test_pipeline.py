@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dreamlab.core.config import load
-from dreamlab.core.types import Decision, Mode, Spec, Step, Tree
+from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer, Place
 from dreamlab.data.replay import Replay, ReplayConfig
@@ -26,8 +26,8 @@ class Restless(Workflow[None]):
     def initial_state(self, num_envs: int) -> Tree:
         return torch.zeros(num_envs)
 
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
-        count = torch.where(torch.from_numpy(step.is_first.copy()), 0, state)
+    def decide(self, obs: Obs, is_first: torch.Tensor, state: Tree, mode: Mode) -> Decision:
+        count = torch.where(is_first.clone(), 0, state)
         action = torch.rand(len(count), 1) * 2 - 1
         return Decision(action, count + 1, {"count": count})
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dreamlab.core.types import Decision, Mode, Spec, Step, Tree
+from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Place
 from dreamlab.data.replay import Replay, ReplayConfig
@@ -35,9 +35,8 @@ class Adder(Workflow[None]):
     def initial_state(self, num_envs: int) -> Tree:
         return torch.zeros(num_envs)
 
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
-        seen = torch.from_numpy(step.obs["state"]).sum(1) + torch.from_numpy(step.reward)
-        count = torch.where(torch.from_numpy(step.is_first), 0.0, state) + seen.float()
+    def decide(self, obs: Obs, is_first: torch.Tensor, state: Tree, mode: Mode) -> Decision:
+        count = torch.where(is_first, 0.0, state) + obs["state"].sum(1).float()
         return Decision(torch.sin(count)[:, None], count, {"count": count})
 
 

@@ -224,10 +224,8 @@ def test_epsilon_falls_with_decisions_of_training_only():
         dqn.act(step_of(10), (), Mode.TRAIN)
         dqn.act(step_of(10), (), Mode.EVAL)
     assert dqn.epsilon() == pytest.approx(0.7)
-    dqn.eval()  # an evaluation that samples as in training
-    dqn.act(step_of(10), (), Mode.TRAIN)
+    dqn.act(step_of(10), (), Mode.SAMPLE)  # an evaluation that samples as in training
     assert dqn.decisions.value == 30
-    dqn.train()
     for _ in range(20):
         dqn.act(step_of(10), (), Mode.TRAIN)
     assert dqn.epsilon() == pytest.approx(0.1)

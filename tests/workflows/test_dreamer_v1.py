@@ -207,7 +207,7 @@ def test_evaluation_takes_the_likeliest_sample():
 def test_training_explores_and_stays_in_range(monkeypatch):
     dreamer, n = agent(init_std=1e-3), 400
     rssm = dreamer.model.rssm  # all environments in the same state
-    monkeypatch.setattr(rssm, "noise", lambda *shape, device: torch.zeros(*shape, 5))
+    monkeypatch.setattr(rssm, "noise", lambda *shape, **_: torch.zeros(*shape, 5))
     flags = np.zeros(n, bool)
     obs = {"state": np.zeros((n, 3), np.float32)}
     step, state = Step(obs, np.zeros(n, np.float32), flags, flags, flags), dreamer.initial_state(n)

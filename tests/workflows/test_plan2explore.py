@@ -199,8 +199,7 @@ def test_the_explorer_collects_and_the_tasks_policy_is_measured():
     assert collected.action.tolist() == [1] * 4
     assert collected.state["action"].tolist() == [1] * 4  # and remembered
     assert explorer.act(step, start, Mode.EVAL).action.tolist() == [2] * 4
-    explorer.eval()
-    assert explorer.act(step, start, Mode.TRAIN).action.tolist() == [2] * 4  # eval.sample=true
+    assert explorer.act(step, start, Mode.SAMPLE).action.tolist() == [2] * 4
 
 
 def test_what_cannot_work_is_refused():

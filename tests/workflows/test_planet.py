@@ -88,9 +88,9 @@ def test_more_elites_than_candidates_are_refused():
 def test_a_plan_promises_the_rewards_of_the_states_it_leads_to(monkeypatch):
     planet = agent()
     rssm = planet.model.rssm
-    monkeypatch.setattr(rssm, "noise", lambda *shape, device: torch.zeros(*shape, 5))
+    monkeypatch.setattr(rssm, "noise", lambda *shape, **_: torch.zeros(*shape, 5))
     start, plans = Latent(torch.randn(2, 12), torch.randn(2, 5)), torch.rand(2, 3, 4, 2)
-    promised = planet.promise(start, plans)
+    promised = planet.score_plans(start, plans)
     for n in range(2):
         for k in range(3):
             steps = iter([*plans[n, k][:, None], plans[n, k, :1]])
@@ -111,7 +111,9 @@ def step_of(planet: PlaNet, n: int = 3) -> tuple[Step, dict]:
 
 def test_noise_is_added_in_training_only(monkeypatch):
     planet = agent()
-    monkeypatch.setattr(planet, "plan", lambda latent: torch.full((len(latent.deter), 4, 2), 0.5))
+    monkeypatch.setattr(
+        planet, "plan", lambda latent, mode: torch.full((len(latent.deter), 4, 2), 0.5)
+    )
     step, state = step_of(planet, 500)
     assert (planet.act(step, state, Mode.EVAL).action == 0.5).all()
     action = planet.act(step, state, Mode.TRAIN).action

@@ -14,14 +14,26 @@ from dreamlab.core.tree import tree_map
 
 Array = np.ndarray
 Metrics = dict[str, Tensor]
+Obs = dict[str, Tensor]
 Tree = Any  # nested dicts, lists and tuples of tensors; opaque to everyone but its owner
 
 
 class Mode(Enum):
-    """Whether the agent acts to learn or to be measured."""
+    """What the agent acts for."""
 
     TRAIN = "train"
+    """To collect data: it explores."""
     EVAL = "eval"
+    """To be measured: the mode of its policy."""
+    SAMPLE = "sample"
+    """To be measured with actions sampled as in training, where the original does so."""
+    FIXED = "fixed"
+    """As in EVAL and without any random number: what an exported policy computes."""
+
+    @property
+    def samples(self) -> bool:
+        """Tell whether actions are drawn from the policy."""
+        return self in (Mode.TRAIN, Mode.SAMPLE)
 
 
 @dataclass(frozen=True)

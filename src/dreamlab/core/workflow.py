@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dreamlab.core.optim import OptimConfig, Optimizer
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Array, Batch, Decision, Metrics, Mode, Report, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Report, Spec, Step, Tree
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,14 +76,29 @@ class Workflow(nn.Module, ABC, Generic[C]):
         """Create modules and optimizers for this observation and action spec."""
 
     @abstractmethod
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+        """Choose an action [n, ...] for observations [n, ...] on the workflow's device.
+
+        `state` is the one of the last decision. This is what is captured, compiled and exported:
+        it takes and returns tensors. In `Mode.FIXED` it draws no random number, and the state it
+        returns may lack what acting does not need.
+        """
+
+    @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
         """Choose an action for each environment; `state` is the one act() returned last time."""
+        obs = {k: torch.from_numpy(v) for k, v in step.obs.items()}
+        is_first = torch.from_numpy(step.is_first)
+        if (device := self.device).type != "cpu":
+            obs = {k: v.to(device, non_blocking=True) for k, v in obs.items()}
+            is_first = is_first.to(device, non_blocking=True)
+        return self.decide(obs, is_first, state, mode)
 
-    def instead(self, decision: Decision, action: Tensor) -> Decision:
+    def with_action(self, decision: Decision, action: Tensor) -> Decision:
         """Return a decision for another action than the policy's: random filling asks for it."""
         return replace(decision, action=action)
 
-    def rows(self, steps: int) -> int:
+    def rows_per_step(self, steps: int) -> int:
         """Return how many rows one gradient step works on, when a batch replays `steps` steps."""
         return steps
 
@@ -109,13 +124,6 @@ class Workflow(nn.Module, ABC, Generic[C]):
         if "anchor" not in self.__dict__:
             object.__setattr__(self, "anchor", next(self.parameters()))
         return self.__dict__["anchor"].device
-
-    def tensors(self, obs: dict[str, Array]) -> dict[str, Tensor]:
-        """Return a step's observations as tensors on the workflow's device."""
-        device = self.device
-        if device.type == "cpu":
-            return {k: torch.from_numpy(v) for k, v in obs.items()}
-        return {k: torch.from_numpy(v).to(device, non_blocking=True) for k, v in obs.items()}
 
     @classmethod
     def hooks(cls) -> dict[str, Callable[..., Any]]:

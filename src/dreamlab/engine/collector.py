@@ -134,7 +134,7 @@ class Collector:
         else:
             action = self.rng.integers(0, np.asarray(spec.classes), shape)
         chosen = torch.from_numpy(action).to(decision.action.device, decision.action.dtype)
-        return self.workflow.instead(decision, chosen)
+        return self.workflow.with_action(decision, chosen)
 
     def get_state(self) -> dict[str, Any]:
         """Return environments, running episodes and the policy's private state as plain data."""

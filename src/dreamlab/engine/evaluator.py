@@ -105,7 +105,7 @@ class Evaluator:
     @torch.no_grad()
     def _play(self, workflow: Workflow[Any], envs: EvalEnv, video: Path | None) -> EvalResult:
         quota = -(-self.config.episodes // envs.num_envs)
-        mode = Mode.TRAIN if self.config.sample else Mode.EVAL
+        mode = Mode.SAMPLE if self.config.sample else Mode.EVAL
         step, state = envs.reset(), workflow.initial_state(envs.num_envs)
         totals, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64)
         played: list[list[Episode]] = [[] for _ in range(envs.num_envs)]

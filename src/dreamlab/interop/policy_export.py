@@ -2,14 +2,13 @@
 
 What goes in is what the environment shows, what comes out is what it takes: normalisation of
 observations, the memory (as explicit inputs and outputs) and the scaling of actions are inside.
-Actions are the mode of the policy. DreamerV3's latent state is the mode too, where `dreamlab eval`
-draws it: an exported policy has no dice.
+It is the workflow's own `decide` in `Mode.FIXED`: exported policies are deterministic, also where
+`dreamlab eval` draws latent states or candidates of a planner.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.core.errors import LabError
+from dreamlab.core.tree import tree_leaves, tree_map
 from dreamlab.core.types import Array, ArraySpec, Mode, Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.envs import wrappers
 from dreamlab.envs.normalize import NormalizeConfig
-from dreamlab.workflows.dqn import DQN
-from dreamlab.workflows.dreamer_v3 import DreamerV3
-from dreamlab.workflows.ppo import PPO
-from dreamlab.workflows.sac import SAC
 
 Tensors = dict[str, Tensor]
 
@@ -85,55 +79,15 @@ class Normalize(nn.Module):
         return out
 
 
-# -- one policy per algorithm ---------------------------------------------------------------------
-
-Policy = Callable[[Any, Tensors, Tensor, Tensors], tuple[Tensor, Tensors]]
-
-
-def _ppo(w: PPO, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-    x = w.encoder(obs)
-    if not w.recurrent:
-        return w.actor(w.actor_net(x)[0]).mode(), {}
-    before = tuple(state[k] for k in sorted(state))
-    y, after = w.actor_net(x[:, None], before, is_first[:, None])
-    return w.actor(y[:, 0]).mode(), {f"memory{i}": s for i, s in enumerate(after)}
+def memory_of(state: Any) -> Tensors:
+    """Return a policy's state by name; empty if it has none."""
+    return dict(tree_leaves(state))
 
 
-def _sac(w: SAC, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-    return w.actor.act(w.online.encoder(obs), Mode.EVAL), {}
-
-
-def _dqn(w: DQN, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-    return w.returns.q(w.online(obs)).argmax(-1), {}
-
-
-def _dreamer(w: DreamerV3, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Any, Tensors]:
-    c, model = w.model.rssm.config, w.model
-    before = Latent(state["deter"], state["stoch"])
-    embedded, tokens = model.embed(state["action"]), model.encoder(obs)
-    no_noise = torch.zeros(c.stoch, c.classes)
-    latent, _ = model.rssm.observe_step(before, embedded, tokens, is_first, no_noise)
-    action = w.actor.shaped(w.actor(latent.feature).mode())
-    return action, {"deter": latent.deter, "stoch": latent.stoch, "action": action}
-
-
-POLICIES: dict[type, Policy] = {PPO: _ppo, SAC: _sac, DQN: _dqn, DreamerV3: _dreamer}
-
-
-def policy_of(workflow: Workflow[Any]) -> Policy:
-    """Return how a workflow acts, or say that it cannot be exported."""
-    for cls, policy in POLICIES.items():
-        if isinstance(workflow, cls):
-            return policy
-    known = ", ".join(sorted(c.__name__ for c in POLICIES))
-    raise LabError(f"export-policy: {type(workflow).__name__} cannot be exported; known: {known}")
-
-
-def memory_of(workflow: Workflow[Any], state: Any) -> Tensors:
-    """Return a policy's state by name; empty if it has none. PPO's critic has no part in acting."""
-    if isinstance(workflow, PPO):
-        return {f"memory{i}": s for i, s in enumerate(state["actor"])} if state else {}
-    return dict(state) if state else {}
+def state_of(like: Any, memory: Tensors) -> Any:
+    """Return the state, built as `like` is, with the tensors that have these names."""
+    names = iter([name for name, _ in tree_leaves(like)])
+    return tree_map(lambda leaf: memory.get(next(names), leaf), like)
 
 
 class Exported(nn.Module):
@@ -155,10 +109,18 @@ class Exported(nn.Module):
         for module in self.workflow.modules():
             if hasattr(module, "fusible"):  # that way leads through numpy
                 object.__setattr__(module, "fusible", False)
-        self.normalize, self.actions, self.policy = normalize, actions, policy_of(workflow)
+        self.normalize, self.actions = normalize, actions
         self.eval()
         self.obs_names = sorted(workflow.spec.obs)
-        self.memory_names = sorted(memory_of(workflow, workflow.initial_state(1)))
+        self.memory_names = sorted(memory_of(self._example_state()))
+
+    @torch.no_grad()
+    def _example_state(self) -> Any:
+        """Return the state after one decision: it holds what acting needs."""
+        made = random_obs(self.workflow.spec, 1, seed=0)
+        obs = {k: torch.from_numpy(v) for k, v in made.items()}
+        first, state = torch.ones(1, dtype=torch.bool), self.workflow.initial_state(1)
+        return self.workflow.decide(obs, first, state, Mode.FIXED).state
 
     @property
     def inputs(self) -> list[str]:
@@ -173,9 +135,11 @@ class Exported(nn.Module):
         num = len(self.obs_names)
         obs = self.normalize(dict(zip(self.obs_names, values[:num], strict=True)))
         memory = dict(zip(self.memory_names, values[num + 1 :], strict=True))
-        is_first = values[num] if self.memory_names else torch.zeros(1, dtype=torch.bool)
-        action, after = self.policy(self.workflow, obs, is_first, memory)
-        return self.actions(action), *(after[n] for n in self.memory_names)
+        first = values[num] if self.memory_names else torch.zeros(1, dtype=torch.bool)
+        state = state_of(self.workflow.initial_state(1), memory)
+        decision = self.workflow.decide(obs, first, state, Mode.FIXED)
+        after = memory_of(decision.state)
+        return self.actions(decision.action), *(after[n] for n in self.memory_names)
 
     def example(self) -> tuple[Tensor, ...]:
         """Return inputs of the right kind."""
@@ -187,7 +151,7 @@ class Exported(nn.Module):
         values = [torch.from_numpy(obs[n]) for n in self.obs_names]
         if self.memory_names:
             start = self.workflow.initial_state(len(is_first))
-            memory = memory or memory_of(self.workflow, start)
+            memory = memory or memory_of(start)
             values += [torch.from_numpy(is_first), *(memory[n] for n in self.memory_names)]
         return tuple(values)
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dreamlab.components.representation.dreams import Dreams
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_atomic, write_json
 from dreamlab.core.types import Mode, Step
@@ -167,17 +166,16 @@ def compare(
     workflow's actions are scaled by `env_action`, the environment's own wrapper.
     """
     out, state, memory = Parity(), workflow.initial_state(len(steps[0].is_first)), None
-    with quiet_latents(workflow):
-        for step in steps:
-            decision = workflow.act(_scaled(policy, step), state, Mode.EVAL)
-            found = run(policy.arrange(step.obs, step.is_first, memory))
-            wanted = np.stack([env_action(a) for a in decision.action.numpy()])
-            out.action = max(out.action, _distance(found[0], torch.from_numpy(wanted)))
-            state = decision.state
-            memory = memory_of(workflow, state)
-            for name, value in zip(policy.memory_names, found[1:], strict=True):
-                out.memory = max(out.memory, _distance(value, memory[name]))
-            out.steps += 1
+    for step in steps:
+        decision = workflow.act(_scaled(policy, step), state, Mode.FIXED)
+        found = run(policy.arrange(step.obs, step.is_first, memory))
+        wanted = np.stack([env_action(a) for a in decision.action.numpy()])
+        out.action = max(out.action, _distance(found[0], torch.from_numpy(wanted)))
+        state = decision.state
+        memory = memory_of(state)
+        for name, value in zip(policy.memory_names, found[1:], strict=True):
+            out.memory = max(out.memory, _distance(value, memory[name]))
+        out.steps += 1
     return out
 
 
@@ -222,20 +220,3 @@ def _scaled(policy: Exported, step: Step) -> Step:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
-
-
-class quiet_latents:  # noqa: N801 (used like a function)
-    """While inside, a world model's states are the mode instead of a sample."""
-
-    def __init__(self, workflow: Workflow[Any]) -> None:
-        self.rssm: Any = workflow.model.rssm if isinstance(workflow, Dreams) else None
-
-    def __enter__(self) -> None:
-        if self.rssm is not None:
-            c = self.rssm.config
-            zeros = lambda *shape, device: torch.zeros(*shape, c.stoch, c.classes)  # noqa: E731
-            object.__setattr__(self.rssm, "noise", zeros)
-
-    def __exit__(self, *_: object) -> None:
-        if self.rssm is not None:
-            object.__delattr__(self.rssm, "noise")

@@ -32,12 +32,22 @@ class CEMConfig:
             raise ValueError(f"elites={self.elites} must not exceed samples={self.samples}")
 
 
+def fixed_noise(config: CEMConfig, dim: int) -> Float[Tensor, "iterations 1 samples h {dim}"]:
+    """Return standard normal noise that is the same at every call: for a search without chance."""
+    shape = (config.iterations, 1, config.samples, config.horizon, dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
 def draw(
-    mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"], num: int
+    mean: Float[Tensor, "b h a"],
+    std: Float[Tensor, "b h a"],
+    num: int,
+    noise: Float[Tensor, "1 num h a"] | None = None,
 ) -> Float[Tensor, "b num h a"]:
-    """Return candidates from normals, clipped to [-1, 1]."""
+    """Return candidates from normals, clipped to [-1, 1]; `noise` takes chance out of it."""
     b, h, a = mean.shape
-    noise = torch.randn(b, num, h, a, device=mean.device, dtype=mean.dtype)
+    if noise is None:
+        noise = torch.randn(b, num, h, a, device=mean.device, dtype=mean.dtype)
     return torch.addcmul(mean[:, None], std[:, None], noise).clamp_(-1, 1)
 
 
@@ -52,7 +62,12 @@ def refit(
 
 
 @torch.no_grad()
-def cem(config: CEMConfig, score: Score, like: Float[Tensor, "b a"]) -> Float[Tensor, "b h a"]:
+def cem(
+    config: CEMConfig,
+    score: Score,
+    like: Float[Tensor, "b a"],
+    noise: Float[Tensor, "iterations 1 samples h a"] | None = None,
+) -> Float[Tensor, "b h a"]:
     """Return the mean plan of each problem after the last iteration.
 
     Every search starts from zero; `like` lends its batch, width, type and device.
@@ -60,7 +75,7 @@ def cem(config: CEMConfig, score: Score, like: Float[Tensor, "b a"]) -> Float[Te
     b, a = like.shape
     mean = like.new_zeros(b, config.horizon, a)
     std = torch.full_like(mean, config.std)
-    for _ in range(config.iterations):
-        candidates = draw(mean, std, config.samples)
+    for i in range(config.iterations):
+        candidates = draw(mean, std, config.samples, None if noise is None else noise[i])
         mean, std = refit(candidates, score(candidates), config.elites)
     return mean

@@ -21,7 +21,7 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.count import Count
 from dreamlab.nn.mlp import chain, linear
@@ -188,18 +188,19 @@ class DQN(Workflow[DQNConfig]):
         self.opt = self.optimizer("dqn", self.online.parameters(), optim)
         self.decisions, self.steps = Count(), Count()
 
-    def rows(self, steps: int) -> int:
+    def rows_per_step(self, steps: int) -> int:
         """Return the rows of a minibatch."""
         return min(self.config.minibatch or steps, steps)
 
     # -- acting -----------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Take the best action, but with probability epsilon any action."""
-        greedy = self.returns.q(self.online(self.tensors(step.obs))).argmax(-1)
-        epsilon = self.epsilon() if mode is Mode.TRAIN else self.config.eval_epsilon
-        if mode is Mode.TRAIN and self.training:  # an evaluation may sample as in training
+        greedy = self.returns.q(self.online(obs)).argmax(-1)
+        if mode is Mode.FIXED:
+            return Decision(greedy)
+        epsilon = self.epsilon() if mode.samples else self.config.eval_epsilon
+        if mode is Mode.TRAIN:
             self.decisions.value += len(greedy)
         anything = torch.randint_like(greedy, self.num_actions)
         explore = torch.rand(greedy.shape, device=greedy.device) < epsilon

@@ -29,7 +29,7 @@ from dreamlab.components.representation.world_model_classic import (
 )
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.dists import TanhGaussian
 from dreamlab.nn.glorot import glorot
@@ -158,16 +158,15 @@ class DreamerV1(Dreams, Workflow[DreamerV1Config]):
         """Return the latent state and the action before the first step."""
         return self.model.before(num_envs, self.device)
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and act on it; in training with some noise."""
-        latent = self.model.after(step, self.tensors(step.obs), state)
+        latent = self.model.after(obs, is_first, state, mode)
         dist = self.actor(latent.feature)
-        if mode is Mode.TRAIN:
+        if mode.samples:
             action = dist.sample()
             action = (action + self.config.noise * torch.randn_like(action)).clamp(-1, 1)
         else:
-            action = self.actor.likeliest(dist)
+            action = dist.mode() if mode is Mode.FIXED else self.actor.likeliest(dist)
         action = self.actor.shaped(action)
         return Decision(action, self.remember(latent, action))
 

@@ -31,7 +31,7 @@ from dreamlab.components.representation.world_model_classic import (
 )
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Report, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Report, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.count import Count
 from dreamlab.nn.dists import Categorical, Dist, MultiCategorical
@@ -179,12 +179,11 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         """Return the latent state and the action before the first step."""
         return self.model.before(num_envs, self.device)
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and sample an action; in evaluation the likeliest."""
-        latent = self.model.after(step, self.tensors(step.obs), state)
+        latent = self.model.after(obs, is_first, state, mode)
         dist = self.actor(latent.feature)
-        action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
+        action = self.actor.shaped(dist.sample() if mode.samples else dist.mode())
         return Decision(action, self.remember(latent, action))
 
     # -- learning ---------------------------------------------------------------------------------

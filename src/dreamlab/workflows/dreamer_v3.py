@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from dreamlab.components.heads import LatentPolicy, TwoHotHead
-from dreamlab.components.representation.codec import CodecConfig, Obs
+from dreamlab.components.representation.codec import CodecConfig
 from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.open_loop import Sequences
 from dreamlab.components.representation.rssm import Latent, RSSMConfig
 from dreamlab.components.representation.world_model import Policy, WorldModel, WorldModelConfig
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.norm import NormKind, Style
@@ -207,22 +207,16 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         action = torch.zeros(num_envs, *spec.shape, dtype=dtype, device=self.device)
         return self.remember(latent, action)
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
-        """Take the step into the latent state and act on it; the latents are stored beside it."""
-        first = torch.from_numpy(step.is_first).to(self.device)
-        return self.decide(self.tensors(step.obs), first, state, mode)
-
     @capturable
     def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
-        """Do what `act` promises, with tensors."""
+        """Take the step into the latent state and act on it; the latents are stored beside it."""
         model, rssm = self.model, self.model.rssm
-        noise = rssm.noise(len(is_first), device=self.device)
+        noise = rssm.noise(is_first.shape[0], device=is_first.device, mode=mode)
         latent, _ = rssm.observe_step(
             self.latent_of(state), model.embed(state["action"]), model.encoder(obs), is_first, noise
         )
         dist = self.actor(latent.feature)
-        action = self.actor.shaped(dist.sample() if mode is Mode.TRAIN else dist.mode())
+        action = self.actor.shaped(dist.sample() if mode.samples else dist.mode())
         return Decision(action, self.remember(latent.float(), action), self.stored(latent))
 
     def stored(self, latent: Latent) -> dict[str, Tensor]:

@@ -22,8 +22,8 @@ from dreamlab.components.representation.codec import width
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
-from dreamlab.core.workflow import hook
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
+from dreamlab.core.workflow import capturable, hook
 from dreamlab.nn.norm import Style
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config
 
@@ -71,13 +71,13 @@ class Plan2Explore(DreamerV3):
         optim = OptimConfig("laprop", c.lr, 1e-20, agc=c.agc, warmup=c.warmup)
         self.optimizer("explorer", self.explorer.learnt(), optim)
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+    @capturable
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Explore while collecting; do the task where the policy is measured."""
-        decision = super().act(step, state, mode)
-        if mode is not Mode.TRAIN or not self.training:  # an evaluation may sample as in training
+        decision = super().decide(obs, is_first, state, mode)
+        if mode is not Mode.TRAIN:
             return decision
-        return self.instead(decision, self.explorer.policy(self.latent_of(decision.state)))
+        return self.with_action(decision, self.explorer.policy(self.latent_of(decision.state)))
 
     def behaviour(
         self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor

@@ -24,9 +24,9 @@ from dreamlab.components.representation.world_model_classic import (
 )
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
-from dreamlab.ops.planning import CEMConfig, cem
+from dreamlab.ops.planning import CEMConfig, cem, fixed_noise
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class PlaNet(Dreams, Workflow[PlaNetConfig]):
         "planner": {"horizon": 3, "iterations": 2, "samples": 8, "elites": 4},
     }  # fmt: skip
 
+    fixed_noise: Tensor
+
     def build(self, spec: Spec) -> None:
         c = self.config
         check_continuous(spec.action, "PlaNet", "DreamerV2 or DreamerV3")
@@ -75,6 +77,8 @@ class PlaNet(Dreams, Workflow[PlaNetConfig]):
             c.depth, c.vector_layers, c.units, "relu", bits=c.bits, symlog=c.symlog
         )
         self.model = ClassicModel(ClassicModelConfig(rssm, codec, c.units, c.reward_layers), spec)
+        noise = fixed_noise(c.planner, spec.action.size)
+        self.register_buffer("fixed_noise", noise, persistent=False)
         optim = OptimConfig(lr=c.lr, eps=c.eps, clip=c.clip)
         self.opt = self.optimizer("model", self.model.parameters(), optim)
 
@@ -84,30 +88,32 @@ class PlaNet(Dreams, Workflow[PlaNetConfig]):
         """Return the latent state and the action before the first step."""
         return self.model.before(num_envs, self.device)
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and plan from it; in training add some noise."""
-        latent = self.model.after(step, self.tensors(step.obs), state)
-        action = self.policy(latent)
-        if mode is Mode.TRAIN:
+        latent = self.model.after(obs, is_first, state, mode)
+        action = self.policy(latent, mode)
+        if mode.samples:
             action = (action + self.config.noise * torch.randn_like(action)).clamp(-1, 1)
         return Decision(action, self.remember(latent, action))
 
-    def policy(self, latent: Latent) -> Tensor:
+    def policy(self, latent: Latent, mode: Mode = Mode.EVAL) -> Tensor:
         """Return the first action of a plan from each state [n, ...]."""
-        return self.plan(latent)[:, 0].unflatten(-1, self.spec.action.shape)
+        return self.plan(latent, mode)[:, 0].unflatten(-1, self.spec.action.shape)
 
     @torch.no_grad()
-    def plan(self, latent: Latent) -> Tensor:
+    def plan(self, latent: Latent, mode: Mode = Mode.EVAL) -> Tensor:
         """Return the best actions [n, horizon, a] that a search finds from each state."""
-        like = latent.deter.new_empty(len(latent.deter), self.spec.action.size)
-        return cem(self.config.planner, lambda plans: self.promise(latent, plans), like)
+        like = latent.deter.new_empty(latent.deter.shape[0], self.spec.action.size)
+        noise = self.fixed_noise if mode is Mode.FIXED else None
+        return cem(
+            self.config.planner, lambda plans: self.score_plans(latent, plans, mode), like, noise
+        )
 
-    def promise(self, latent: Latent, plans: Tensor) -> Tensor:
+    def score_plans(self, latent: Latent, plans: Tensor, mode: Mode = Mode.EVAL) -> Tensor:
         """Return the reward [n, k] that k plans [n, k, h, a] are dreamt to bring from n states."""
         rssm, (n, k, h, _) = self.model.rssm, plans.shape
         state = Latent(*(x.repeat_interleave(k, 0) for x in latent))
-        noise = rssm.noise(h, n * k, device=plans.device)
+        noise = rssm.noise(h, n * k, device=plans.device, mode=mode)
         features: list[Tensor] = []
         for action, chance in zip(plans.flatten(0, 1).unbind(1), noise, strict=True):
             state = rssm.imagine_step(state, action, chance)

@@ -18,7 +18,7 @@ from dreamlab.components.policies.heads import policy_head
 from dreamlab.core.config import Part, part
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.mlp import chain, linear
@@ -101,7 +101,7 @@ class PPO(Workflow[PPOConfig]):
             "ppo", self.parameters(), OptimConfig(lr=c.lr, eps=c.adam_eps, clip=c.max_grad_norm)
         )
 
-    def rows(self, steps: int) -> int:
+    def rows_per_step(self, steps: int) -> int:
         """Return the rows of a minibatch."""
         return min(self.config.minibatch, steps)
 
@@ -112,19 +112,20 @@ class PPO(Workflow[PPOConfig]):
         nets = {"actor": self.actor_net, "critic": self.critic_net}
         return {k: net.initial_state(num_envs, self.device) for k, net in nets.items()}
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Sample from the policy; in evaluation take its mode."""
-        x = self.encoder(self.tensors(step.obs))
+        x = self.encoder(obs)
         if not self.recurrent:
             dist = self.actor.dist(chain(self.actor_net, self.actor.layer, x)[0])
-            return Decision(dist.sample() if mode is Mode.TRAIN else dist.mode())
-        first = torch.from_numpy(step.is_first).to(x.device)[:, None]
+            return Decision(dist.sample() if mode.samples else dist.mode())
+        first = is_first[:, None]
         y, actor = self.actor_net(x[:, None], state["actor"], first)
-        _, critic = self.critic_net(x[:, None], state["critic"], first)
         dist = self.actor(y[:, 0])
+        if mode is Mode.FIXED:
+            return Decision(dist.mode(), {"actor": actor})
+        _, critic = self.critic_net(x[:, None], state["critic"], first)
         extras = {f"{net}/{i}": s for net, parts in state.items() for i, s in enumerate(parts)}
-        action = dist.sample() if mode is Mode.TRAIN else dist.mode()
+        action = dist.sample() if mode.samples else dist.mode()
         return Decision(action, {"actor": actor, "critic": critic}, extras)
 
     @hook

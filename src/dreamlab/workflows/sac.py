@@ -22,7 +22,7 @@ from dreamlab.components.policies.heads import TanhGaussianHead
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
+from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.dists import Categorical, TanhGaussian
 from dreamlab.nn.mlp import MLP, Act, MLPConfig
@@ -69,7 +69,7 @@ class ContinuousActor(nn.Module):
     def act(self, z: Tensor, mode: Mode) -> Tensor:
         """Return a sample, or the mode in evaluation."""
         dist = self.dist(z)
-        action = dist.sample() if mode is Mode.TRAIN else dist.mode()
+        action = dist.sample() if mode.samples else dist.mode()
         return action.unflatten(-1, self.shape)
 
     def value(
@@ -97,7 +97,7 @@ class DiscreteActor(nn.Module):
     def act(self, z: Tensor, mode: Mode) -> Tensor:
         """Return a sample, or the mode in evaluation."""
         dist = Categorical(self.net.into(self.head, z))
-        return dist.sample() if mode is Mode.TRAIN else dist.mode()
+        return dist.sample() if mode.samples else dist.mode()
 
     def value(
         self, z: Tensor, critics: DiscreteCritics, seen: Tensor, alpha: Tensor
@@ -150,10 +150,9 @@ class SAC(Workflow[SACConfig]):
         self.actor_opt = self.optimizer("actor", self.actor.parameters(), own(c.actor_lr))
         self.alpha_opt = self.optimizer("alpha", [self.log_alpha], own(c.alpha_lr))
 
-    @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Sample from the policy; in evaluation take its mode."""
-        return Decision(self.actor.act(self.online.encoder(self.tensors(step.obs)), mode))
+        return Decision(self.actor.act(self.online.encoder(obs), mode))
 
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:

@@ -10,12 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.types import ArraySpec
+from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.image import PoolEncoder, UpDecoder
 from dreamlab.nn.norm import Style, Tower, dense
 from dreamlab.ops.scaling import symexp, symlog
-
-Obs = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

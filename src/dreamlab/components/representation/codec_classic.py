@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dreamlab.components.representation.codec import Obs, one_hot, split_spec, width
+from dreamlab.components.representation.codec import one_hot, split_spec, width
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.types import ArraySpec
+from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.image_classic import SIZE, StrideDecoder, StrideEncoder, centred
 from dreamlab.nn.norm import ActKind, Style, Tower, dense
 from dreamlab.ops.scaling import symexp, symlog

@@ -27,7 +27,7 @@ class Dreams:
         """Return actions for states [n, ...]."""
         raise NotImplementedError
 
-    def rows(self, steps: int) -> int:
+    def rows_per_step(self, steps: int) -> int:
         """Return the rows of one product: a sequence goes through the model step by step."""
         return max(1, steps // 16)
 
@@ -66,6 +66,6 @@ class Dreams:
         """Return the policy state after an action."""
         return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
 
-    def instead(self, decision: Decision, action: Tensor) -> Decision:
+    def with_action(self, decision: Decision, action: Tensor) -> Decision:
         """Return a decision for another action, which is also what will be remembered."""
         return replace(decision, action=action, state={**decision.state, "action": action})

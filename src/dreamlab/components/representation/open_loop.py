@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dreamlab.components.representation.codec import Obs
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.world_model import Policy
-from dreamlab.core.types import Array, Curves, Report
+from dreamlab.core.types import Array, Curves, Obs, Report
 
 HORIZONS = (1, 2, 4, 8, 16, 32)
 GREEN, RED = (0, 255, 0), (255, 0, 0)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dreamlab.components.representation.codec import Obs
 from dreamlab.components.representation.world_model import Seen, WorldModel, WorldModelConfig
-from dreamlab.core.types import Spec
+from dreamlab.core.types import Obs, Spec
 from dreamlab.core.workflow import compilable
 
 

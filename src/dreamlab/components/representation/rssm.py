@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dreamlab.core.types import Mode
 from dreamlab.core.ways import triton_takes
 from dreamlab.nn import scan
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, Tower, dense, norm
@@ -175,9 +176,14 @@ class RSSM(nn.Module):
         zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
         return Latent(zeros(self.config.deter), zeros(self.stoch_dim))
 
-    def noise(self, *shape: int, device: Any) -> Tensor:
-        """Return Gumbel noise for states of this shape."""
-        return gumbel(*shape, self.config.stoch, self.config.classes, device=device)
+    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Tensor:
+        """Return Gumbel noise for states of this shape; zeros, for the likeliest, if fixed."""
+        shape = (*shape, self.config.stoch, self.config.classes)
+        return (
+            torch.zeros(shape, device=device)
+            if mode is Mode.FIXED
+            else gumbel(*shape, device=device)
+        )
 
     def prior(self, deter: Tensor) -> Tensor:
         """Return the logits [*b, stoch, classes] of the random part, from memory alone."""

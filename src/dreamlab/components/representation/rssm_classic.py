@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.components.representation.rssm import Latent, OneHot, follow
+from dreamlab.core.types import Mode
 from dreamlab.nn.norm import ActKind, LayerNorm, NormAct, Style, dense
 from dreamlab.ops.fast import gumbel, small_log_softmax, tanh
 
@@ -144,9 +145,11 @@ class ClassicRSSM(nn.Module):
         zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
         return Latent(zeros(self.config.deter), zeros(self.config.stoch_dim))
 
-    def noise(self, *shape: int, device: Any) -> Tensor:
-        """Return what samples of states of this shape need; zeros give the most likely ones."""
+    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Tensor:
+        """Return what samples of states of this shape need; zeros, for the likeliest, if fixed."""
         c = self.config
+        if mode is Mode.FIXED:
+            return torch.zeros(*shape, c.stoch, *([c.classes] if c.classes else []), device=device)
         if c.classes:
             return gumbel(*shape, c.stoch, c.classes, device=device)
         return torch.randn(*shape, c.stoch, device=device)

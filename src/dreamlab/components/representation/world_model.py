@@ -15,12 +15,11 @@ from dreamlab.components.representation.codec import (
     CodecConfig,
     Decoder,
     Encoder,
-    Obs,
     one_hot,
     width,
 )
 from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
-from dreamlab.core.types import Spec
+from dreamlab.core.types import Obs, Spec
 from dreamlab.core.workflow import compilable
 from dreamlab.ops.scaling import Bins
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dreamlab.components.heads import BinaryHead
-from dreamlab.components.representation.codec import Obs, one_hot, width
+from dreamlab.components.representation.codec import one_hot, width
 from dreamlab.components.representation.codec_classic import ClassicCodec, ClassicCodecConfig
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.rssm_classic import (
@@ -19,7 +19,7 @@ from dreamlab.components.representation.rssm_classic import (
 )
 from dreamlab.components.representation.world_model import Policy, dream_on
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.types import ArraySpec, Batch, Spec, Step, Tree
+from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
 from dreamlab.nn.glorot import glorot
 from dreamlab.nn.norm import Style, Tower, dense
 
@@ -111,14 +111,13 @@ class ClassicModel(nn.Module):
         action = torch.zeros(num, *spec.shape, dtype=dtype, device=device)
         return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
 
-    def after(self, step: Step, obs: Obs, state: Tree) -> Latent:
+    def after(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Latent:
         """Return the latent state once a step was seen; `state` holds the one before."""
-        first = torch.from_numpy(step.is_first).to(state["deter"].device)
-        noise = self.rssm.noise(len(first), device=first.device)
+        noise = self.rssm.noise(is_first.shape[0], device=is_first.device, mode=mode)
         latent = Latent(state["deter"], state["stoch"])
         tokens = self.codec.encode(self.codec.ready(obs))
         action = self.embed(state["action"])
-        return self.rssm.observe_step(latent, action, tokens, first, noise)[0]
+        return self.rssm.observe_step(latent, action, tokens, is_first, noise)[0]
 
     def follow(self, batch: Batch, noise: Tensor | None = None) -> Followed:
         """Follow windows [b, t] from the state before anything was seen.
