@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from dreamlab import build
 from dreamlab.components.representation.dreams import Dreams
-from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.representation.protocol import map_latent
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Mode, Spec
@@ -26,16 +27,16 @@ class RunDreamer:
         self.agent, self.spec = agent, spec
 
     @torch.no_grad()
-    def dream_step(self, state: Latent, action: Tensor, generator: torch.Generator) -> Latent:
+    def dream_step(self, state: Any, action: Tensor, generator: torch.Generator) -> Any:
         """Return the state after an action, its chance drawn from `generator` alone."""
         seed = int(torch.randint(2**62, (), generator=generator))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             states, _ = self.agent.imagine(1, state, lambda _: action)
-        return Latent(*(x[:, -1] for x in states))
+        return map_latent(lambda x: x[:, -1], states)
 
     @torch.no_grad()
-    def dream_view(self, state: Latent) -> tuple[dict[str, Array], float, float]:
+    def dream_view(self, state: Any) -> tuple[dict[str, Array], float, float]:
         """Return the observation, reward and chance of going on that the model sees in a state."""
         seen = self.agent.view(state)
         obs = {k: _as_observed(v[0], self.spec.obs[k].dtype) for k, v in seen["obs"].items()}
@@ -47,10 +48,10 @@ def _as_observed(value: Tensor, dtype: str) -> Array:
     return np.clip(array * 255, 0, 255).astype(np.uint8) if dtype == "uint8" else array
 
 
-def visited(trained: build.Trained, agent: Dreams, num: int) -> list[Latent]:
+def visited(trained: build.Trained, agent: Dreams, num: int) -> list[Any]:
     """Return latent states that the run's policy passes in its real environment."""
     workflow = trained.workflow
-    latents: list[Latent] = []
+    latents: list[Any] = []
     envs = Envs(trained.config.env, seed=trained.config.seed + 1)
     try:
         envs.normalizer.set_state(trained.statistics)
@@ -69,7 +70,7 @@ def visited(trained: build.Trained, agent: Dreams, num: int) -> list[Latent]:
 
 
 @lru_cache(maxsize=4)
-def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Latent]]:
+def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Any]]:
     """Return a run's dreamer and its starts; environments of one run share them."""
     trained = build.load_policy(Path(task))
     workflow = trained.workflow.eval()

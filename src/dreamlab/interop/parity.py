@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dreamlab.components.representation.protocol import Policy
 from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.world_model import Policy, Seen
+from dreamlab.components.representation.world_model import Seen
 from dreamlab.core.optim import LaProp
 from dreamlab.core.types import Array
 from dreamlab.interop import dreamerv3

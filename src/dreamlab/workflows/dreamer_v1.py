@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from dreamlab.components.representation.codec_classic import ClassicCodecConfig
 from dreamlab.components.representation.dreams import Dreams
+from dreamlab.components.representation.protocol import Policy
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
-from dreamlab.components.representation.world_model import Policy
 from dreamlab.components.representation.world_model_classic import (
     ClassicModel,
     ClassicModelConfig,

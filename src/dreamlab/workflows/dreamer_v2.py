@@ -19,9 +19,9 @@ from dreamlab.components.heads import LatentPolicy
 from dreamlab.components.representation.codec import one_hot
 from dreamlab.components.representation.codec_classic import ClassicCodecConfig
 from dreamlab.components.representation.dreams import Dreams
+from dreamlab.components.representation.protocol import Policy
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
-from dreamlab.components.representation.world_model import Policy
 from dreamlab.components.representation.world_model_classic import (
     ClassicModel,
     ClassicModelConfig,

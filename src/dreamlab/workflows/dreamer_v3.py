@@ -21,8 +21,9 @@ from dreamlab.components.heads import LatentPolicy, TwoHotHead
 from dreamlab.components.representation.codec import CodecConfig
 from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.open_loop import Sequences
+from dreamlab.components.representation.protocol import Policy
 from dreamlab.components.representation.rssm import Latent, RSSMConfig
-from dreamlab.components.representation.world_model import Policy, WorldModel, WorldModelConfig
+from dreamlab.components.representation.world_model import WorldModel, WorldModelConfig
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree

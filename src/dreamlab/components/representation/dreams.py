@@ -10,20 +10,19 @@ from torch import Tensor
 
 from dreamlab.components.representation import open_loop
 from dreamlab.components.representation.open_loop import Sequences
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.world_model import Policy
+from dreamlab.components.representation.protocol import Policy
 from dreamlab.core.types import Batch, Decision, Report, Tree
 
 
 class Dreams:
     """Beside `Workflow` among a class's bases: it has a `model` to dream with, and a `policy`.
 
-    Its state while acting is a dictionary: the latent state and the action that was taken last.
+    Its state while acting is a dictionary: the latent's fields and the action that was taken last.
     """
 
     model: Any
 
-    def policy(self, latent: Latent) -> Tensor:
+    def policy(self, latent: Any) -> Tensor:
         """Return actions for states [n, ...]."""
         raise NotImplementedError
 
@@ -32,15 +31,15 @@ class Dreams:
         return max(1, steps // 16)
 
     def imagine(
-        self, horizon: int, start: Latent, policy: Policy | None = None, noise: Tensor | None = None
-    ) -> tuple[Latent, Tensor]:
+        self, horizon: int, start: Any, policy: Policy | None = None, noise: Tensor | None = None
+    ) -> tuple[Any, Tensor]:
         """Dream on from states [n, ...]; return states and actions [n, horizon + 1].
 
         Without a policy the agent's own decides.
         """
         return self.model.imagine(start, policy or self.policy, horizon, noise)
 
-    def view(self, latent: Latent) -> dict[str, Any]:
+    def view(self, latent: Any) -> dict[str, Any]:
         """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
         seen = self.model.predict(latent)
         return {**seen, "cont": (seen["cont"] / self.model.discount).clamp(max=1.0)}
@@ -55,16 +54,16 @@ class Dreams:
         Every window begins as an episode does, so the action before it does not matter.
         """
         action = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)
-        start = self.model.rssm.initial(len(action), action.device)
+        start = self.model.initial(len(action), action.device)
         return Sequences(batch.obs, action, batch.reward, batch.is_first, batch.is_terminal, start)
 
-    def latent_of(self, state: Tree) -> Latent:
+    def latent_of(self, state: Tree) -> Any:
         """Return the latent part of a policy state."""
-        return Latent(state["deter"], state["stoch"])
+        return self.model.Latent(*(state[k] for k in self.model.Latent._fields))
 
-    def remember(self, latent: Latent, action: Tensor) -> Tree:
+    def remember(self, latent: Any, action: Tensor) -> Tree:
         """Return the policy state after an action."""
-        return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
+        return {**latent._asdict(), "action": action}
 
     def with_action(self, decision: Decision, action: Tensor) -> Decision:
         """Return a decision for another action, which is also what will be remembered."""

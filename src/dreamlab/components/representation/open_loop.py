@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.world_model import Policy
+from dreamlab.components.representation.protocol import (
+    Policy,
+    WorldModel,
+    flatten_time,
+    map_latent,
+)
 from dreamlab.core.types import Array, Curves, Obs, Report
 
 HORIZONS = (1, 2, 4, 8, 16, 32)
 GREEN, RED = (0, 255, 0), (255, 0, 0)
-
-
-class Model(Protocol):
-    """What a report asks of a world model."""
-
-    @property
-    def decoder(self) -> Any:
-        """Holds the specs of `images` and `vectors` by name."""
-        ...
-
-    @property
-    def discount(self) -> float: ...
-
-    def observe(self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent) -> Any:
-        """Follow sequences [b, t] from `state`; return something with the states as `latent`."""
-        ...
-
-    def imagine(self, start: Latent, policy: Policy, horizon: int) -> tuple[Latent, Tensor]:
-        """Dream on from states [n, ...]; return states and actions [n, horizon + 1]."""
-        ...
-
-    def predict(self, latent: Latent) -> dict[str, Any]:
-        """Return `obs`, `reward` and `cont`, the discount in it, of states [n, ...]."""
-        ...
-
-    def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
-        """Return `reward` and `cont` of states [*b, ...]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +30,7 @@ class Sequences:
     reward: Tensor
     is_first: Tensor
     is_terminal: Tensor
-    start: Latent
+    start: Any
 
 
 @dataclass(frozen=True)
@@ -65,12 +41,12 @@ class OpenLoop:
     reward: Tensor
     cont: Tensor
     context: int
-    waking: Latent
+    waking: Any
     """The last states [b, ...] that had seen something."""
 
 
 @torch.no_grad()
-def open_loop(model: Model, seq: Sequences, context: int) -> OpenLoop:
+def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
     """Follow sequences for `context` steps, then dream on with the actions that were taken."""
     seen = model.observe(
         {k: v[:, :context] for k, v in seq.obs.items()},
@@ -78,33 +54,32 @@ def open_loop(model: Model, seq: Sequences, context: int) -> OpenLoop:
         seq.is_first[:, :context],
         seq.start,
     )
-    waking = Latent(seen.latent.deter[:, -1], seen.latent.stoch[:, -1])
+    waking = map_latent(lambda x: x[:, -1], seen.latent)
     steps = iter([*seq.action[:, context:].unbind(1), seq.action[:, -1]])
     dreamt, _ = model.imagine(waking, lambda _: next(steps), seq.reward.shape[1] - context)
-    pairs = zip(seen.latent, dreamt, strict=True)
-    latent = Latent(*(torch.cat([a, b[:, 1:].to(a.dtype)], 1) for a, b in pairs))
-    flat = model.predict(latent.flat())
+    after = lambda a, b: torch.cat([a, b[:, 1:].to(a.dtype)], 1)  # noqa: E731
+    flat = model.predict(flatten_time(map_latent(after, seen.latent, dreamt)))
     shape = seq.reward.shape
     obs = {k: v.view(*shape, *v.shape[1:]) for k, v in flat["obs"].items()}
     reward, cont = flat["reward"].view(shape), flat["cont"].view(shape)
     return OpenLoop(obs, reward, cont, context, waking)
 
 
-def report(model: Model, seq: Sequences, policy: Policy, gamma: float) -> Report:
+def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> Report:
     """Return films, curves and numbers of an open-loop prediction of the second half."""
     context = seq.reward.shape[1] // 2
     loop = open_loop(model, seq, context)
     films = {
         f"openloop/{k}": film(seq.obs[k][:6].cpu().numpy(), v[:6].cpu().numpy(), context)
         for k, v in loop.obs.items()
-        if k in model.decoder.images
+        if model.decoded[k].is_image
     }
     row = int(alive(seq, context)[:, -1].int().argmax())  # one without a new episode, if there is
     one = lambda x: x[row].float().reshape(x.shape[1], -1).cpu().numpy()  # noqa: E731
     curves = {
         f"openloop/{k}": Curves(one(seq.obs[k]), one(v), context)
         for k, v in loop.obs.items()
-        if k in model.decoder.vectors and model.decoder.vectors[k].classes is None
+        if not (model.decoded[k].is_image or model.decoded[k].is_discrete)
     }
     curves["openloop/reward"] = Curves(one(seq.reward), one(loop.reward), context)
     metrics = {**errors(model, seq, loop), **exploit_gap(model, seq, loop, policy, gamma)}
@@ -116,7 +91,7 @@ def alive(seq: Sequences, context: int) -> Tensor:
     return torch.cumsum(seq.is_first[:, context:].int(), 1) == 0
 
 
-def errors(model: Model, seq: Sequences, loop: OpenLoop) -> dict[str, Tensor]:
+def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> dict[str, Tensor]:
     """Return errors by horizon, and how reward and continuation are calibrated in dreams."""
     context, ok = loop.context, alive(seq, loop.context).float()
     out: dict[str, Tensor] = {}
@@ -129,9 +104,9 @@ def errors(model: Model, seq: Sequences, loop: OpenLoop) -> dict[str, Tensor]:
 
     for name, guess in loop.obs.items():
         truth = seq.obs[name][:, context:].float()
-        if name in model.decoder.images:
+        if model.decoded[name].is_image:
             truth = truth / 255
-        elif model.decoder.vectors[name].classes is not None:
+        elif model.decoded[name].is_discrete:
             continue
         error = (guess[:, context:].reshape(*ok.shape, -1) - truth.reshape(*ok.shape, -1)).square()
         by_horizon(f"openloop/{name}", error.mean(-1))
@@ -147,7 +122,7 @@ def errors(model: Model, seq: Sequences, loop: OpenLoop) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def exploit_gap(
-    model: Model, seq: Sequences, loop: OpenLoop, policy: Policy, gamma: float
+    model: WorldModel, seq: Sequences, loop: OpenLoop, policy: Policy, gamma: float
 ) -> dict[str, Tensor]:
     """Return by how much the policy's dreams promise more than the recorded futures paid.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,36 +17,11 @@ from dreamlab.components.representation.codec import (
     one_hot,
     width,
 )
+from dreamlab.components.representation.protocol import Advance, Policy, roll_out
 from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
-from dreamlab.core.types import Obs, Spec
+from dreamlab.core.types import ArraySpec, Obs, Spec
 from dreamlab.core.workflow import compilable
 from dreamlab.ops.scaling import Bins
-
-Policy = Callable[[Latent], Tensor]
-"""States [n, ...] to actions [n, ...] as an environment takes them."""
-
-
-Advance = Callable[[Latent, Tensor], tuple[Latent, Tensor]]
-"""A state and noise to the state that follows, and the action that led there."""
-
-
-def dream_on(
-    advance: Advance, start: Latent, policy: Policy, noise: Tensor
-) -> tuple[Latent, Tensor]:
-    """Go from state to state, once per noise [h, n, ...].
-
-    Return states [n, h + 1] and actions likewise: the first state is the start, the last action is
-    decided but not carried out.
-    """
-    states = [start]
-    actions: list[Tensor] = []
-    for chance in noise:
-        state, action = advance(states[-1], chance)
-        states.append(state)
-        actions.append(action)
-    actions.append(policy(states[-1]))
-    deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
-    return Latent(deter, stoch), torch.stack(actions, 1)
 
 
 @dataclass(frozen=True)
@@ -83,6 +57,8 @@ class Seen:
 class WorldModel(nn.Module):
     """Compresses sequences into latent states, and continues them in imagination."""
 
+    Latent = Latent
+
     def __init__(self, config: WorldModelConfig, spec: Spec) -> None:
         super().__init__()
         c = self.config = config
@@ -97,6 +73,14 @@ class WorldModel(nn.Module):
     @property
     def discount(self) -> float:
         return 1 - 1 / self.config.horizon
+
+    @property
+    def decoded(self) -> dict[str, ArraySpec]:
+        return {**self.decoder.images, **self.decoder.vectors}
+
+    def initial(self, num: int, device: Any) -> Latent:
+        """Return the states [num, ...] before anything was seen."""
+        return self.rssm.initial(num, device)
 
     def embed(self, action: Tensor) -> Tensor:
         """Return actions [*b, ...] as numbers in [-1, 1] [*b, a]: classes as one-hot."""
@@ -146,11 +130,11 @@ class WorldModel(nn.Module):
         noise: Tensor | None = None,
         advance: Advance | None = None,
     ) -> tuple[Latent, Tensor]:
-        """Dream on from states [n, ...]; see `dream_on`. `advance` may be a compiled one."""
+        """Dream on from states [n, ...]; see `roll_out`. `advance` may be a compiled one."""
         num, device = len(start.deter), start.deter.device
         noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
         advance = advance or partial(self.advance, policy)
-        return dream_on(advance, start, policy, noise)
+        return roll_out(advance, start, policy, noise)
 
     def advance(self, policy: Policy, latent: Latent, noise: Tensor) -> tuple[Latent, Tensor]:
         """Return the next state, and the policy's action that leads there."""

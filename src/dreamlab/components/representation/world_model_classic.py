@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from dreamlab.components.heads import BinaryHead
 from dreamlab.components.representation.codec import one_hot, width
 from dreamlab.components.representation.codec_classic import ClassicCodec, ClassicCodecConfig
+from dreamlab.components.representation.protocol import Policy, roll_out
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.rssm_classic import (
     ClassicRSSM,
     ClassicRSSMConfig,
     ResetBeforeCell,
 )
-from dreamlab.components.representation.world_model import Policy, dream_on
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
 from dreamlab.nn.glorot import glorot
@@ -73,6 +73,8 @@ class Followed:
 class ClassicModel(nn.Module):
     """Compresses sequences into latent states, and continues them in imagination."""
 
+    Latent = Latent
+
     def __init__(self, config: ClassicModelConfig, spec: Spec) -> None:
         super().__init__()
         c = self.config = config
@@ -88,8 +90,12 @@ class ClassicModel(nn.Module):
             self.rssm.cell.start()
 
     @property
-    def decoder(self) -> ClassicCodec:
-        return self.codec
+    def decoded(self) -> dict[str, ArraySpec]:
+        return {**self.codec.images, **self.codec.vectors}
+
+    def initial(self, num: int, device: Any) -> Latent:
+        """Return the states [num, ...] before anything was seen."""
+        return self.rssm.initial(num, device)
 
     @property
     def discount(self) -> float:
@@ -158,7 +164,7 @@ class ClassicModel(nn.Module):
     def imagine(
         self, start: Latent, policy: Policy, horizon: int, noise: Tensor | None = None
     ) -> tuple[Latent, Tensor]:
-        """Dream on from states [n, ...]; see `dream_on`."""
+        """Dream on from states [n, ...]; see `roll_out`."""
         num, device = len(start.deter), start.deter.device
         noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
 
@@ -166,7 +172,7 @@ class ClassicModel(nn.Module):
             action = policy(state)
             return self.rssm.imagine_step(state, self.embed(action), chance), action
 
-        return dream_on(advance, start, policy, noise)
+        return roll_out(advance, start, policy, noise)
 
     def predict_discount(self, feature: Tensor) -> Tensor:
         """Return how much what follows a state counts: gamma times the chance to go on."""
