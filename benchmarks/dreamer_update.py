@@ -92,7 +92,7 @@ def check(size: str, kind: str, device: str) -> float:
     """Return the largest relative difference of a loss between the plain and the fast way."""
     import torch
 
-    from dreamlab.core.ways import as_written
+    from dreamlab.accel.dispatch import as_written
 
     losses: list[dict[str, float]] = []
     for fast in (False, True):

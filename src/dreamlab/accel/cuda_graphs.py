@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dreamlab.accel.bf16_weights import Halves, weights
+from dreamlab.accel.dispatch import as_written, triton_takes
+from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.core import rng as random
 from dreamlab.core.errors import LabError
-from dreamlab.core.fused_laprop import FusedLaProp, Layout
 from dreamlab.core.tree import tree_map, tree_split
-from dreamlab.core.ways import as_written, triton_takes
 from dreamlab.core.workflow import Workflow
 
 WARM_UP = 2
@@ -105,52 +106,6 @@ def awake(pieces: Sequence[Switch]) -> Iterator[None]:
     finally:
         for piece in pieces:
             piece.awake = False
-
-
-class Halves:
-    """bfloat16 copies of the weights that products read; the optimizers move the full ones.
-
-    Autocast would make these copies at every use. Gradients arrive at the copies.
-    """
-
-    def __init__(self, workflow: Workflow[Any], layout: Layout) -> None:
-        self.flat = layout.flat[: layout.low_end]
-        self.low = self.flat.to(torch.bfloat16)
-        self.places: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
-        for module, name, p in weights(workflow):
-            copy = nn.Parameter(layout.view(self.low, p), p.requires_grad)
-            self.places.append((module, name, p, copy))
-        self.optimizers = list(workflow.optimizers.values())
-        self.full = [p for _, _, p, _ in self.places]
-        self.half = [h for _, _, _, h in self.places]
-
-    @contextmanager
-    def instead(self) -> Iterator[None]:
-        """Compute with the copies inside the block; they are fresh at its beginning."""
-        with torch.no_grad():
-            self.low.copy_(self.flat)
-        of = {id(p): h for p, h in zip(self.full, self.half, strict=True)}
-        for module, name, _, half in self.places:
-            module._parameters[name] = half
-        for opt in self.optimizers:
-            opt.sources = [of.get(id(p), p) for p in opt.params]
-        try:
-            yield
-        finally:
-            for module, name, full, _ in self.places:
-                module._parameters[name] = full
-            for opt in self.optimizers:
-                opt.sources = opt.params
-
-
-def weights(workflow: Workflow[Any]) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """Return what matrix products read: module, name and parameter."""
-    return [
-        (module, name, p)
-        for module in workflow.modules()
-        for name, p in module.named_parameters(recurse=False)
-        if p.ndim > 1 or name == "bias"
-    ]
 
 
 def lay_out(workflow: Workflow[Any], halve: bool) -> Layout:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dreamlab.core import ways
+from dreamlab.accel import cuda_graphs, dispatch
+from dreamlab.accel.bf16_weights import Halves
+from dreamlab.accel.cuda_graphs import compare_ways, lay_out
 from dreamlab.core.errors import LabError
 from dreamlab.core.types import Mode
-from dreamlab.engine import capture
-from dreamlab.engine.capture import Halves, compare_ways, lay_out
 from tests.helpers import open_loop, run_for
 
 
@@ -86,7 +86,7 @@ def test_pieces_are_fast_inside_the_block_only():
         awake = False
 
     piece = One()
-    with capture.awake([piece]):
+    with cuda_graphs.awake([piece]):
         assert piece.awake
     assert not piece.awake
 
@@ -121,10 +121,10 @@ class Idle:
 def on_a_gpu(monkeypatch):
     """Take the GPU's way with tensors of the CPU; return the names of the kernels launched."""
     launched = set()
-    for module in ("dreamlab.nn.scan", "dreamlab.core.fused_laprop", "dreamlab.ops.returns"):
-        monkeypatch.setattr(f"{module}.kernels", lambda name: Idle(launched))
-    monkeypatch.setattr(ways, "INTERPRETED", True)
-    monkeypatch.setattr(ways, "has_triton", lambda: True)
+    for module in ("rssm_scan", "fused_laprop", "recurrence"):
+        monkeypatch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
+    monkeypatch.setattr(dispatch, "INTERPRETED", True)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     monkeypatch.setattr(torch, "empty", torch.zeros)  # kernels would have filled it
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
     # torch's own looks at the numbers on a CPU, not on a GPU

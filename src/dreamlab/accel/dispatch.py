@@ -47,6 +47,6 @@ def has_triton() -> bool:
 
 
 @cache
-def kernels(module: str) -> Any:
+def kernels(name: str) -> Any:
     """Import kernels where they are needed: most machines have no Triton."""
-    return importlib.import_module(module)
+    return importlib.import_module(f"dreamlab.accel.kernels.{name}")

@@ -1,4 +1,4 @@
-"""Run by test_returns_kernel.py: the returns' kernel against the loop."""
+"""Run by test_recurrence.py: the returns' kernel against the loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from dreamlab.core.ways import as_written
+from dreamlab.accel.dispatch import as_written
 from dreamlab.ops.returns import lambda_return
 
 

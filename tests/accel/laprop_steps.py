@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import nn
 
-from dreamlab.core.fused_laprop import FusedLaProp, Layout
+from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.core.optim import OptimConfig, Optimizer
 
 SHAPES = ((70, 130), (130,), (5,), (90, 100), (3,))
