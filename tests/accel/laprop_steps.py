@@ -19,7 +19,7 @@ def params(device: str) -> list[nn.Parameter]:
 
 
 def main(device: str) -> None:
-    """Take five steps both ways; the last parameter has no gradient, the third a tiny one."""
+    """Take five steps in both forms; the last parameter has no gradient, the third a tiny one."""
     config = OptimConfig("laprop", 1e-2, 1e-20, agc=0.3, warmup=3)
     a, b = params(device), params(device)
     plain, fused = Optimizer(config, a), Optimizer(config, b)

@@ -13,7 +13,7 @@ from dreamlab.accel.fused_laprop import Layout
 from dreamlab.core.workflow import Workflow
 
 
-class Halves:
+class Bf16Weights:
     """bfloat16 copies of the weights that products read; the optimizers move the full ones.
 
     Autocast would make these copies at every use. Gradients arrive at the copies.
@@ -23,7 +23,7 @@ class Halves:
         self.flat = layout.flat[: layout.low_end]
         self.low = self.flat.to(torch.bfloat16)
         self.places: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
-        for module, name, p in weights(workflow):
+        for module, name, p in product_weights(workflow):
             copy = nn.Parameter(layout.view(self.low, p), p.requires_grad)
             self.places.append((module, name, p, copy))
         self.optimizers = list(workflow.optimizers.values())
@@ -31,7 +31,7 @@ class Halves:
         self.half = [h for _, _, _, h in self.places]
 
     @contextmanager
-    def instead(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Compute with the copies inside the block; they are fresh at its beginning."""
         with torch.no_grad():
             self.low.copy_(self.flat)
@@ -49,7 +49,7 @@ class Halves:
                 opt.sources = opt.params
 
 
-def weights(workflow: Workflow[Any]) -> list[tuple[nn.Module, str, nn.Parameter]]:
+def product_weights(workflow: Workflow[Any]) -> list[tuple[nn.Module, str, nn.Parameter]]:
     """Return what matrix products read: module, name and parameter."""
     return [
         (module, name, p)

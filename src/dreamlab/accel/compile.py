@@ -21,33 +21,35 @@ def compile_updates(workflow: Workflow[Any]) -> None:
     name = type(workflow).__name__
     if marked(type(workflow), "capturable"):
         raise ConfigError(f"compile: {name} gains by it on a GPU only; leave the option out")
-    if not compile_pieces(workflow):
+    if not compile_methods(workflow):
         raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
     for opt in workflow.optimizers.values():
         opt.inner.allocate()
 
 
-def compile_pieces(workflow: Workflow[Any], except_for: Sequence[str] = ()) -> list[Piece]:
+def compile_methods(
+    workflow: Workflow[Any], except_for: Sequence[str] = ()
+) -> list[CompiledMethod]:
     """Replace the `@compilable` methods of a workflow and its modules, and return them."""
     import torch._inductor.config as inductor
 
     inductor.fallback_random = True  # the same random numbers as without the compiler
-    pieces: list[Piece] = []
+    found: list[CompiledMethod] = []
     for module in workflow.modules():
         for name in marked(type(module), "compilable"):
             if module is workflow and name in except_for:
                 continue
-            pieces.append(Piece(getattr(module, name)))
-            object.__setattr__(module, name, pieces[-1])
-    return pieces
+            found.append(CompiledMethod(getattr(module, name)))
+            object.__setattr__(module, name, found[-1])
+    return found
 
 
-class Piece:
-    """A compiled method; while it is not `awake` it runs as it was written."""
+class CompiledMethod:
+    """A compiled method; while it is not `enabled` it runs as it was written."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
-        self.method, self.awake = method, True
+        self.method, self.enabled = method, True
         self.compiled = torch.compile(method, fullgraph=True, dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.compiled if self.awake else self.method)(*args, **kwargs)
+        return (self.compiled if self.enabled else self.method)(*args, **kwargs)

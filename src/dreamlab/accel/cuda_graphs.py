@@ -1,7 +1,7 @@
-"""Updates on a GPU without the host in the way: recorded once as a CUDA graph, then replayed.
+"""Updates on a GPU without the host in the way: captured once as a CUDA graph, then replayed.
 
 An update of DreamerV3 is thousands of small kernels; launched one by one by Python they take
-twenty times as long as they run. A recording runs on the same memory each time, so arguments are
+twenty times as long as they run. A graph runs on the same memory each time, so arguments are
 copied in and results copied out.
 """
 
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dreamlab.accel.bf16_weights import Halves, weights
-from dreamlab.accel.dispatch import as_written, triton_takes
+from dreamlab.accel.bf16_weights import Bf16Weights, product_weights
+from dreamlab.accel.dispatch import reference_kernels, use_triton
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.core import rng as random
 from dreamlab.core.errors import LabError
@@ -25,55 +25,55 @@ from dreamlab.core.tree import tree_map, tree_split
 from dreamlab.core.workflow import Workflow
 
 WARM_UP = 2
-"""Calls before the recording: libraries choose their kernels and compilers compile."""
+"""Calls before the capture: libraries choose their kernels and compilers compile."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far a loss of the first update may be from the same update computed plainly: a share of it,
-or of 1 where it is smaller. In bfloat16 a few random choices fall otherwise."""
+"""How far a loss of the first update may be from that of the reference: a share of it, or of 1
+where it is smaller. In bfloat16 a few random choices fall otherwise."""
 
 Around = Callable[[], AbstractContextManager[None]]
 
 
 class Switch(Protocol):
-    """A piece of code with a fast and a plain way."""
+    """What has a fast form, and a plain one while it is not `enabled`."""
 
-    awake: bool
+    enabled: bool
 
 
-def record_methods(
-    halve: bool, workflow: Workflow[Any], names: Sequence[str], pieces: Sequence[Switch]
+def graph_methods(
+    bf16: bool, workflow: Workflow[Any], names: Sequence[str], compiled: Sequence[Switch]
 ) -> None:
-    """Replace methods by recordings of themselves; `pieces` are awake in these only."""
-    layout = lay_out(workflow, halve)
-    halves = Halves(workflow, layout) if halve else None
+    """Replace methods by CUDA graphs of themselves; `compiled` are enabled in these only."""
+    layout = lay_out(workflow, bf16)
+    weights = Bf16Weights(workflow, layout) if bf16 else None
 
     @contextmanager
     def around() -> Iterator[None]:
         with ExitStack() as stack:
-            if halves is not None:
+            if weights is not None:
                 cast = torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
                 stack.enter_context(cast)
-                stack.enter_context(halves.instead())
-            stack.enter_context(awake(pieces))
+                stack.enter_context(weights.swapped_in())
+            stack.enter_context(enabled(compiled))
             yield
 
-    for piece in pieces:
-        piece.awake = False
-    dtype = torch.bfloat16 if halve else torch.float32
+    for method in compiled:
+        method.enabled = False
+    dtype = torch.bfloat16 if bf16 else torch.float32
     for name in names:
-        captured = Captured(getattr(workflow, name), around)
-        captured.check = partial(compare_ways, workflow, dtype)
-        object.__setattr__(workflow, name, captured)
+        graphed = GraphedMethod(getattr(workflow, name), around)
+        graphed.check = partial(compare_with_reference, workflow, dtype)
+        object.__setattr__(workflow, name, graphed)
 
 
-def compare_ways(
+def compare_with_reference(
     workflow: Workflow[Any], dtype: torch.dtype, plain: Callable[[], Any], fast: Callable[[], Any]
 ) -> Any:
-    """Return what the fast way gives, or raise if its losses are not those of the plain way."""
+    """Return what the fast update gives, or raise if its losses are not those of the reference."""
     before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, workflow.state_dict())
     chance = random.get_state()
     low = torch.autocast("cuda", dtype) if dtype == torch.bfloat16 else nullcontext()
-    with as_written(), low:
+    with reference_kernels(), low:
         expected = losses(plain())
     workflow.load_state_dict(before)
     random.set_state(chance)
@@ -82,8 +82,8 @@ def compare_ways(
         wanted, limit = expected[name], TOLERANCE[dtype] * max(abs(expected[name]), 1.0)
         if not abs(value - wanted) <= limit:
             raise LabError(
-                f"on this GPU the fast update gives {name} = {value:.6g}, the plain one "
-                f"{wanted:.6g}: train with compile=false, and please report it"
+                f"on this GPU the fast update gives {name} = {value:.6g}, the reference "
+                f"{wanted:.6g}: train with accel=off, and please report it"
             )
     return out
 
@@ -97,32 +97,32 @@ def losses(out: Any) -> dict[str, float]:
 
 
 @contextmanager
-def awake(pieces: Sequence[Switch]) -> Iterator[None]:
-    """Let pieces run the fast way inside the block."""
-    for piece in pieces:
-        piece.awake = True
+def enabled(methods: Sequence[Switch]) -> Iterator[None]:
+    """Let methods run in their fast form inside the block."""
+    for method in methods:
+        method.enabled = True
     try:
         yield
     finally:
-        for piece in pieces:
-            piece.awake = False
+        for method in methods:
+            method.enabled = False
 
 
-def lay_out(workflow: Workflow[Any], halve: bool) -> Layout:
+def lay_out(workflow: Workflow[Any], bf16: bool) -> Layout:
     """Move a workflow's parameters into one array, and let LaProp move them there."""
-    low = [p for _, _, p in weights(workflow)] if halve else []
+    low = [p for _, _, p in product_weights(workflow)] if bf16 else []
     known = {id(p) for p in low}
     layout = Layout(low, [p for p in workflow.parameters() if id(p) not in known])
     for opt in workflow.optimizers.values():
-        if opt.config.kind == "laprop" and triton_takes(layout.flat):
+        if opt.config.kind == "laprop" and use_triton(layout.flat):
             fused = FusedLaProp(opt.config, opt.params, layout)
             opt.inner, opt.fused = fused, fused.step_from
     return layout
 
 
 @dataclass
-class Recording:
-    """A graph with the memory of its arguments and results."""
+class CapturedGraph:
+    """A CUDA graph with the memory of its arguments and results."""
 
     calls: int = 0
     graph: Any = None  # torch.cuda.CUDAGraph
@@ -134,68 +134,68 @@ class Recording:
     rebuild: Callable[[list[Any]], Any] = lambda new: new
 
 
-class Captured:
-    """A method that is recorded for every form of its arguments, once it has run a few times."""
+class GraphedMethod:
+    """A method that is captured for every form of its arguments, once it has run a few times."""
 
     def __init__(self, method: Callable[..., Any], around: Around = nullcontext) -> None:
         self.method, self.around = method, around
         self.check: Callable[[Callable[[], Any], Callable[[], Any]], Any] | None = None
-        self.recordings: dict[Any, Recording] = {}
+        self.graphs: dict[Any, CapturedGraph] = {}
         self.stream = torch.cuda.Stream()
 
     def __call__(self, *args: Any) -> Any:
         tensors, rebuild, form = tree_split(args)
         key = (form, torch.is_grad_enabled())
-        rec = self.recordings.setdefault(key, Recording())
-        if rec.graph is None:
-            if rec.calls < WARM_UP:
-                rec.calls += 1
+        captured = self.graphs.setdefault(key, CapturedGraph())
+        if captured.graph is None:
+            if captured.calls < WARM_UP:
+                captured.calls += 1
                 if (
                     torch.is_grad_enabled()
                     and self.check
-                    and len(self.recordings) == rec.calls == 1
+                    and len(self.graphs) == captured.calls == 1
                 ):
-                    return self.check(partial(self.method, *args), partial(self._warm, args))
-                return self._warm(args)
-            self._record(rec, tensors, rebuild)
+                    return self.check(partial(self.method, *args), partial(self._warm_up, args))
+                return self._warm_up(args)
+            self._capture(captured, tensors, rebuild)
         else:
-            for mine, given in zip(rec.inputs, tensors, strict=True):
+            for mine, given in zip(captured.inputs, tensors, strict=True):
                 mine.copy_(given, non_blocking=True)
-        assert rec.graph is not None
-        rec.graph.replay()
-        return self._results(rec)
+        assert captured.graph is not None
+        captured.graph.replay()
+        return self._results(captured)
 
-    def _warm(self, args: tuple[Any, ...]) -> Any:
-        """Run on a stream of its own, as a recording must, without recording."""
+    def _warm_up(self, args: tuple[Any, ...]) -> Any:
+        """Run on a stream of its own, as a capture must, without capturing."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), self.around():
             out = self.method(*args)
         torch.cuda.current_stream().wait_stream(self.stream)
         return out
 
-    def _record(
-        self, rec: Recording, tensors: list[Tensor], rebuild: Callable[[list[Any]], Any]
+    def _capture(
+        self, captured: CapturedGraph, tensors: list[Tensor], rebuild: Callable[[list[Any]], Any]
     ) -> None:
-        rec.inputs = [t.clone() for t in tensors]
-        args = rebuild(rec.inputs)
-        rec.graph = torch.cuda.CUDAGraph()
+        captured.inputs = [t.clone() for t in tensors]
+        args = rebuild(captured.inputs)
+        captured.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(rec.graph, stream=self.stream), self.around():
+        with torch.cuda.graph(captured.graph, stream=self.stream), self.around():
             out = self.method(*args)
-            outputs, rec.rebuild, _ = tree_split(out)
+            outputs, captured.rebuild, _ = tree_split(out)
             small = [x.detach() for x in outputs if _is_number(x)]
-            rec.scalars = torch.stack(small) if small else None
-        rec.outputs = [x for x in outputs if not _is_number(x)]
+            captured.scalars = torch.stack(small) if small else None
+        captured.outputs = [x for x in outputs if not _is_number(x)]
         counts = [0, 0]
         for scalar in map(_is_number, outputs):
-            rec.order.append((scalar, counts[scalar]))
+            captured.order.append((scalar, counts[scalar]))
             counts[scalar] += 1
 
-    def _results(self, rec: Recording) -> Any:
+    def _results(self, captured: CapturedGraph) -> Any:
         """Return copies: the next replay overwrites the originals."""
-        small = () if rec.scalars is None else rec.scalars.clone().unbind()
-        large = [x.clone() for x in rec.outputs]
-        return rec.rebuild([small[i] if scalar else large[i] for scalar, i in rec.order])
+        small = () if captured.scalars is None else captured.scalars.clone().unbind()
+        large = [x.clone() for x in captured.outputs]
+        return captured.rebuild([small[i] if scalar else large[i] for scalar, i in captured.order])
 
 
 def _is_number(x: Tensor) -> bool:

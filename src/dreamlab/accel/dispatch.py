@@ -1,4 +1,4 @@
-"""Where there are two ways to compute the same thing: the one as it is written, and a GPU's own."""
+"""Which form is computed where there are two: the reference as it is written, or a kernel."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from torch import Tensor
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in numpy: for tests
 
 
-class Ways:
-    """Which way to compute where there are two: the plain one is there to compare with."""
+class Forms:
+    """Which form to compute: the reference is there to compare with."""
 
-    plain = False
+    reference = False
 
 
 @contextmanager
-def as_written() -> Iterator[None]:
-    """Compute everything inside the block the plain way."""
-    before, Ways.plain = Ways.plain, True
+def reference_kernels() -> Iterator[None]:
+    """Compute everything inside the block in its reference form."""
+    before, Forms.reference = Forms.reference, True
     try:
         yield
     finally:
-        Ways.plain = before
+        Forms.reference = before
 
 
-def gpu_way(x: Tensor) -> bool:
-    """Tell whether a tensor is better treated in the way that suits a GPU."""
-    return (x.is_cuda or INTERPRETED) and not Ways.plain
+def use_gpu_kernels(x: Tensor) -> bool:
+    """Tell whether a tensor is computed with in the form that suits a GPU."""
+    return (x.is_cuda or INTERPRETED) and not Forms.reference
 
 
-def triton_takes(x: Tensor) -> bool:
-    """Tell whether a kernel of ours can work on this tensor."""
-    return gpu_way(x) and has_triton()
+def use_triton(x: Tensor) -> bool:
+    """Tell whether a Triton kernel of ours computes with this tensor."""
+    return use_gpu_kernels(x) and has_triton()
 
 
 @cache

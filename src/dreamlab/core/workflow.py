@@ -39,10 +39,10 @@ def compilable(method: F) -> F:
 
 
 def capturable(method: F) -> F:
-    """Mark a workflow's method whose kernels a GPU may record once and replay from then on.
+    """Mark a workflow's method whose kernels a GPU may capture once and replay from then on.
 
     What holds for a compilable method holds for it; beside tensors, its arguments decide which
-    recording is used. Python in it runs for the recording only.
+    graph is replayed. Python in it runs for the capture only.
     """
     method.is_capturable = True  # type: ignore[attr-defined]
     return method

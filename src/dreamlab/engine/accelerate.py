@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from threadpoolctl import ThreadpoolController
 
-from dreamlab.accel.compile import compile_pieces, compile_updates
-from dreamlab.accel.cuda_graphs import record_methods
+from dreamlab.accel.compile import compile_methods, compile_updates
+from dreamlab.accel.cuda_graphs import graph_methods
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow, marked
 
@@ -33,8 +33,8 @@ class ComputeConfig:
     deterministic: bool = False
     """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
     compile: bool | None = None
-    """Compile updates with torch.compile, on a GPU record them as CUDA graphs: faster after half a
-    minute, or seconds the next time. None: on a GPU, where the workflow can be recorded."""
+    """Compile updates with torch.compile, on a GPU capture them as CUDA graphs: faster after half a
+    minute, or seconds the next time. None: on a GPU, where the workflow can be captured."""
     threads: int = 0
     """CPU threads of torch; 0: one where an update is small (faster there), else all cores that
     the process was given (its affinity, OMP_NUM_THREADS)."""
@@ -82,15 +82,15 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
 
 
 def speed_up(config: ComputeConfig, workflow: Workflow[Any]) -> None:
-    """Compile what is marked for it, and on a GPU record what is marked for that."""
-    recorded = marked(type(workflow), "capturable") if workflow.device.type == "cuda" else []
+    """Compile what is marked for it, and on a GPU capture what is marked for that."""
+    captured = marked(type(workflow), "capturable") if workflow.device.type == "cuda" else []
     if any(opt.accumulate > 1 for opt in workflow.optimizers.values()):
         if config.compile:
             raise ConfigError("compile: does not go together with training.accumulate")
         return
-    if recorded:
-        pieces = compile_pieces(workflow, except_for=recorded)
-        record_methods(config.precision == "bf16", workflow, recorded, pieces)
+    if captured:
+        compiled = compile_methods(workflow, except_for=captured)
+        graph_methods(config.precision == "bf16", workflow, captured, compiled)
         torch.backends.cudnn.benchmark = not config.deterministic
     elif config.compile:
         compile_updates(workflow)

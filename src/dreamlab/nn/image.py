@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dreamlab.accel.dispatch import gpu_way
+from dreamlab.accel.dispatch import use_gpu_kernels
 from dreamlab.accel.phase_conv import conv_pool, double_conv
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, dense, norm, trunc_normal_
 
@@ -32,7 +32,7 @@ class PoolConv(Conv):
 
     def forward(self, x: Tensor) -> Tensor:
         # few channels leave a GPU's tensor cores idle; four times as many do not
-        if gpu_way(x) and self.weight.shape[1] < 16:
+        if use_gpu_kernels(x) and self.weight.shape[1] < 16:
             return conv_pool(x, self.weight, self.bias)
         return pool(super().forward(x))
 
@@ -41,7 +41,7 @@ class DoubleConv(Conv):
     """Every pixel as 2 x 2 of them, then a convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if gpu_way(x):
+        if use_gpu_kernels(x):
             return double_conv(x, self.weight, self.bias)
         return super().forward(double(x))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dreamlab.accel import rssm_scan
-from dreamlab.accel.dispatch import triton_takes
+from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.rssm_scan import fits
 
 
@@ -38,7 +38,7 @@ class Choices(NamedTuple):
 
 def available(x: Tensor) -> bool:
     """Tell whether sequences like this tensor can be followed in one call now."""
-    return triton_takes(x)
+    return use_triton(x)
 
 
 def scan(

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from dreamlab.accel.side_stream import Aside
+from dreamlab.accel.side_stream import SideStream
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -20,7 +20,7 @@ def overlapped(
 
     The caller keeps the tensors that `first` reads until it has used the results.
     """
-    beside = Aside(device)
+    beside = SideStream(device)
     with beside:
         one = first()
     other = second()

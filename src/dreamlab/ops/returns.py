@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dreamlab.accel.dispatch import triton_takes
+from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.recurrence import recurrence
 
 
@@ -32,7 +32,7 @@ def lambda_return(
     target = reward[:, 1:] + discount[:, 1:] * (1 - lam) * value[:, 1:]
     decay = lam * discount[:, 1:]
     ret = value[:, -1]
-    if triton_takes(target) and not (target.requires_grad or ret.requires_grad):
+    if use_triton(target) and not (target.requires_grad or ret.requires_grad):
         return recurrence(target.contiguous(), decay.contiguous(), ret.contiguous())
     returns: list[Tensor] = []
     for i in reversed(range(target.shape[1])):
