@@ -23,6 +23,12 @@ def test_compiled_updates_move_the_weights_alike(name, tmp_path):
     assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
 
 
+def test_a_uniform_distribution_has_mean_0_however_it_is_compiled():
+    command = [sys.executable, "-m", "tests.accel.contracted"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
+
+
 def test_accumulated_gradients_are_refused(tmp_path):
     loop = open_loop(
         tmp_path / "a", "+experiment=ppo_cartpole", "tiny=true", "training.accumulate=2"
