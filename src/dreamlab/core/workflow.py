@@ -38,6 +38,12 @@ def compilable(method: F) -> F:
     return method
 
 
+def varying_rows(method: F) -> F:
+    """Mark a compilable method whose tensors have now more, now fewer rows: one code for all."""
+    method.is_varying_rows = True  # type: ignore[attr-defined]
+    return method
+
+
 def capturable(method: F) -> F:
     """Mark a workflow's method whose kernels a GPU may capture once and replay from then on.
 
