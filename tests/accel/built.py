@@ -13,6 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+import tests.conftest  # noqa: F401 (checks shapes as every test does: kernels must stand it)
 from dreamlab.accel import dispatch
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dreamlab.accel import cuda_graphs, dispatch
+from dreamlab.accel import cuda_graphs
 from dreamlab.accel.bf16_weights import Bf16Weights
 from dreamlab.accel.cuda_graphs import compare_with_reference, lay_out
 from dreamlab.core.errors import LabError
 from dreamlab.core.types import Mode
+from tests.accel import gpu_form
 from tests.helpers import open_loop, run_for
 
 
@@ -108,29 +108,12 @@ class NoHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Idle:
-    """Kernels that are launched and do nothing."""
-
-    def __init__(self, launched):
-        self.launched = launched
-
-    def __getattr__(self, name):
-        return defaultdict(lambda: lambda *args, **kwargs: self.launched.add(name))
-
-
 def on_a_gpu(monkeypatch):
-    """Take the GPU's way with tensors of the CPU; return the names of the kernels launched."""
-    launched = set()
-    for module in ("rssm_scan", "fused_laprop", "recurrence"):
-        monkeypatch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
-    monkeypatch.setattr(dispatch, "INTERPRETED", True)
-    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
-    monkeypatch.setattr(torch, "empty", torch.zeros)  # kernels would have filled it
-    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    """Take the GPU's form with tensors of the CPU; return the names of the kernels launched."""
     # torch's own looks at the numbers on a CPU, not on a GPU
     hot = lambda x, classes: (x[..., None] == torch.arange(classes)).long()  # noqa: E731
     monkeypatch.setattr(torch.nn.functional, "one_hot", hot)
-    return launched
+    return gpu_form.take(monkeypatch)
 
 
 @pytest.mark.parametrize("experiment", ["dreamer_debug", "dreamer_walker", "dreamer_atari100k"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow, marked
 
 
-def compile_updates(workflow: Workflow[Any]) -> None:
+def compile_updates(workflow: Workflow[Any]) -> list[CompiledMethod]:
     """Replace what is marked `@compilable`, optimizer steps included, by compiled functions."""
     import torch._dynamo.config as dynamo
 
@@ -21,10 +23,12 @@ def compile_updates(workflow: Workflow[Any]) -> None:
     name = type(workflow).__name__
     if marked(type(workflow), "capturable"):
         raise ConfigError(f"compile: {name} gains by it on a GPU only; leave the option out")
-    if not compile_methods(workflow):
+    methods = compile_methods(workflow)
+    if not methods:
         raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
     for opt in workflow.optimizers.values():
         opt.inner.allocate()
+    return methods
 
 
 def compile_methods(
@@ -49,7 +53,27 @@ class CompiledMethod:
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method, self.enabled = method, True
+        self.varying = bool(getattr(method, "is_varying_rows", False))
         self.compiled = torch.compile(method, fullgraph=True, dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.compiled if self.enabled else self.method)(*args, **kwargs)
+        if not self.enabled:
+            return self.method(*args, **kwargs)
+        if self.varying:
+            for x in _tensors([*args, *kwargs.values()]):
+                if x.ndim:
+                    torch._dynamo.maybe_mark_dynamic(x, 0)
+        return self.compiled(*args, **kwargs)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors in values, dictionaries, dataclasses and tuples: cheap, for every call."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif is_dataclass(value):
+            yield from _tensors(vars(value).values())

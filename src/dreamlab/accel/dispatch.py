@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+# asked once: the compiler traces `use_triton`, and refuses to look for modules
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in numpy: for tests
 
 
@@ -38,12 +40,7 @@ def use_gpu_kernels(x: Tensor) -> bool:
 
 def use_triton(x: Tensor) -> bool:
     """Tell whether a Triton kernel of ours computes with this tensor."""
-    return use_gpu_kernels(x) and has_triton()
-
-
-@cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return use_gpu_kernels(x) and HAS_TRITON
 
 
 @cache
