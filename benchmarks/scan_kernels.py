@@ -1,8 +1,8 @@
-"""Microseconds of every kernel of `nn.scan` for several launch settings, on a GPU.
+"""Microseconds of every kernel of `accel.rssm_scan` for several launch settings, on a GPU.
 
     python benchmarks/scan_kernels.py [--size 12m] [--write]
 
-Prints the fastest settings of each kernel; `--write` puts them into `TUNING` of nn/scan.py.
+Prints the fastest settings of each kernel; `--write` puts them into `TUNING` of accel/rssm_scan.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from dreamlab.accel import rssm_scan as scan
 from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
-from dreamlab.nn import scan
 from dreamlab.workflows.dreamer_v3 import SIZES
 
 

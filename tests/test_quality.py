@@ -22,6 +22,14 @@ def test_imports_point_one_way():
     run(str(BIN / "lint-imports"))
 
 
+def test_kernels_live_where_nothing_wraps_them():
+    home = ROOT / "src" / "dreamlab" / "accel" / "kernels"
+    for path in (ROOT / "src" / "dreamlab").rglob("*.py"):
+        if path.parent != home:
+            tops = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import)]
+            assert all(a.name != "triton" for n in tops for a in n.names), path
+
+
 def test_style():
     run(str(BIN / "ruff"), "check", ".")
     run(str(BIN / "ruff"), "format", "--check", ".")
@@ -37,7 +45,9 @@ def functions(path: Path):
             yield node
 
 
-@pytest.mark.parametrize("folder", ["workflows", "components", "engine", "data", "core", "envs"])
+@pytest.mark.parametrize(
+    "folder", ["workflows", "components", "engine", "data", "core", "envs", "accel"]
+)
 def test_files_and_functions_stay_small(folder):
     for path in (ROOT / "src" / "dreamlab" / folder).rglob("*.py"):
         lines = len(path.read_text().splitlines())

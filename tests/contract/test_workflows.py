@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -46,9 +46,9 @@ def calm(config: LabConfig) -> LabConfig:
     return replace(config, training=replace(config.training, phases=phases))
 
 
-def make(folder: Path, name: str, learn: bool = False):
+def make(folder: Path, name: str, learn: bool = False, options: Sequence[str] = ()):
     """Return the loop of an experiment, shrunk, on the dummy environment its actions suit."""
-    config = config_of(f"+experiment={name}", *SMALL)
+    config = config_of(f"+experiment={name}", *SMALL, *options)
     config = config if learn else calm(config)
     for continuous in (False, True):
         env = EnvConfig("identity", "dummy", {"continuous": continuous}, num_envs=2)

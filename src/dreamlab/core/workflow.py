@@ -38,11 +38,17 @@ def compilable(method: F) -> F:
     return method
 
 
+def varying_rows(method: F) -> F:
+    """Mark a compilable method whose tensors have now more, now fewer rows: one code for all."""
+    method.is_varying_rows = True  # type: ignore[attr-defined]
+    return method
+
+
 def capturable(method: F) -> F:
-    """Mark a workflow's method whose kernels a GPU may record once and replay from then on.
+    """Mark a workflow's method whose kernels a GPU may capture once and replay from then on.
 
     What holds for a compilable method holds for it; beside tensors, its arguments decide which
-    recording is used. Python in it runs for the recording only.
+    graph is replayed. Python in it runs for the capture only.
     """
     method.is_capturable = True  # type: ignore[attr-defined]
     return method

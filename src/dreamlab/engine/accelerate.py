@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from threadpoolctl import ThreadpoolController
 
+from dreamlab.accel.compile import compile_methods, compile_updates
+from dreamlab.accel.cuda_graphs import graph_methods
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow, marked
 
@@ -31,8 +33,8 @@ class ComputeConfig:
     deterministic: bool = False
     """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
     compile: bool | None = None
-    """Compile updates with torch.compile, on a GPU record them as CUDA graphs: faster after half a
-    minute, or seconds the next time. None: on a GPU, where the workflow can be recorded."""
+    """Compile updates with torch.compile, on a GPU capture them as CUDA graphs: faster after half a
+    minute, or seconds the next time. None: on a GPU, where the workflow can be captured."""
     threads: int = 0
     """CPU threads of torch; 0: one where an update is small (faster there), else all cores that
     the process was given (its affinity, OMP_NUM_THREADS)."""
@@ -80,62 +82,18 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
 
 
 def speed_up(config: ComputeConfig, workflow: Workflow[Any]) -> None:
-    """Compile what is marked for it, and on a GPU record what is marked for that."""
-    recorded = marked(type(workflow), "capturable") if workflow.device.type == "cuda" else []
+    """Compile what is marked for it, and on a GPU capture what is marked for that."""
+    captured = marked(type(workflow), "capturable") if workflow.device.type == "cuda" else []
     if any(opt.accumulate > 1 for opt in workflow.optimizers.values()):
         if config.compile:
             raise ConfigError("compile: does not go together with training.accumulate")
         return
-    if recorded:
-        from dreamlab.engine.capture import record_methods
-
-        pieces = compile_pieces(workflow, except_for=recorded)
-        record_methods(config.precision == "bf16", workflow, recorded, pieces)
+    if captured:
+        compiled = compile_methods(workflow, except_for=captured)
+        graph_methods(config.precision == "bf16", workflow, captured, compiled)
         torch.backends.cudnn.benchmark = not config.deterministic
     elif config.compile:
         compile_updates(workflow)
-
-
-def compile_updates(workflow: Workflow[Any]) -> None:
-    """Replace what is marked `@compilable`, optimizer steps included, by compiled functions."""
-    import torch._dynamo.config as dynamo
-
-    if not hasattr(dynamo, "trace_autograd_ops"):
-        raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
-    dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
-    name = type(workflow).__name__
-    if marked(type(workflow), "capturable"):
-        raise ConfigError(f"compile: {name} gains by it on a GPU only; leave the option out")
-    if not compile_pieces(workflow):
-        raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
-    for opt in workflow.optimizers.values():
-        opt.inner.allocate()
-
-
-def compile_pieces(workflow: Workflow[Any], except_for: Sequence[str] = ()) -> list[Piece]:
-    """Replace the `@compilable` methods of a workflow and its modules, and return them."""
-    import torch._inductor.config as inductor
-
-    inductor.fallback_random = True  # the same random numbers as without the compiler
-    pieces: list[Piece] = []
-    for module in workflow.modules():
-        for name in marked(type(module), "compilable"):
-            if module is workflow and name in except_for:
-                continue
-            pieces.append(Piece(getattr(module, name)))
-            object.__setattr__(module, name, pieces[-1])
-    return pieces
-
-
-class Piece:
-    """A compiled method; while it is not `awake` it runs as it was written."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self.method, self.awake = method, True
-        self.compiled = torch.compile(method, fullgraph=True, dynamic=False)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.compiled if self.awake else self.method)(*args, **kwargs)
 
 
 def keep_memory() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dreamlab.nn import fused
+from dreamlab.accel.fused_mlp import fused_mlp, usable
 from dreamlab.nn.mlp import ACTIVATIONS, Act
 
 
@@ -49,8 +49,8 @@ class EnsembleMLP(nn.Module):
         """Return the outputs; without `learn` gradients reach the input, but no weight."""
         x = x.expand(self.num, *x.shape)
         params = self.flat if learn else [p.detach() for p in self.flat]
-        if self.fusible and fused.usable(x):
-            return fused.fused_mlp(x, self.act, True, params)
+        if self.fusible and usable(x):
+            return fused_mlp(x, self.act, True, params)
         if learn:
             return self.layers(x)
         names = [name for name, _ in self.layers.named_parameters()]

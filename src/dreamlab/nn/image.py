@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dreamlab.core.ways import gpu_way
+from dreamlab.accel.dispatch import use_gpu_kernels
+from dreamlab.accel.phase_conv import conv_pool, double_conv
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, dense, norm, trunc_normal_
-
-EIGHT = 8
-"""Tensor cores want channels in multiples; others would be copied first."""
 
 
 class Conv(nn.Module):
@@ -34,7 +32,7 @@ class PoolConv(Conv):
 
     def forward(self, x: Tensor) -> Tensor:
         # few channels leave a GPU's tensor cores idle; four times as many do not
-        if gpu_way(x) and self.weight.shape[1] < 16:
+        if use_gpu_kernels(x) and self.weight.shape[1] < 16:
             return conv_pool(x, self.weight, self.bias)
         return pool(super().forward(x))
 
@@ -43,47 +41,9 @@ class DoubleConv(Conv):
     """Every pixel as 2 x 2 of them, then a convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if gpu_way(x):
+        if use_gpu_kernels(x):
             return double_conv(x, self.weight, self.bias)
         return super().forward(double(x))
-
-
-def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return what `PoolConv` does, by a 3x3 convolution over maps of half the size.
-
-    Its channels are the 2 x 2 pixels that lie together, its results the four that `pool` compares.
-    """
-    n, h, w, c = x.shape
-    out = weight.shape[0]
-    for axis in ([0, 0], []):  # the five taps among six, as an even and as an odd pixel sees them
-        weight = torch.stack([F.pad(weight, [*axis, 0, 1]), F.pad(weight, [*axis, 1, 0])])
-    weight = weight.view(2, 2, out, c, 3, 2, 3, 2)  # the first two: phase x and y of the result
-    weight = weight.permute(1, 0, 2, 5, 7, 3, 4, 6).reshape(4 * out, 4 * c, 3, 3)
-    x = x.reshape(n, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5)
-    x = x.reshape(n, h // 2, w // 2, 4 * c)
-    spare = -(4 * c) % EIGHT
-    x, weight = F.pad(x, [0, spare]), F.pad(weight, [0, 0, 0, 0, 0, spare])
-    y = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
-    return y.reshape(n, h // 2, w // 2, 4, out).amax(3) + bias.to(y.dtype)
-
-
-def double_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return what `DoubleConv` does, by a 3x3 convolution to four times the channels.
-
-    Of the five taps that see doubled pixels, some see the same one: they become one tap.
-    """
-    n, h, w, _ = x.shape
-    out, c = weight.shape[:2]
-    for dim in (-2, -1):
-        a = weight.unbind(dim)
-        even, odd = (a[0] + a[1], a[2] + a[3], a[4]), (a[0], a[1] + a[2], a[3] + a[4])
-        weight = torch.stack([torch.stack(even, dim), torch.stack(odd, dim)])
-    # now [phase x, phase y, out, c, 3, 3]
-    weight = weight.transpose(0, 1).reshape(4 * out, c, 3, 3)
-    weight = F.pad(weight, [0, 0, 0, 0, 0, 0, 0, -(4 * out) % EIGHT])
-    y = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
-    y = y[..., : 4 * out].reshape(n, h, w, 2, 2, out).permute(0, 1, 3, 2, 4, 5)
-    return y.reshape(n, 2 * h, 2 * w, out) + bias.to(y.dtype)
 
 
 def pool(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dreamlab.nn import fused
+from dreamlab.accel.fused_mlp import fused_mlp, usable
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -102,20 +102,20 @@ class MLP(Memoryless):
     def forward(
         self, x: Tensor, state: Any = (), is_first: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        if not self.fusible or not fused.usable(x):
+        if not self.fusible or not usable(x):
             return self.layers(x), state
         return self._fused(x, self.flat, self.out_dim, False), state
 
     def into(self, head: nn.Linear, x: Tensor) -> Tensor:
         """Return `head` of the output, in one go where that is faster."""
-        if not self.fusible or not fused.usable(x):
+        if not self.fusible or not usable(x):
             return head(self.layers(x))
         return self._fused(x, [*self.flat, head.weight, head.bias], head.out_features, True)
 
     def _fused(self, x: Tensor, params: Sequence[Tensor], out_dim: int, head: bool) -> Tensor:
         if x.ndim == 2:
-            return fused.fused_mlp(x, self.act, head, params)
-        y = fused.fused_mlp(x.reshape(-1, x.shape[-1]), self.act, head, params)
+            return fused_mlp(x, self.act, head, params)
+        y = fused_mlp(x.reshape(-1, x.shape[-1]), self.act, head, params)
         return y.view(*x.shape[:-1], out_dim)
 
 

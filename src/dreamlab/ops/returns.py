@@ -6,23 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dreamlab.core.ways import kernels, triton_takes
-
-SCHEMA = "(Tensor target, Tensor decay, Tensor last) -> Tensor"
-
-
-@torch.library.custom_op("dreamlab::recurrence", mutates_args=(), schema=SCHEMA)
-def recurrence(target: Tensor, decay: Tensor, last: Tensor) -> Tensor:
-    """Return out[:, i] = target[:, i] + decay[:, i] * out[:, i + 1], with `last` after the end."""
-    out, (rows, steps) = torch.empty_like(target), target.shape
-    launch = kernels("dreamlab.ops.kernels").recurrence_kernel[(-(-rows // 32),)]
-    launch(target, decay, last, out, rows, steps, ROWS=32)
-    return out
-
-
-@recurrence.register_fake
-def _(target: Tensor, decay: Tensor, last: Tensor) -> Tensor:
-    return torch.empty_like(target)
+from dreamlab.accel.dispatch import use_triton
+from dreamlab.accel.recurrence import recurrence
 
 
 def lambda_return(
@@ -47,7 +32,7 @@ def lambda_return(
     target = reward[:, 1:] + discount[:, 1:] * (1 - lam) * value[:, 1:]
     decay = lam * discount[:, 1:]
     ret = value[:, -1]
-    if triton_takes(target) and not (target.requires_grad or ret.requires_grad):
+    if use_triton(target) and not (target.requires_grad or ret.requires_grad):
         return recurrence(target.contiguous(), decay.contiguous(), ret.contiguous())
     returns: list[Tensor] = []
     for i in reversed(range(target.shape[1])):

@@ -32,12 +32,12 @@ def symmetric_mean(probs: Float[Tensor, "*b n"], bins: Float[Tensor, " n"]) -> F
     """Return the mean of a distribution over symmetric bins, 0 exactly if it is uniform.
 
     Bins reach 4.85e8: summed from left to right, rounding alone would give a value of thousands.
+    Probabilities are subtracted before anything is multiplied, so that this holds for compilers
+    too that join a product and a sum into one operation.
     """
-    n = bins.shape[0]
-    weighted = probs * bins
-    below, above = weighted[..., : n // 2], weighted[..., (n + 1) // 2 :]
-    total = (below.flip(-1) + above).sum(-1)
-    return total + weighted[..., n // 2] if n % 2 else total
+    up = (bins.shape[0] + 1) // 2
+    tilt = probs[..., up:] - probs[..., : bins.shape[0] // 2].flip(-1)
+    return (tilt * bins[up:]).sum(-1)
 
 
 def two_hot_loss(

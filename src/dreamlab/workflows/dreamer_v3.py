@@ -31,9 +31,9 @@ from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.norm import NormKind, Style
 from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.ops.overlap import overlapped
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import Bins, follow_range
-from dreamlab.ops.streams import Aside
 
 Size = Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"]
 
@@ -254,12 +254,11 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
         known = [x[:, recent] for x in (seen.feature, reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
-        dreaming = Aside(self.device)
-        with dreaming:
-            dream = self.dream(origin)
-            more, facts = self.behaviour(dream, *known)
-        losses, metrics = self.model.losses(seen, obs, reward, terminal)
-        dreaming.join()
+        (more, facts), (losses, metrics) = overlapped(
+            self.device,
+            lambda: self.behaviour(self.dream(origin), *known),
+            lambda: self.model.losses(seen, obs, reward, terminal),
+        )
         metrics |= facts | self.learn(losses | more)
         metrics |= {f"loss/{k}": v.mean() for k, v in (losses | more).items()}
         fresh = self.stored(seen.latent.detach())

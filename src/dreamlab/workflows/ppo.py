@@ -19,7 +19,7 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
-from dreamlab.core.workflow import Workflow, compilable, hook
+from dreamlab.core.workflow import Workflow, compilable, hook, varying_rows
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.mlp import chain, linear
 from dreamlab.ops.losses import clipped_surrogate
@@ -191,6 +191,7 @@ class PPO(Workflow[PPOConfig]):
         return self.actor.dist(policy), value[..., 0]
 
     @compilable
+    @varying_rows
     def minibatch(self, s: Samples, clip: Tensor) -> Metrics:
         """Take one gradient step (eq. 7 and 9 of the paper)."""
         c = self.config

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dreamlab.core.types import Mode
-from dreamlab.core.ways import triton_takes
 from dreamlab.nn import scan
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, Tower, dense, norm
-from dreamlab.ops.fast import gumbel, one_hot_max, small_softmax, tanh
+from dreamlab.ops.functional import gumbel, one_hot_max, softmax, tanh
 
 
 class Latent(NamedTuple):
@@ -108,7 +106,7 @@ class OneHot:
     """Independent choices with logits [*b, stoch, classes], mixed with a little chance."""
 
     def __init__(self, logits: Tensor, unimix: float) -> None:
-        probs = small_softmax(logits.float())
+        probs = softmax(logits.float())
         if unimix:
             probs = (1 - unimix) * probs + unimix / logits.shape[-1]
         self.probs, self.log_probs = probs, torch.log(probs)
@@ -221,40 +219,25 @@ class RSSM(nn.Module):
         """Follow a sequence from `state`, `action[:, i]` led to step i; return states, logits."""
         b, t = is_first.shape
         noise = self.noise(t, b, device=tokens.device) if noise is None else noise
-        if self.scannable and triton_takes(tokens):
+        if self.scannable and scan.available(tokens):
             return self._scan(state, action, tokens, is_first, noise)
         return follow(self.observe_step, state, (action, tokens, is_first), noise)
 
     def _scan(
         self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
     ) -> tuple[Latent, Tensor]:
-        """Do what `follow` does with `observe_step`, all steps as one node of the graph."""
-        c, dtype = self.config, scan.dtype_of(tokens)
-        keep = (~is_first).to(dtype)
-        x2 = self.cell.inputs[2](action * keep[..., None])
-        w = self._scan_weights()
-        seen = F.linear(tokens.to(dtype), w.look[:, c.deter :].to(dtype))
-        cast = scan.Weights(
-            *(x if k.endswith("_scale") else x.to(dtype) for k, x in w._asdict().items())
+        """Do what `follow` does with `observe_step`, in one call."""
+        c, cell = self.config, self.cell
+        memory, stoch, act = cell.inputs
+        layers = scan.Layers(
+            memory, stoch, act, cell.hidden[0], cell.norms[0], cell.gates, self.post_net[0],
+            self.post_out,
+        )  # fmt: skip
+        choices = scan.Choices(c.stoch, c.classes, c.unimix)
+        deter, random, logits = scan.scan(
+            layers, choices, (action, tokens, is_first), noise, (state.deter, state.stoch)
         )
-        cast = cast._replace(look=cast.look[:, : c.deter])
-        b, t = is_first.shape
-        sizes = scan.Sizes(t, b, c.deter, c.blocks, c.hidden, c.stoch, c.classes, c.unimix)
-        first = lambda x: x.to(dtype).transpose(0, 1)  # noqa: E731
-        start = (state.deter.to(dtype), state.stoch.to(dtype))
-        outs = scan.scan(cast, sizes, first(x2), first(seen), first(keep), noise, start)
-        deter, stoch, logits = (x.transpose(0, 1) for x in outs)
-        return Latent(deter, stoch), self._logits(logits)
-
-    def _scan_weights(self) -> scan.Weights:
-        cell: Any = self.cell
-        memory, stoch, _ = cell.inputs
-        look: Any = self.post_net[0]
-        layers = [(memory.linear, memory.norm), (stoch.linear, stoch.norm)]
-        layers += [(cell.hidden[0], cell.norms[0]), (cell.gates, None)]
-        layers += [(look.linear, look.norm), (self.post_out, None)]
-        parts = [(x.weight, x.bias, *(() if n is None else (n.scale,))) for x, n in layers]
-        return scan.Weights(*(x for part in parts for x in part))
+        return Latent(deter, random), self._logits(logits)
 
     def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Return the next state without looking."""

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from dreamlab.components.representation.rssm import Latent, OneHot, follow
 from dreamlab.core.types import Mode
 from dreamlab.nn.norm import ActKind, LayerNorm, NormAct, Style, dense
-from dreamlab.ops.fast import gumbel, small_log_softmax, tanh
+from dreamlab.ops.functional import gumbel, log_softmax, tanh
 
 CellKind = Literal["reset_before", "reset_after", "layer_norm"]
 
@@ -81,7 +81,7 @@ class Choices(OneHot):
     """Independent choices without a share of chance, from logits [*b, stoch, classes]."""
 
     def __init__(self, logits: Tensor) -> None:
-        self.log_probs = small_log_softmax(logits.float())
+        self.log_probs = log_softmax(logits.float())
         self.probs = self.log_probs.exp()
 
 

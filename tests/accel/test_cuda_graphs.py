@@ -1,19 +1,19 @@
-"""What recorded updates are made of, as far as it can be seen without a GPU."""
+"""What captured updates are made of, as far as it can be seen without a GPU."""
 
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dreamlab.core import ways
+from dreamlab.accel import cuda_graphs
+from dreamlab.accel.bf16_weights import Bf16Weights
+from dreamlab.accel.cuda_graphs import compare_with_reference, lay_out
 from dreamlab.core.errors import LabError
 from dreamlab.core.types import Mode
-from dreamlab.engine import capture
-from dreamlab.engine.capture import Halves, compare_ways, lay_out
+from tests.accel import gpu_form
 from tests.helpers import open_loop, run_for
 
 
@@ -30,7 +30,7 @@ def batch_of(loop):
     return loop.parts.buffers["replay"].sample().map(lambda x: x.clone())
 
 
-def test_halves_compute_as_autocast_does_and_move_the_full_weights(loop):
+def test_bf16_weights_compute_as_autocast_does_and_move_the_full_weights(loop):
     batch, agent = batch_of(loop), loop.workflow
     twin = copy.deepcopy(agent)
     twin.follower = type(twin.follower)(twin.slow, twin.critic)
@@ -39,9 +39,9 @@ def test_halves_compute_as_autocast_does_and_move_the_full_weights(loop):
         [p for m in (twin.model, twin.actor, twin.critic) for p in m.parameters()],
     )
     twin.load_state_dict(agent.state_dict())
-    halves = Halves(twin, lay_out(twin, halve=True))
+    weights = Bf16Weights(twin, lay_out(twin, bf16=True))
     results = []
-    for one, around in ((agent, None), (twin, halves.instead)):
+    for one, around in ((agent, None), (twin, weights.swapped_in)):
         torch.manual_seed(0)
         with torch.autocast("cpu", torch.bfloat16):
             if around is None:
@@ -59,11 +59,11 @@ def test_halves_compute_as_autocast_does_and_move_the_full_weights(loop):
     assert min(near) > 0.9
 
 
-def test_the_first_fast_update_must_give_the_plain_losses(loop):
+def test_the_first_fast_update_must_give_the_losses_of_the_reference(loop):
     batch, agent = batch_of(loop), loop.workflow
     before = {k: v.clone() for k, v in agent.named_parameters()}
     chance = torch.get_rng_state()
-    out = compare_ways(
+    out = compare_with_reference(
         agent, torch.float32, lambda: agent.update(batch), lambda: agent.update(batch)
     )
     assert "loss" in out[0]
@@ -77,18 +77,18 @@ def test_the_first_fast_update_must_give_the_plain_losses(loop):
         metrics, extras = agent.update(batch)
         return {**metrics, "loss": metrics["loss"] * 1.5}, extras
 
-    with pytest.raises(LabError, match="compile=false"):
-        compare_ways(agent, torch.float32, lambda: agent.update(batch), wrong)
+    with pytest.raises(LabError, match="accel=off"):
+        compare_with_reference(agent, torch.float32, lambda: agent.update(batch), wrong)
 
 
-def test_pieces_are_fast_inside_the_block_only():
+def test_methods_are_compiled_inside_the_block_only():
     class One:
-        awake = False
+        enabled = False
 
-    piece = One()
-    with capture.awake([piece]):
-        assert piece.awake
-    assert not piece.awake
+    method = One()
+    with cuda_graphs.enabled([method]):
+        assert method.enabled
+    assert not method.enabled
 
 
 aten = torch.ops.aten
@@ -99,7 +99,7 @@ HOST = (
 
 
 class NoHost(TorchDispatchMode):
-    """Raise at what a recording cannot hold: numbers on their way to the host, or from it."""
+    """Raise at what a graph cannot hold: numbers on their way to the host, or from it."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func.overloadpacket not in HOST, func
@@ -108,33 +108,16 @@ class NoHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Idle:
-    """Kernels that are launched and do nothing."""
-
-    def __init__(self, launched):
-        self.launched = launched
-
-    def __getattr__(self, name):
-        return defaultdict(lambda: lambda *args, **kwargs: self.launched.add(name))
-
-
 def on_a_gpu(monkeypatch):
-    """Take the GPU's way with tensors of the CPU; return the names of the kernels launched."""
-    launched = set()
-    for module in ("dreamlab.nn.scan", "dreamlab.core.fused_laprop", "dreamlab.ops.returns"):
-        monkeypatch.setattr(f"{module}.kernels", lambda name: Idle(launched))
-    monkeypatch.setattr(ways, "INTERPRETED", True)
-    monkeypatch.setattr(ways, "has_triton", lambda: True)
-    monkeypatch.setattr(torch, "empty", torch.zeros)  # kernels would have filled it
-    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    """Take the GPU's form with tensors of the CPU; return the names of the kernels launched."""
     # torch's own looks at the numbers on a CPU, not on a GPU
     hot = lambda x, classes: (x[..., None] == torch.arange(classes)).long()  # noqa: E731
     monkeypatch.setattr(torch.nn.functional, "one_hot", hot)
-    return launched
+    return gpu_form.take(monkeypatch)
 
 
 @pytest.mark.parametrize("experiment", ["dreamer_debug", "dreamer_walker", "dreamer_atari100k"])
-def test_a_recorded_update_never_asks_the_host(experiment, tmp_path, monkeypatch):
+def test_a_captured_update_never_asks_the_host(experiment, tmp_path, monkeypatch):
     small = (
         "deter=128", "hidden=32", "stoch=8", "classes=4", "blocks=4", "units=16", "depth=2",
         "imagine=3",
@@ -148,10 +131,10 @@ def test_a_recorded_update_never_asks_the_host(experiment, tmp_path, monkeypatch
     run_for(loop, 40)
     batch, agent = batch_of(loop), loop.workflow
     launched = on_a_gpu(monkeypatch)
-    halves = Halves(agent, lay_out(agent, halve=True))
+    weights = Bf16Weights(agent, lay_out(agent, bf16=True))
     state = agent.initial_state(2)
     first, obs = batch.is_first[:, 0], {k: v[:, 0] for k, v in batch.obs.items()}
-    with torch.autocast("cpu", torch.bfloat16), halves.instead(), NoHost():
+    with torch.autocast("cpu", torch.bfloat16), weights.swapped_in(), NoHost():
         agent.update(batch)
         with torch.no_grad():
             agent.decide(obs, first, state, Mode.TRAIN)

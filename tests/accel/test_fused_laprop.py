@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from dreamlab.core.fused_laprop import ALIGN, Layout
+from dreamlab.accel.fused_laprop import ALIGN, Layout
 from tests import kernels
 
 
 def test_the_kernels_take_the_same_steps():
-    kernels.run("tests.core.fused", "cpu", way="interpreted")
+    kernels.run("tests.accel.laprop_steps", "cpu", way="interpreted")
 
 
 @pytest.mark.gpu
 def test_the_kernels_take_the_same_steps_on_the_gpu():
-    kernels.run("tests.core.fused", "cuda", way="gpu")
+    kernels.run("tests.accel.laprop_steps", "cuda", way="gpu")
 
 
 def test_a_layout_keeps_values_and_aligns_parameters():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dreamlab.engine.accelerate import compile_updates
+from dreamlab.accel.compile import compile_updates
 from tests.helpers import open_loop
 
 

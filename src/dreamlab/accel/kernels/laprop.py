@@ -1,4 +1,4 @@
-"""Triton kernels of `fused_laprop`: all parameters in three launches.
+"""Triton kernels of `accel.fused_laprop`: all parameters in three launches.
 
 Parameters lie one after another in one array, cut into chunks that never cross from one parameter
 to the next. `owner` names each chunk's parameter, `first` where the chunk begins, `size` its

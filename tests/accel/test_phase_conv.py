@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dreamlab.nn.image import DoubleConv, PoolConv, conv_pool, double_conv
+from dreamlab.accel.phase_conv import conv_pool, double_conv
+from dreamlab.nn.image import DoubleConv, PoolConv
 
 FORMS = [(PoolConv, conv_pool, (2, 12, 16, 3)), (DoubleConv, double_conv, (2, 5, 7, 3))]
 

@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import nn
 
-from dreamlab.core.fused_laprop import FusedLaProp, Layout
+from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.core.optim import OptimConfig, Optimizer
 
 SHAPES = ((70, 130), (130,), (5,), (90, 100), (3,))
@@ -19,7 +19,7 @@ def params(device: str) -> list[nn.Parameter]:
 
 
 def main(device: str) -> None:
-    """Take five steps both ways; the last parameter has no gradient, the third a tiny one."""
+    """Take five steps in both forms; the last parameter has no gradient, the third a tiny one."""
     config = OptimConfig("laprop", 1e-2, 1e-20, agc=0.3, warmup=3)
     a, b = params(device), params(device)
     plain, fused = Optimizer(config, a), Optimizer(config, b)

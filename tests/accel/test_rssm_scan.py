@@ -11,13 +11,13 @@ SHAPES = pytest.mark.parametrize(("classes", "rows"), [(4, 5), (5, 16), (16, 20)
 
 @SHAPES
 def test_a_scan_follows_sequences_as_single_steps_do(classes, rows):
-    kernels.run("tests.nn.scanned", "cpu", classes, rows, way="interpreted")
+    kernels.run("tests.accel.scanned", "cpu", classes, rows, way="interpreted")
 
 
 @pytest.mark.gpu
 @SHAPES
 def test_a_scan_on_the_gpu(classes, rows):
-    kernels.run("tests.nn.scanned", "cuda", classes, rows, way="gpu")
+    kernels.run("tests.accel.scanned", "cuda", classes, rows, way="gpu")
 
 
 LARGE = [("12m", "float32"), *((size, "bfloat16") for size in ("12m", "200m", "400m"))]
@@ -29,4 +29,4 @@ LARGE = [("12m", "float32"), *((size, "bfloat16") for size in ("12m", "200m", "4
 )
 def test_every_kernel_can_be_built_for_an_h200(size, dtype, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernels.run("tests.nn.built", size, dtype, way="built")
+    kernels.run("tests.accel.built", size, dtype, way="built")

@@ -1,6 +1,6 @@
-"""Triton kernels of `nn.scan`: one step of the gradient of DreamerV3's recurrence.
+"""Triton kernels of `accel.rssm_scan`: one step of the gradient of DreamerV3's recurrence.
 
-Letters as in `scan_kernels`. Weight gradients are not computed here: they wait for all steps.
+Letters as in `rssm_scan`. Weight gradients are not computed here: they wait for all steps.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dreamlab.nn.scan_kernels import ROWS, mult, sum_parts, tile
+from dreamlab.accel.kernels.rssm_scan import ROWS, mult, sum_parts, tile
 
 
 @triton.jit

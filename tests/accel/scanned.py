@@ -1,4 +1,4 @@
-"""Run by test_scan.py in a process of its own: Triton's interpreter is chosen at import."""
+"""Run by test_rssm_scan.py in a process of its own: Triton's interpreter is chosen at import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton kernels of `ops`: what would be one launch per step of a sequence."""
+"""Triton kernel of `accel.recurrence`: what would be one launch per step of a sequence."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dreamlab.accel.dispatch import kernels
 from dreamlab.core.optim import LaProp, OptimConfig
-from dreamlab.core.ways import kernels
 
 ALIGN = 64
 """Numbers: every parameter begins at a multiple, so that its copies suit matrix products."""
@@ -88,7 +88,7 @@ class FusedLaProp(LaProp):
     @torch.no_grad()
     def step_from(self, grads: Sequence[Tensor | None]) -> Tensor:
         """Move the parameters, clipped; return the norm of all gradients before clipping."""
-        k = kernels("dreamlab.core.laprop_kernels")
+        k = kernels("laprop")
         c, count = self.config, self.allocate()
         assert self.rate is not None
         half, full = self._packed(grads, self.low), self._packed(grads, self.high)

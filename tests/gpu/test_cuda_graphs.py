@@ -1,4 +1,4 @@
-"""Recorded updates: what only a GPU can show. `pytest -m gpu` on a machine with one."""
+"""Captured updates: what only a GPU can show. `pytest -m gpu` on a machine with one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def loop_of(folder, *options):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recorded_training_evaluates_reports_and_goes_on(precision, tmp_path):
+def test_captured_training_evaluates_reports_and_goes_on(precision, tmp_path):
     loop = loop_of(tmp_path / "r", f"precision={precision}", "training.total_frames=400")
     run_for(loop, 60)
     loop.evaluate()  # outside of the update's precision
@@ -33,10 +33,10 @@ def test_recorded_training_evaluates_reports_and_goes_on(precision, tmp_path):
     losses = [v for r in metrics(tmp_path / "r") for k, v in r.items() if k.endswith("loss")]
     assert losses
     assert all(math.isfinite(v) for v in losses)
-    assert loop.workflow.update.recordings
+    assert loop.workflow.update.graphs
 
 
-def test_recorded_updates_are_the_plain_ones(tmp_path):
+def test_captured_updates_are_the_plain_ones(tmp_path):
     """Same start, same batches, same random numbers: the weights after five updates agree."""
     fast, plain = loop_of(tmp_path / "a"), loop_of(tmp_path / "b", "compile=false")
     run_for(fast, 40)
@@ -65,7 +65,7 @@ def test_results_survive_the_next_replay(tmp_path):
     assert float(first["loss"]) == loss
 
 
-def test_resume_of_recorded_training(tmp_path):
+def test_resume_of_captured_training(tmp_path):
     options = ("deterministic=true", "training.total_frames=300")
     try:
         loop_of(tmp_path / "whole", *options).run()

@@ -1,4 +1,4 @@
-"""Triton kernels of `nn.scan`: one step of DreamerV3's recurrence. Its gradient is beside.
+"""Triton kernels of `accel.rssm_scan`: one step of DreamerV3's recurrence. Its gradient is beside.
 
 A batch of 16 rows is one tile, so a kernel's time is that of reading its weights once. Normalising
 is done by whoever reads the numbers next, from sums of squares: no kernel waits for a whole row.

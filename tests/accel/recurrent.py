@@ -1,4 +1,4 @@
-"""Run by test_returns_kernel.py: the returns' kernel against the loop."""
+"""Run by test_recurrence.py: the returns' kernel against the loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from dreamlab.core.ways import as_written
+from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.ops.returns import lambda_return
 
 
@@ -16,7 +16,7 @@ def main(device: str) -> None:
     lam = torch.rand(40, 7, device=device)
     for weight in (0.95, lam):
         fast = lambda_return(reward, discount, value, weight)
-        with as_written():
+        with reference_kernels():
             torch.testing.assert_close(fast, lambda_return(reward, discount, value, weight))
     value.requires_grad_()  # gradients are the loop's
     assert lambda_return(reward, discount, value, 0.9).requires_grad

@@ -18,7 +18,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole", "sac_pendulum"])
 def test_compiled_updates_move_the_weights_alike(name, tmp_path):
-    command = [sys.executable, "-m", "tests.engine.compiled", name, str(tmp_path)]
+    command = [sys.executable, "-m", "tests.accel.compiled", name, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
+
+
+def test_a_uniform_distribution_has_mean_0_however_it_is_compiled():
+    command = [sys.executable, "-m", "tests.accel.contracted"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
 

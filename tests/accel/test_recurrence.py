@@ -8,9 +8,9 @@ from tests import kernels
 
 
 def test_the_kernel_gives_the_same_returns():
-    kernels.run("tests.ops.recurrent", "cpu", way="interpreted")
+    kernels.run("tests.accel.recurrent", "cpu", way="interpreted")
 
 
 @pytest.mark.gpu
 def test_the_kernel_gives_the_same_returns_on_the_gpu():
-    kernels.run("tests.ops.recurrent", "cuda", way="gpu")
+    kernels.run("tests.accel.recurrent", "cuda", way="gpu")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-class Aside:
+class SideStream:
     """On a GPU, what is computed inside the block runs beside what follows it, until `join`.
 
     Gradients take the same ways back. Tensors made before the block and used in it must be kept

@@ -1,4 +1,4 @@
-"""Run by test_scan.py: build every Triton kernel for a GPU that is not there.
+"""Run by test_rssm_scan.py: build every Triton kernel for a GPU that is not there.
 
 The interpreter shows what kernels compute; this shows that they can be built, and whether a
 multiprocessor has room for them. Nothing is launched: a driver that does nothing stands in.
@@ -13,9 +13,10 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+import tests.conftest  # noqa: F401 (checks shapes as every test does: kernels must stand it)
+from dreamlab.accel import dispatch
+from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
-from dreamlab.core import ways
-from dreamlab.core.fused_laprop import FusedLaProp, Layout
 from dreamlab.core.optim import OptimConfig, Optimizer
 from dreamlab.ops.returns import lambda_return
 
@@ -86,7 +87,7 @@ def others() -> None:
 def main(size: str, dtype: str) -> None:
     driver: Any = Nowhere()
     triton.runtime.driver.set_active(driver)
-    ways.INTERPRETED = True  # take the GPU's way on tensors of the CPU
+    dispatch.INTERPRETED = True  # take the GPU's way on tensors of the CPU
     scan(size, getattr(torch, dtype))
     others()
     for name, shared in sorted(driver.shared.items()):

@@ -1,0 +1,59 @@
+"""bfloat16 copies of weights, made once per update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dreamlab.accel.fused_laprop import Layout
+from dreamlab.core.workflow import Workflow
+
+
+class Bf16Weights:
+    """bfloat16 copies of the weights that products read; the optimizers move the full ones.
+
+    Autocast would make these copies at every use. Gradients arrive at the copies.
+    """
+
+    def __init__(self, workflow: Workflow[Any], layout: Layout) -> None:
+        self.flat = layout.flat[: layout.low_end]
+        self.low = self.flat.to(torch.bfloat16)
+        self.places: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+        for module, name, p in product_weights(workflow):
+            copy = nn.Parameter(layout.view(self.low, p), p.requires_grad)
+            self.places.append((module, name, p, copy))
+        self.optimizers = list(workflow.optimizers.values())
+        self.full = [p for _, _, p, _ in self.places]
+        self.half = [h for _, _, _, h in self.places]
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Compute with the copies inside the block; they are fresh at its beginning."""
+        with torch.no_grad():
+            self.low.copy_(self.flat)
+        of = {id(p): h for p, h in zip(self.full, self.half, strict=True)}
+        for module, name, _, half in self.places:
+            module._parameters[name] = half
+        for opt in self.optimizers:
+            opt.sources = [of.get(id(p), p) for p in opt.params]
+        try:
+            yield
+        finally:
+            for module, name, full, _ in self.places:
+                module._parameters[name] = full
+            for opt in self.optimizers:
+                opt.sources = opt.params
+
+
+def product_weights(workflow: Workflow[Any]) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Return what matrix products read: module, name and parameter."""
+    return [
+        (module, name, p)
+        for module in workflow.modules()
+        for name, p in module.named_parameters(recurse=False)
+        if p.ndim > 1 or name == "bias"
+    ]

@@ -1,0 +1,79 @@
+"""Methods compiled by torch.compile: whole updates on a CPU, pieces of them inside a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.workflow import Workflow, marked
+
+
+def compile_updates(workflow: Workflow[Any]) -> list[CompiledMethod]:
+    """Replace what is marked `@compilable`, optimizer steps included, by compiled functions."""
+    import torch._dynamo.config as dynamo
+
+    if not hasattr(dynamo, "trace_autograd_ops"):
+        raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
+    dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
+    name = type(workflow).__name__
+    if marked(type(workflow), "capturable"):
+        raise ConfigError(f"compile: {name} gains by it on a GPU only; leave the option out")
+    methods = compile_methods(workflow)
+    if not methods:
+        raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
+    for opt in workflow.optimizers.values():
+        opt.inner.allocate()
+    return methods
+
+
+def compile_methods(
+    workflow: Workflow[Any], except_for: Sequence[str] = ()
+) -> list[CompiledMethod]:
+    """Replace the `@compilable` methods of a workflow and its modules, and return them."""
+    import torch._inductor.config as inductor
+
+    inductor.fallback_random = True  # the same random numbers as without the compiler
+    found: list[CompiledMethod] = []
+    for module in workflow.modules():
+        for name in marked(type(module), "compilable"):
+            if module is workflow and name in except_for:
+                continue
+            found.append(CompiledMethod(getattr(module, name)))
+            object.__setattr__(module, name, found[-1])
+    return found
+
+
+class CompiledMethod:
+    """A compiled method; while it is not `enabled` it runs as it was written."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method, self.enabled = method, True
+        self.varying = bool(getattr(method, "is_varying_rows", False))
+        self.compiled = torch.compile(method, fullgraph=True, dynamic=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.enabled:
+            return self.method(*args, **kwargs)
+        if self.varying:
+            for x in _tensors([*args, *kwargs.values()]):
+                if x.ndim:
+                    torch._dynamo.maybe_mark_dynamic(x, 0)
+        return self.compiled(*args, **kwargs)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors in values, dictionaries, dataclasses and tuples: cheap, for every call."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif is_dataclass(value):
+            yield from _tensors(vars(value).values())

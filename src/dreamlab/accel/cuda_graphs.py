@@ -1,0 +1,202 @@
+"""Updates on a GPU without the host in the way: captured once as a CUDA graph, then replayed.
+
+An update of DreamerV3 is thousands of small kernels; launched one by one by Python they take
+twenty times as long as they run. A graph runs on the same memory each time, so arguments are
+copied in and results copied out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dreamlab.accel.bf16_weights import Bf16Weights, product_weights
+from dreamlab.accel.dispatch import reference_kernels, use_triton
+from dreamlab.accel.fused_laprop import FusedLaProp, Layout
+from dreamlab.core import rng as random
+from dreamlab.core.errors import LabError
+from dreamlab.core.tree import tree_map, tree_split
+from dreamlab.core.workflow import Workflow
+
+WARM_UP = 2
+"""Calls before the capture: libraries choose their kernels and compilers compile."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How far a loss of the first update may be from that of the reference: a share of it, or of 1
+where it is smaller. In bfloat16 a few random choices fall otherwise."""
+
+Around = Callable[[], AbstractContextManager[None]]
+
+
+class Switch(Protocol):
+    """What has a fast form, and a plain one while it is not `enabled`."""
+
+    enabled: bool
+
+
+def graph_methods(
+    bf16: bool, workflow: Workflow[Any], names: Sequence[str], compiled: Sequence[Switch]
+) -> None:
+    """Replace methods by CUDA graphs of themselves; `compiled` are enabled in these only."""
+    layout = lay_out(workflow, bf16)
+    weights = Bf16Weights(workflow, layout) if bf16 else None
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with ExitStack() as stack:
+            if weights is not None:
+                cast = torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+                stack.enter_context(cast)
+                stack.enter_context(weights.swapped_in())
+            stack.enter_context(enabled(compiled))
+            yield
+
+    for method in compiled:
+        method.enabled = False
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    for name in names:
+        graphed = GraphedMethod(getattr(workflow, name), around)
+        graphed.check = partial(compare_with_reference, workflow, dtype)
+        object.__setattr__(workflow, name, graphed)
+
+
+def compare_with_reference(
+    workflow: Workflow[Any], dtype: torch.dtype, plain: Callable[[], Any], fast: Callable[[], Any]
+) -> Any:
+    """Return what the fast update gives, or raise if its losses are not those of the reference."""
+    before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, workflow.state_dict())
+    chance = random.get_state()
+    low = torch.autocast("cuda", dtype) if dtype == torch.bfloat16 else nullcontext()
+    with reference_kernels(), low:
+        expected = losses(plain())
+    workflow.load_state_dict(before)
+    random.set_state(chance)
+    out = fast()
+    for name, value in losses(out).items():
+        wanted, limit = expected[name], TOLERANCE[dtype] * max(abs(expected[name]), 1.0)
+        if not abs(value - wanted) <= limit:
+            raise LabError(
+                f"on this GPU the fast update gives {name} = {value:.6g}, the reference "
+                f"{wanted:.6g}: train with accel=off, and please report it"
+            )
+    return out
+
+
+def losses(out: Any) -> dict[str, float]:
+    """Return the losses among a method's results, by name."""
+    metrics = out[0] if isinstance(out, tuple) else out
+    if not isinstance(metrics, dict):
+        return {}
+    return {k: float(v) for k, v in metrics.items() if "loss" in k}
+
+
+@contextmanager
+def enabled(methods: Sequence[Switch]) -> Iterator[None]:
+    """Let methods run in their fast form inside the block."""
+    for method in methods:
+        method.enabled = True
+    try:
+        yield
+    finally:
+        for method in methods:
+            method.enabled = False
+
+
+def lay_out(workflow: Workflow[Any], bf16: bool) -> Layout:
+    """Move a workflow's parameters into one array, and let LaProp move them there."""
+    low = [p for _, _, p in product_weights(workflow)] if bf16 else []
+    known = {id(p) for p in low}
+    layout = Layout(low, [p for p in workflow.parameters() if id(p) not in known])
+    for opt in workflow.optimizers.values():
+        if opt.config.kind == "laprop" and use_triton(layout.flat):
+            fused = FusedLaProp(opt.config, opt.params, layout)
+            opt.inner, opt.fused = fused, fused.step_from
+    return layout
+
+
+@dataclass
+class CapturedGraph:
+    """A CUDA graph with the memory of its arguments and results."""
+
+    calls: int = 0
+    graph: Any = None  # torch.cuda.CUDAGraph
+    inputs: list[Tensor] = field(default_factory=list)
+    scalars: Tensor | None = None
+    outputs: list[Tensor] = field(default_factory=list)
+    order: list[tuple[bool, int]] = field(default_factory=list)
+    """For each result, whether it is a scalar, and its place among those."""
+    rebuild: Callable[[list[Any]], Any] = lambda new: new
+
+
+class GraphedMethod:
+    """A method that is captured for every form of its arguments, once it has run a few times."""
+
+    def __init__(self, method: Callable[..., Any], around: Around = nullcontext) -> None:
+        self.method, self.around = method, around
+        self.check: Callable[[Callable[[], Any], Callable[[], Any]], Any] | None = None
+        self.graphs: dict[Any, CapturedGraph] = {}
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self, *args: Any) -> Any:
+        tensors, rebuild, form = tree_split(args)
+        key = (form, torch.is_grad_enabled())
+        captured = self.graphs.setdefault(key, CapturedGraph())
+        if captured.graph is None:
+            if captured.calls < WARM_UP:
+                captured.calls += 1
+                if (
+                    torch.is_grad_enabled()
+                    and self.check
+                    and len(self.graphs) == captured.calls == 1
+                ):
+                    return self.check(partial(self.method, *args), partial(self._warm_up, args))
+                return self._warm_up(args)
+            self._capture(captured, tensors, rebuild)
+        else:
+            for mine, given in zip(captured.inputs, tensors, strict=True):
+                mine.copy_(given, non_blocking=True)
+        assert captured.graph is not None
+        captured.graph.replay()
+        return self._results(captured)
+
+    def _warm_up(self, args: tuple[Any, ...]) -> Any:
+        """Run on a stream of its own, as a capture must, without capturing."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream), self.around():
+            out = self.method(*args)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return out
+
+    def _capture(
+        self, captured: CapturedGraph, tensors: list[Tensor], rebuild: Callable[[list[Any]], Any]
+    ) -> None:
+        captured.inputs = [t.clone() for t in tensors]
+        args = rebuild(captured.inputs)
+        captured.graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(captured.graph, stream=self.stream), self.around():
+            out = self.method(*args)
+            outputs, captured.rebuild, _ = tree_split(out)
+            small = [x.detach() for x in outputs if _is_number(x)]
+            captured.scalars = torch.stack(small) if small else None
+        captured.outputs = [x for x in outputs if not _is_number(x)]
+        counts = [0, 0]
+        for scalar in map(_is_number, outputs):
+            captured.order.append((scalar, counts[scalar]))
+            counts[scalar] += 1
+
+    def _results(self, captured: CapturedGraph) -> Any:
+        """Return copies: the next replay overwrites the originals."""
+        small = () if captured.scalars is None else captured.scalars.clone().unbind()
+        large = [x.clone() for x in captured.outputs]
+        return captured.rebuild([small[i] if scalar else large[i] for scalar, i in captured.order])
+
+
+def _is_number(x: Tensor) -> bool:
+    return x.ndim == 0 and x.dtype == torch.float32

@@ -1,0 +1,49 @@
+"""Which form is computed where there are two: the reference as it is written, or a kernel."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+# asked once: the compiler traces `use_triton`, and refuses to look for modules
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in numpy: for tests
+
+
+class Forms:
+    """Which form to compute: the reference is there to compare with."""
+
+    reference = False
+
+
+@contextmanager
+def reference_kernels() -> Iterator[None]:
+    """Compute everything inside the block in its reference form."""
+    before, Forms.reference = Forms.reference, True
+    try:
+        yield
+    finally:
+        Forms.reference = before
+
+
+def use_gpu_kernels(x: Tensor) -> bool:
+    """Tell whether a tensor is computed with in the form that suits a GPU."""
+    return (x.is_cuda or INTERPRETED) and not Forms.reference
+
+
+def use_triton(x: Tensor) -> bool:
+    """Tell whether a Triton kernel of ours computes with this tensor."""
+    return use_gpu_kernels(x) and HAS_TRITON
+
+
+@cache
+def kernels(name: str) -> Any:
+    """Import kernels where they are needed: most machines have no Triton."""
+    return importlib.import_module(f"dreamlab.accel.kernels.{name}")

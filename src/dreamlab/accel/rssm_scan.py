@@ -1,0 +1,349 @@
+"""DreamerV3's recurrence over a whole sequence as one node of the graph, for GPUs.
+
+Following a sequence step by step costs a hundred small kernels per step, and autograd adds each
+step's weight gradient to the last. Here a step is five kernels in each direction, and the weight
+gradients are computed once, from all steps together: the same numbers, less rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from dreamlab.accel.dispatch import kernels
+
+TILE = 16
+
+
+class Tuning(NamedTuple):
+    """How a kernel is launched: columns read at once, warps, loads ahead."""
+
+    chunk: int
+    warps: int
+    stages: int
+
+
+TUNING = {
+    "stoch": Tuning(128, 4, 3),
+    "hidden": Tuning(512, 4, 3),
+    "gates": Tuning(128, 4, 3),
+    "look": Tuning(256, 4, 3),
+    "sample": Tuning(256, 4, 3),
+    "sample_back": Tuning(256, 8, 3),
+    "memory_back": Tuning(256, 8, 3),
+    "gates_back": Tuning(256, 4, 3),
+    "hidden_back": Tuning(256, 4, 3),
+    "inputs_back": Tuning(256, 8, 3),
+}
+"""Chosen on an H200 by benchmarks/scan_kernels.py, before the kernels shared their sums."""
+SPLIT = 4
+"""Shares in which a sum over all blocks is computed, so that no tile has to read them all."""
+
+
+class Weights(NamedTuple):
+    """The layers that a step runs through: weight, bias, and the scale of the norm after it."""
+
+    memory: Tensor
+    memory_bias: Tensor
+    memory_scale: Tensor
+    stoch: Tensor
+    stoch_bias: Tensor
+    stoch_scale: Tensor
+    hidden: Tensor
+    hidden_bias: Tensor
+    hidden_scale: Tensor
+    gates: Tensor
+    gates_bias: Tensor
+    look: Tensor
+    look_bias: Tensor
+    look_scale: Tensor
+    logits: Tensor
+    logits_bias: Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Letters as in `kernels/rssm_scan.py`."""
+
+    steps: int
+    rows: int
+    d: int
+    g: int
+    u: int
+    s: int
+    c: int
+    unimix: float
+
+    @property
+    def w(self) -> int:
+        return self.d // self.g
+
+    @property
+    def z(self) -> int:
+        return self.s * self.c
+
+    @property
+    def parts(self) -> int:
+        return self.d // TILE
+
+    @property
+    def row_tiles(self) -> int:
+        return -(-self.rows // TILE)
+
+
+def dtype_of(x: Tensor) -> torch.dtype:
+    """Return the precision that matrix products with `x` are computed in now."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def fits(d: int, g: int, u: int, z: int) -> bool:
+    """Tell whether layers of these widths can be cut into tiles."""
+    return d % (g * TILE) == u % TILE == z % TILE == 0
+
+
+def chunk(size: int, most: int = 128) -> int:
+    """Return the largest power of two that divides `size`, up to `most`."""
+    return min(size & -size, most)
+
+
+def launch(kernel: str, **sizes: int) -> dict[str, int]:
+    """Return the options of a kernel; `sizes` are the widths that it reads in chunks."""
+    tuned = TUNING[kernel]
+    chunks = {k: chunk(s, tuned.chunk) for k, s in sizes.items()}
+    return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages}
+
+
+def power(size: int) -> int:
+    """Return the smallest power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+@dataclass
+class Saved:
+    """What the forward pass leaves for the backward pass: [steps, rows, ...] unless said."""
+
+    h: Tensor
+    """Memories, with the one before the first step: [steps + 1, rows, d]; `z` likewise."""
+    z: Tensor
+    p0: Tensor
+    """What the input layers of memory and random part put out, `q` the hidden layer, `o` the
+    posterior's: all before their norm. `inv` [4, steps, rows] are the norms' factors."""
+    p1: Tensor
+    q: Tensor
+    o: Tensor
+    inv: Tensor
+    gate: Tensor
+    logit: Tensor
+
+    def all(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, f.name) for f in fields(self))
+
+
+def forward(
+    w: Weights, n: Sizes, inputs: tuple[Tensor, Tensor, Tensor, Tensor], h0: Tensor, z0: Tensor
+) -> Saved:
+    """Run every step; `inputs` are the action's layer, the tokens' part, keep flags and noise."""
+    k = kernels("rssm_scan")
+    x2, tokens, keep, noise = inputs
+    t, b, device = n.steps, n.rows, x2.device
+    make = lambda steps, size: torch.empty(steps, b, size, dtype=x2.dtype, device=device)  # noqa: E731
+    wide, narrow = (make(t + 1, n.d), make(t + 1, n.z)), (make(t, n.u), make(t, n.u))
+    inv = torch.empty(4, t, b, device=device)
+    v = Saved(*wide, *narrow, make(t, n.d), make(t, n.u), inv, make(t, 3 * n.d), make(t, n.z))
+    v.h[0], v.z[0] = h0, z0
+    v.p0[0] = F.linear(v.h[0] * keep[0][:, None], w.memory, w.memory_bias)
+    cols, part = n.u // TILE, torch.empty(b, n.parts, device=device)
+    part0 = v.p0[0].float().square().view(b, cols, TILE).sum(-1)
+    part1, part_o = torch.empty_like(part0), torch.empty_like(part0)
+    cp, pu = power(n.c), power(cols)
+    at_once = max(1, TILE // cp)
+    for i in range(t):
+        last = i == t - 1
+        j = i if last else i + 1
+        k.stoch_kernel[(cols, n.row_tiles)](
+            v.z[i], w.stoch, w.stoch_bias, keep[i], v.p1[i], part1, b, n.z, n.u,
+            BN=TILE, **launch("stoch", BK=n.z),
+        )  # fmt: skip
+        k.hidden_kernel[(n.parts, n.row_tiles)](
+            v.h[i], keep[i], v.p0[i], part0, inv[0, i], w.memory_scale, v.p1[i], part1, inv[1, i],
+            w.stoch_scale, x2[i], w.hidden, w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts,
+            PARTS=pu, BN=TILE, **launch("hidden", BW=n.w, BU=n.u),
+        )  # fmt: skip
+        k.gates_kernel[(n.parts, n.row_tiles)](
+            v.h[i], keep[i], v.q[i], part, w.hidden_scale, w.gates, w.gates_bias, v.gate[i],
+            inv[2, i], v.h[i + 1], b, n.d, n.w, n.parts, PARTS=power(n.parts), BN=TILE,
+            **launch("gates", BW=n.w),
+        )  # fmt: skip
+        k.look_kernel[(cols if last else 2 * cols, n.row_tiles)](
+            v.h[i + 1], w.look, w.look_bias, tokens[i], v.o[i], part_o, w.memory, w.memory_bias,
+            keep[j], v.p0[j], part0, b, n.d, n.u, w.look.stride(0), BN=TILE,
+            **launch("look", BK=n.d),
+        )  # fmt: skip
+        k.sample_kernel[(-(-n.s // at_once), n.row_tiles)](
+            v.o[i], part_o, inv[3, i], w.look_scale, w.logits, w.logits_bias, noise[i], v.logit[i],
+            v.z[i + 1], n.unimix, b, n.u, cols, PARTS=pu, S=n.s, C=n.c, VARS=at_once, CP=cp,
+            **launch("sample", BU=n.u),
+        )  # fmt: skip
+    return v
+
+
+@dataclass
+class Slopes:
+    """Gradients [steps, rows, ...] of what each layer puts out, before its norm."""
+
+    logit: Tensor
+    o_out: Tensor
+    """Of the posterior's first layer after its activation."""
+    o: Tensor
+    gate: Tensor
+    y: Tensor
+    """Of the hidden layer after its norm, before the activation."""
+    q: Tensor
+    p0: Tensor
+    p1: Tensor
+    x: Tensor
+    """Of the input layers of memory and random part, after their activation, in shares:
+    [steps, shares, rows, 2 u]."""
+
+
+def backward(
+    w: Weights, n: Sizes, v: Saved, keep: Tensor, grads: tuple[Tensor, Tensor, Tensor]
+) -> Slopes:
+    """Run every step backwards, from the gradients of memories, samples and logits."""
+    k = kernels("rssm_scan_back")
+    gh, gz, gl = grads
+    t, b, dtype, device = n.steps, n.rows, v.q.dtype, v.q.device
+    make = lambda size: torch.empty(t, b, size, dtype=dtype, device=device)  # noqa: E731
+    split = math.gcd(n.g, SPLIT)
+    shares = torch.empty(t, split, b, 2 * n.u, device=device)
+    sizes = (n.z, n.u, n.u, 3 * n.d, n.d, n.d, n.u, n.u)
+    out = Slopes(*[*(make(s) for s in sizes), shares])
+    zeros = lambda size: torch.zeros(b, size, device=device)  # noqa: E731
+    dh, dz, direct, part = zeros(n.d), zeros(n.z), zeros(n.d), zeros(n.parts)
+    none = torch.zeros(b, n.u, dtype=dtype, device=device)
+    cols = n.u // TILE
+    part_o, cp = zeros(cols), power(n.c)
+    at_once = max(1, TUNING["sample_back"].chunk // 2 // cp)
+    for i in reversed(range(t)):
+        last = i == t - 1
+        k.sample_back_kernel[(cols, n.row_tiles)](
+            gz[i], dz, gl[i], v.logit[i], w.logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
+            out.o_out[i], part_o, n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE,
+            **launch("sample_back"),
+        )  # fmt: skip
+        k.memory_back_kernel[(n.parts, n.row_tiles)](
+            out.o_out[i], part_o, v.o[i], v.inv[3, i], w.look_scale, w.look, out.o[i],
+            none if last else out.p0[i + 1], keep[i if last else i + 1], w.memory, gh[i], dh,
+            v.gate[i], v.h[i], keep[i], out.gate[i], direct, b, n.d, n.w, n.u, w.look.stride(0),
+            PARTS=power(cols), BN=TILE, **launch("memory_back", BU=n.u),
+        )  # fmt: skip
+        k.gates_back_kernel[(n.parts, n.row_tiles)](
+            out.gate[i], w.gates, v.q[i], v.inv[2, i], w.hidden_scale, out.y[i], part,
+            b, n.d, n.w, n.parts, BN=TILE, **launch("gates_back", BW=n.w),
+        )  # fmt: skip
+        k.hidden_back_kernel[(n.parts + 2 * cols * split, n.row_tiles)](
+            out.y[i], v.q[i], v.inv[2, i], w.hidden_scale, part, w.hidden, direct, keep[i],
+            out.q[i], dh, shares[i], b, n.d, n.w, n.u, n.parts, PARTS=power(n.parts), BLOCKS=n.g,
+            SPLIT=split, BN=TILE, **launch("hidden_back", BW=n.w),
+        )  # fmt: skip
+        k.inputs_back_kernel[(n.z // TILE + 1, n.row_tiles)](
+            shares[i], v.p0[i], v.inv[0, i], w.memory_scale, v.p1[i], v.inv[1, i], w.stoch_scale,
+            w.stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
+            BN=TILE, **launch("inputs_back", BU=n.u),
+        )  # fmt: skip
+    return out
+
+
+def slope(y: Tensor) -> Tensor:
+    """Return the derivative of silu."""
+    s = torch.sigmoid(y)
+    return s * (1 + y * (1 - s))
+
+
+def weight_grads(
+    w: Weights, n: Sizes, v: Saved, x2: Tensor, keep: Tensor, d: Slopes
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of the action's layer and of every weight, from all steps at once."""
+    num, dtype = n.steps * n.rows, v.q.dtype
+    flat = lambda x: x.reshape(num, -1)  # noqa: E731
+    kept = keep.reshape(num, 1).to(dtype)
+    memory, stoch = flat(v.h[:-1]) * kept, flat(v.z[:-1]) * kept
+    act = lambda hat, scale: F.silu((hat * scale).to(dtype))  # noqa: E731
+    layers = zip((v.p0, v.p1, v.q, v.o), v.inv, strict=True)
+    hats = [flat(x).float() * inv.reshape(num, 1) for x, inv in layers]
+    scales = (w.memory_scale, w.stoch_scale, w.hidden_scale, w.look_scale)
+    x0, x1, y, o = (act(h, s) for h, s in zip(hats, scales, strict=True))
+    dx = d.x.sum(1)
+    through = (dx[..., : n.u], dx[..., n.u :], None, d.o_out)
+    scale_grads: list[Tensor] = []
+    for hat, scale, back in zip(hats, scales, through, strict=True):
+        dy = flat(d.y).float() if back is None else flat(back).float() * slope(hat * scale)
+        scale_grads.append((dy * hat).sum(0))
+    dq = flat(d.q)
+    by_block = lambda x: x.reshape(num, n.g, -1).transpose(0, 1)  # noqa: E731
+    memories, dqs = by_block(memory), by_block(dq)
+    action = w.hidden[:, n.w + 2 * n.u :].transpose(1, 2).reshape(n.d, n.u)
+    return dq @ action, [
+        flat(d.p0).t() @ memory, flat(d.p0).sum(0), scale_grads[0],
+        flat(d.p1).t() @ stoch, flat(d.p1).sum(0), scale_grads[1],
+        _hidden_grad(memories, torch.cat([x0, x1, flat(x2)], -1), dqs), dq.sum(0).view(n.g, -1),
+        scale_grads[2],
+        by_block(y).transpose(1, 2) @ by_block(flat(d.gate)),
+        flat(d.gate).sum(0).view(n.g, -1),
+        flat(d.o).t() @ flat(v.h[1:]), flat(d.o).sum(0), scale_grads[3],
+        flat(d.logit).t() @ o, flat(d.logit).sum(0),
+    ]  # fmt: skip
+
+
+def _hidden_grad(memories: Tensor, shared: Tensor, dq: Tensor) -> Tensor:
+    """Return the hidden layer's gradient: each block read its own memory and the same inputs."""
+    own = memories.transpose(1, 2) @ dq
+    g, num, w = dq.shape
+    common = (shared.t() @ dq.transpose(0, 1).reshape(num, g * w)).view(-1, g, w)
+    return torch.cat([own, common.transpose(0, 1)], 1)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, n: Sizes, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x2, tokens, keep, noise, h0, z0, *weights = tensors
+        w = Weights(*weights)
+        v = forward(w, n, (x2, tokens, keep, noise), h0, z0)
+        ctx.n = n
+        ctx.save_for_backward(x2, keep, *weights, *v.all())
+        return v.h[1:], v.z[1:], v.logit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        n: Sizes = ctx.n
+        x2, keep, *rest = ctx.saved_tensors
+        size = len(Weights._fields)
+        w, v = Weights(*rest[:size]), Saved(*rest[size:])
+        gh, gz, gl = (g.contiguous() for g in grads)
+        d = backward(w, n, v, keep, (gh, gz, gl))
+        dx2, dw = weight_grads(w, n, v, x2, keep, d)
+        return None, dx2.view_as(x2), d.o, None, None, None, None, *dw
+
+
+def scan(
+    w: Weights, n: Sizes, x2: Tensor, tokens: Tensor, keep: Tensor, noise: Tensor,
+    start: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Follow sequences; return memories, samples and logits, [steps, rows, ...] each.
+
+    `x2` is the action's input layer, `tokens` the tokens' part of the posterior's first layer,
+    both [steps, rows, u]; `keep` [steps, rows] is 0 where an episode begins; `noise` is Gumbel
+    noise [steps, rows, s, c]. No gradient goes to the start.
+    """
+    out: Any = _Scan.apply(
+        n, x2.contiguous(), tokens.contiguous(), keep.contiguous(), noise.contiguous(), *start, *w
+    )
+    return out

@@ -1,0 +1,33 @@
+"""Small functions of tensors, each in the form that suits where it is computed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dreamlab.accel import cpu_fast
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Return the softmax over a last axis of few entries."""
+    return cpu_fast.small_softmax(x) if x.device.type == "cpu" else torch.softmax(x, -1)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """Return the logarithm of `softmax`."""
+    return cpu_fast.small_log_softmax(x) if x.device.type == "cpu" else torch.log_softmax(x, -1)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Return the hyperbolic tangent."""
+    return cpu_fast.tanh(x) if x.device.type == "cpu" else torch.tanh(x)
+
+
+def gumbel(*shape: int, device: torch.device | str | None = None) -> Tensor:
+    """Return Gumbel noise: the largest of logits with it added is a sample of their softmax."""
+    return torch.rand(*shape, device=device).log_().neg_().log_().neg_()
+
+
+def one_hot_max(x: Tensor) -> Tensor:
+    """Return 1 at the largest entry of the last axis and 0 elsewhere."""
+    return torch.zeros_like(x).scatter_(-1, x.argmax(-1, keepdim=True), 1.0)

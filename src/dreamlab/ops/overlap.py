@@ -1,0 +1,28 @@
+"""Two computations that do not need each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from dreamlab.accel.side_stream import SideStream
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def overlapped(
+    device: torch.device, first: Callable[[], A], second: Callable[[], B]
+) -> tuple[A, B]:
+    """Return what both give, called in this order; a GPU may compute them at the same time.
+
+    The caller keeps the tensors that `first` reads until it has used the results.
+    """
+    beside = SideStream(device)
+    with beside:
+        one = first()
+    other = second()
+    beside.join()
+    return one, other

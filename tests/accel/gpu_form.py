@@ -1,0 +1,41 @@
+"""The form that a GPU computes, on tensors of the CPU: kernels are launched and do nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+from dreamlab.accel import dispatch
+
+
+class Idle:
+    """Kernels that are launched and do nothing."""
+
+    def __init__(self, launched: set[str]) -> None:
+        self.launched = launched
+
+    def __getattr__(self, name: str) -> Any:
+        return defaultdict(lambda: lambda *args, **kwargs: self.launched.add(name))
+
+
+class Filled:
+    """torch, but memory that a kernel would have filled holds zeros."""
+
+    empty, empty_like = staticmethod(torch.zeros), staticmethod(torch.zeros_like)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def take(patch: pytest.MonkeyPatch) -> set[str]:
+    """Take the GPU's form from now on; return the names of the kernels launched."""
+    launched: set[str] = set()
+    for module in ("rssm_scan", "fused_laprop", "recurrence"):
+        patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
+        patch.setattr(f"dreamlab.accel.{module}.torch", Filled())
+    patch.setattr(dispatch, "INTERPRETED", True)
+    patch.setattr(dispatch, "HAS_TRITON", True)
+    return launched

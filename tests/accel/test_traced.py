@@ -1,0 +1,43 @@
+"""What a GPU's compiler is given can be compiled: shown without a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dreamlab.core.workflow import marked
+from tests.contract.found import CASES
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("dreamer_debug", "ppo_cartpole", "dqn_rainbow_cartpole", "sac_pendulum")
+COMPILED = [name for cls, name in CASES if marked(cls, "compilable")]
+CAPTURED = [name for cls, name in CASES if marked(cls, "capturable")]
+
+
+def trace(folder: Path, precision: str, *names: str) -> None:
+    command = [sys.executable, "-m", "tests.accel.traced", str(folder), precision, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["same"], done.stdout[-500:] + done.stderr[-3000:]
+
+
+def test_what_a_gpu_would_compile_can_be_traced(tmp_path):
+    trace(tmp_path, "bf16", *QUICK)
+
+
+def test_minibatches_of_any_size_are_compiled_once(tmp_path):
+    trace(tmp_path, "fp32", "varying_rows")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_a_gpu_would_compile_for_every_experiment_can_be_traced(name, tmp_path):
+    trace(tmp_path, "bf16", name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAPTURED)
+def test_what_a_gpu_would_capture_in_full_precision_can_be_traced(name, tmp_path):
+    trace(tmp_path, "fp32", name)

@@ -1,0 +1,138 @@
+"""Run by test_traced.py in a process of its own: type checks at run time confuse the compiler.
+
+Every method that would be compiled on a GPU goes through the compiler's front end with the settings
+of a run, in the form that a GPU computes; only the machine code is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.debugging import aot_eager
+
+from dreamlab.accel.bf16_weights import Bf16Weights
+from dreamlab.accel.compile import CompiledMethod, compile_methods, compile_updates
+from dreamlab.accel.cuda_graphs import lay_out
+from dreamlab.core.types import Batch, Mode
+from dreamlab.core.workflow import marked
+from dreamlab.engine.orchestrator import Orchestrator
+from tests.accel import gpu_form
+from tests.contract.found import CASES
+from tests.contract.test_workflows import make
+from tests.helpers import open_loop
+
+SCAN = (
+    "tiny=false", "workflow.deter=64", "workflow.hidden=16", "workflow.stoch=4",
+    "workflow.classes=4", "workflow.blocks=2", "workflow.units=16", "workflow.depth=2",
+    "workflow.imagine=3", "workflow.num_bins=15", "buffers.replay.batch=2",
+    "buffers.replay.length=5", "buffers.replay.min_steps=40", "buffers.replay.capacity=1000",
+)  # fmt: skip
+"""Sizes that the kernels of the recurrence take."""
+
+
+def front_end_only(patch: pytest.MonkeyPatch) -> dict[Any, int]:
+    """Let torch.compile stop before it makes code; return how often each method was traced."""
+    whole, traced = torch.compile, dict[Any, int]()
+
+    def compiled(method: Any, **settings: Any) -> Any:
+        traced[method] = 0
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            traced[method] += 1
+            return aot_eager(graph, inputs)
+
+        return whole(method, backend=backend, **settings)
+
+    patch.setattr(torch, "compile", compiled)
+    return traced
+
+
+def prepared(loop: Orchestrator) -> Batch:
+    """Return a batch to learn from, collected by the loop."""
+    buffer = loop.parts.buffers[loop.scheduler.phase.buffer]
+    while not buffer.ready():
+        loop._do("collect")
+    return buffer.sample().map(lambda x: x.clone())
+
+
+def captured(loop: Orchestrator, patch: pytest.MonkeyPatch, bf16: bool) -> list[CompiledMethod]:
+    """Run what a GPU would capture, its compiled methods traced."""
+    agent, batch = loop.workflow, prepared(loop)
+    launched = gpu_form.take(patch)
+    methods = compile_methods(agent, except_for=marked(type(agent), "capturable"))
+    layout = lay_out(agent, bf16)
+    first, obs = batch.is_first[:, 0], {k: v[:, 0] for k, v in batch.obs.items()}
+    with ExitStack() as stack:
+        if bf16:
+            stack.enter_context(torch.autocast("cpu", torch.bfloat16, cache_enabled=False))
+            stack.enter_context(Bf16Weights(agent, layout).swapped_in())
+        agent.update(replace(batch, index=None))
+        with torch.no_grad():
+            agent.decide(obs, first, agent.initial_state(len(first)), Mode.TRAIN)
+    assert launched > {"hidden_kernel", "step_kernel", "recurrence_kernel"}
+    return methods
+
+
+def updated(loop: Orchestrator) -> list[CompiledMethod]:
+    """Run whole updates, traced."""
+    agent, phase, batch = loop.workflow, loop.scheduler.phases[-1], prepared(loop)
+    methods = compile_updates(agent)
+    for name in phase.update_hooks:
+        getattr(agent, name)(batch, phase=phase)
+    return methods
+
+
+def trace(name: str, folder: Path, precision: str) -> None:
+    """Fail unless all methods of an experiment's workflow can be traced."""
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        traced = front_end_only(patch)
+        cls = next(cls for cls, each in CASES if each == name)
+        graphs = bool(marked(cls, "capturable"))
+        loop = make(folder, name, options=SCAN if graphs else ())
+        methods = captured(loop, patch, precision == "bf16") if graphs else updated(loop)
+        assert {m.method for m in methods} == traced.keys()
+        assert methods
+        assert all(traced.values()), [m.__name__ for m, times in traced.items() if not times]
+
+
+def varying_rows(folder: Path) -> None:
+    """Fail unless PPO's minibatches, each of another size, are compiled once for all."""
+    torch._dynamo.reset()
+    sizes: set[int] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        traced = front_end_only(patch)
+        options = ("compile=true", "device=cpu", "workflow.epochs=1", "eval.every_frames=0")
+        loop = open_loop(folder, "+experiment=ppo_cartpole", *options, "training.total_frames=6000")
+        agent: Any = loop.workflow
+        prepare = agent.prepare
+
+        def counted(batch: Batch) -> Any:
+            samples = prepare(batch)
+            sizes.add(len(samples.action))
+            return samples
+
+        object.__setattr__(agent, "prepare", counted)
+        assert loop.run() == "finished"
+    assert len(sizes) > torch._dynamo.config.recompile_limit, sizes
+    assert list(traced.values()) == [1]
+
+
+def main(folder: str, precision: str, *names: str) -> None:
+    # what one version of the compiler warns of, another refuses
+    warnings.filterwarnings("error", message="Dynamo")
+    for name in names:
+        place = Path(folder) / name
+        varying_rows(place) if name == "varying_rows" else trace(name, place, precision)
+    print("same")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
