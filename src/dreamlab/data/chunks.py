@@ -80,6 +80,8 @@ class ChunkFiles:
         for number, _, path in self.patches():
             if number > save:
                 path.unlink()
+        for path in self.folder.glob(".*.pt.*.tmp"):  # a killed process was writing it
+            path.unlink()
 
     def read(self, first: int, last: int) -> Iterator[tuple[int, dict[str, Tensor], Array]]:
         """Yield the ticks `first` to `last` file by file; raise if one is missing or damaged.
