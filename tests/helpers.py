@@ -34,10 +34,11 @@ def open_config(folder: Path, config: LabConfig) -> Orchestrator:
         run=replace(config.run, dir=str(folder)),
         log=replace(config.log, terminal="off"),
     )
-    run, config, found = build.open_run(config)
-    loop = build.build(config, run, Terminal("off", config.name))
-    if found:
-        loop.load()
+    with build.open_run(config) as opened:
+        loop = build.build(opened.config, opened.run, Terminal("off", config.name))
+        if opened.found:
+            loop.load()
+        opened.keep()
     return loop
 
 

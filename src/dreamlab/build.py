@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
 from dreamlab.core import rng as random
 from dreamlab.core.config import Part, dump, load
-from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.files import told_plainly, write_text
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Decision, Mode, Spec, Step
@@ -28,15 +30,16 @@ from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
 from dreamlab.engine.orchestrator import EngineConfig, Orchestrator, Parts
 from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
-from dreamlab.engine.watch import Floor, disk_free, memory_available
+from dreamlab.engine.watch import Floor, disk_free, memory_available, not_finite
 from dreamlab.envs.drawing import painter
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.interop import hub
 from dreamlab.runs.compare import Member
+from dreamlab.runs.folder import Claim, check_folder, claimed
 from dreamlab.runs.plot import learning_curve
 from dreamlab.runs.published import find_published
 from dreamlab.runs.rows import flatten
-from dreamlab.runs.run import FolderLock, Run, command_line, new_folder
+from dreamlab.runs.run import Run, command_line, new_folder
 
 
 def check(config: LabConfig) -> type[Workflow[Any]]:
@@ -189,29 +192,57 @@ def _example(workflow: Workflow[Any], spec: Spec) -> Decision:
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
-    """Return the run folder of this configuration, made new or found; tell whether it was found.
+@dataclass(frozen=True)
+class Opened:
+    """A run's folder while this process holds it."""
+
+    run: Run
+    config: LabConfig
+    found: bool
+    """The folder held this run already."""
+    keep: Callable[[], None]
+    """To be called once the run has begun; until then a failure leaves the folder as it was."""
+
+
+@contextmanager
+def open_run(config: LabConfig) -> Iterator[Opened]:
+    """Hold the run folder of this configuration, made new or found.
 
     A folder that holds a run already goes on with what it was made with: an option that would
     change the numbers is refused. The length may grow (`training.total_frames`), and how a run is
-    watched, logged and saved may change.
+    watched, logged and saved may change. Any other folder must be empty.
     """
     folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
-    run = Run(folder)
     if hub.is_hub(folder):
         raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
-    if not run.config_path.exists():
-        run.create(config.name, config.seed, command_line())
-        write_text(run.config_path, to_yaml(config))
-        return run, config, False
+    with claimed(folder) as claim:
+        yield _begin(config, claim) if claim.new else _go_on(config, claim)
+
+
+def _begin(config: LabConfig, claim: Claim) -> Opened:
+    run = Run(claim.folder)
+    write_text(run.config_path, to_yaml(config))
+    run.create(config.name, config.seed, command_line())
+    return Opened(run, config, False, claim.keep)
+
+
+def _go_on(config: LabConfig, claim: Claim) -> Opened:
+    run = Run(claim.folder)
     old = load_config(read_yaml(run.config_path))
     frames = config.training.total_frames or old.training.total_frames
     merged = replace(config, training=replace(config.training, total_frames=frames))
-    check_same(old, merged, folder)
-    if frames != old.training.total_frames:
-        run.event("extended", total_frames=frames)
-    write_text(run.config_path, to_yaml(merged))
-    return run, merged, True
+    check_same(old, merged, run.folder)
+    if not run.manifest:  # the process was killed before it could write one, or it was lost
+        run.create(config.name, config.seed, command_line())
+
+    def keep() -> None:
+        write_text(run.config_path, to_yaml(merged))
+        run.entry.config = None  # the index shall read it again
+        if frames != old.training.total_frames:
+            run.event("extended", total_frames=frames)
+        claim.keep()
+
+    return Opened(run, merged, True, keep)
 
 
 FREE = ("run", "log", "watch", "checkpoint", "eval", "report", "schema", "training.total_frames")
@@ -232,22 +263,47 @@ def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
 def train(config: LabConfig, terminal: Terminal | None = None) -> tuple[Run, str]:
     """Train in the folder of this configuration, or go on there; tell how it ended."""
     check(config)
-    with told_plainly("Give the run another place with run.dir"):
-        run, config, found = open_run(config)
+    with told_plainly("Give the run another place with run.dir"), open_run(config) as opened:
+        return opened.run, _train(opened, terminal)
+
+
+def resume(
+    folder: Path, total_frames: int | None = None, terminal: Terminal | None = None
+) -> tuple[Run, str]:
+    """Go on with a run by its own configuration, read when nobody else can change it."""
+    with told_plainly("A run goes on in its own folder: it must be one that can be written to"):
+        check_folder(folder)
+        if not (folder / "config.yaml").exists():
+            raise ConfigError(f"{folder} is not a run folder: it has no config.yaml")
+        if hub.is_hub(folder):
+            raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
+        with claimed(folder) as claim:
+            config = load_config(read_yaml(folder / "config.yaml"))
+            frames = total_frames or config.training.total_frames
+            training = replace(config.training, total_frames=frames)
+            here = replace(config.run, dir=str(folder))
+            config = replace(config, run=here, training=training)
+            check(config)
+            opened = _go_on(config, claim)
+            return opened.run, _train(opened, terminal)
+
+
+def _train(opened: Opened, terminal: Terminal | None) -> str:
+    """Train in a folder that is held; return how it ended."""
+    run, config = opened.run, opened.config
     terminal = terminal or Terminal(config.log.terminal, config.name)
     go_on = f"What was saved is whole: make room, then `dreamlab resume {run.folder}`"
-    with FolderLock(run.folder), told_plainly(go_on):
-        try:
-            loop = build(config, run, terminal)
-        except BaseException:
-            if not found:  # nothing happened in it yet
-                shutil.rmtree(run.folder)
-            raise
-        resumed = found and loop.load()
+    with told_plainly(go_on):
+        loop = build(config, run, terminal)
+        resumed = opened.found and loop.load()
+        opened.keep()
         terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
         status = loop.run()
     learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
-    return run, status
+    final = run.manifest.get("final_eval") or {}
+    score = f", eval return {final['eval/return']:.4g}" if final and status == "finished" else ""
+    terminal.say(f"{status}: {run.folder}{score}")
+    return status
 
 
 @dataclass(frozen=True)
@@ -273,13 +329,28 @@ def load_policy(source: Path | str, which: str = "latest") -> Trained:
     probe.close()
     if hub.is_hub(folder):
         hub.load_weights(folder, workflow)
+        _check_finite(workflow, str(source))
         return Trained(config, workflow, hub.load_statistics(folder), hub.load_frames(folder))
-    state = Checkpoints(folder / "checkpoints", config.checkpoint, print).load(which)
+    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, _warn)
+    state = checkpoints.load(which)
     if state is None:
         raise LabError(f"{folder} has no checkpoint yet")
     workflow.load_state_dict(state["workflow"])
-    statistics = state["collector"]["envs"]["normalizer"]
-    return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
+    frames, statistics = (state["counters"]["env_frames"], state["collector"]["envs"]["normalizer"])
+    _check_finite(workflow, f"{folder}: checkpoint {frames:012d}", {"normalizer": statistics})
+    return Trained(config, workflow, statistics, int(frames))
+
+
+def _check_finite(workflow: Workflow[Any], where: str, *more: Any) -> None:
+    """Raise if a policy cannot act because its training had diverged."""
+    if (bad := not_finite(workflow, workflow.state_dict(), *more)) is not None:
+        raise CheckpointError(
+            f"{where}: {bad}: the training had diverged. Try an older one with --checkpoint."
+        )
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)  # what is measured goes to stdout
 
 
 def env_config(node: dict[str, Any]) -> EnvConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import shutil
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -81,6 +81,7 @@ def _verb(name: str) -> Callable[[list[str]], int]:
 
 def train(args: list[str]) -> int:
     """Train; `seed=1,2,3` trains each seed in turn."""
+    from dreamlab import build
     from dreamlab.config import choices, compose, load_config, to_yaml
 
     if not args:
@@ -92,7 +93,7 @@ def train(args: list[str]) -> int:
         if cfg:
             print(to_yaml(config), end="")
             continue
-        if _train(config) == "interrupted":
+        if build.train(config)[1] == "interrupted":
             return 130
     return 0
 
@@ -121,28 +122,14 @@ def _seeds(args: list[str]) -> list[list[str]]:
     return out
 
 
-def _train(config: Any) -> str:
-    """Train one configuration in its folder; return how it ended."""
-    from dreamlab import build
-    from dreamlab.engine.terminal import Terminal
-
-    terminal = Terminal(config.log.terminal, config.name)
-    run, status = build.train(config, terminal)
-    final = run.manifest.get("final_eval") or {}
-    score = f", eval return {final['eval/return']:.4g}" if final and status == "finished" else ""
-    terminal.say(f"{status}: {run.folder}{score}")
-    return status
-
-
 def resume(args: list[str]) -> int:
     """Go on with a run from its own configuration."""
-    from dreamlab.config import load_config, read_yaml
+    from dreamlab import build
     from dreamlab.core.errors import ConfigError
 
     if not args:
         raise LabError("dreamlab resume FOLDER")
-    folder, overrides = Path(args[0]), args[1:]
-    config = load_config(read_yaml(folder / "config.yaml"))
+    folder, overrides, frames = Path(args[0]), args[1:], None
     for override in overrides:
         key, _, value = override.partition("=")
         if key != "training.total_frames" or not value.replace("_", "").isdigit():
@@ -150,9 +137,8 @@ def resume(args: list[str]) -> int:
                 f"resume: {override!r}: only training.total_frames=N may change; "
                 "for other options start a new run"
             )
-        config = replace(config, training=replace(config.training, total_frames=int(value)))
-    config = replace(config, run=replace(config.run, dir=str(folder)))
-    return 130 if _train(config) == "interrupted" else 0
+        frames = int(value)
+    return 130 if build.resume(folder, frames)[1] == "interrupted" else 0
 
 
 def evaluate(args: list[str]) -> int:
@@ -184,6 +170,11 @@ def evaluate(args: list[str]) -> int:
     video = out / "videos" / f"eval_seed{options.seed}.mp4" if out and options.video else None
     result = evaluator.run(trained.workflow, trained.statistics, video)
     metrics = {"env_frames": trained.env_frames, **result.metrics()}
+    if wrong := [k for k, v in metrics.items() if not math.isfinite(v)]:
+        raise LabError(
+            f"eval: {wrong[0]} is {metrics[wrong[0]]}: the policy acts, but its environment or "
+            "its rewards are not finite (`dreamlab check` tries the environment)"
+        )
     measured = {**metrics, "returns": result.returns}
     if out is not None:
         write_json(out / "report" / "eval.json", measured)
@@ -202,8 +193,8 @@ def import_(args: list[str]) -> int:
     """Make a run folder from a checkpoint of another program; eval and resume work on it."""
     from dreamlab import build
     from dreamlab.core.errors import unknown
+    from dreamlab.core.files import told_plainly
     from dreamlab.interop import import_run
-    from dreamlab.runs.run import Run
 
     if len(args) < 2:
         raise LabError("dreamlab import dreamerv3 PATH env=ID [run.dir=FOLDER] [key=value ...]")
@@ -211,19 +202,19 @@ def import_(args: list[str]) -> int:
         raise LabError(unknown("program to import from", args[0], ["dreamerv3"], "import"))
     weights = import_run.read_weights(Path(args[1]))
     config = import_run.config_for(weights, args[2:])
-    if config.run.dir and Run(Path(config.run.dir)).config_path.exists():
+    if config.run.dir and (Path(config.run.dir) / "config.yaml").exists():
         raise LabError(f"{config.run.dir} holds a run already: import into another run.dir")
     import_run.check_fit(weights, config)
-    run, config, _ = build.open_run(config)
-    try:
-        loop = build.build(config, run)
+    with told_plainly("Give the run another place with run.dir"), build.open_run(config) as opened:
+        run = opened.run
+        if opened.found:  # another process was faster
+            raise LabError(f"{run.folder} holds a run already: import into another run.dir")
+        loop = build.build(opened.config, run)
         moments = import_run.fill(loop.workflow, weights)
         loop.save()
-    except BaseException:
-        shutil.rmtree(run.folder)
-        raise
-    run.event("imported", source=args[1], optimizer=moments)
-    run.update(status="imported")
+        opened.keep()
+        run.event("imported", source=args[1], optimizer=moments)
+        run.update(status="imported")
     print(f"imported {'with' if moments else 'without'} the optimizer's moments: {run.folder}")
     return 0
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from dreamlab import build
 from dreamlab.config import compose, load_config
+from dreamlab.core.errors import LabError
+from dreamlab.core.files import told_plainly
 from dreamlab.engine.terminal import Terminal
 from dreamlab.runs.plot import learning_curve
-from dreamlab.runs.run import FolderLock, new_folder
+from dreamlab.runs.run import new_folder
 
 EXPERIMENT = "dreamer_cartpole"
 FRAMES = 11_000
@@ -21,12 +23,15 @@ def run_demo(overrides: list[str]) -> int:
     folder = new_folder("demo")
     options = [f"+experiment={EXPERIMENT}", f"training.total_frames={FRAMES}", f"run.dir={folder}"]
     config = load_config(compose([*options, *overrides]))
-    run, config, _ = build.open_run(config)
     terminal = Terminal(config.log.terminal, f"DreamerV3 learns {config.env.id} in its dreams")
     began = time.monotonic()
-    with FolderLock(run.folder):
+    with told_plainly("Give the run another place with run.dir"), build.open_run(config) as opened:
+        run, config, folder = opened.run, opened.config, opened.run.folder
+        if opened.found:
+            raise LabError(f"{folder} holds a run already: the demo needs another run.dir")
         loop = build.build(config, run, terminal)
         before = loop.parts.evaluator.run(loop.workflow, None).metrics()["eval/return"]
+        opened.keep()
         status = loop.run()
     if status != "finished":
         terminal.say(f"interrupted; go on with: dreamlab resume {folder}")

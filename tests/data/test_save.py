@@ -113,7 +113,8 @@ def test_a_run_that_goes_on_from_an_older_state_forgets_the_newer_one(tmp_path: 
     other = loaded(tmp_path, state)
     assert other.added == 13
     assert_same_content(content(again), content(other))
-    assert [p.name for p in sorted(tmp_path.glob("*_*.pt"))] == ["steps_0_10.pt", "steps_10_13.pt"]
+    names = sorted(tmp_path.glob("*_*.pt"))
+    assert [p.name.rpartition("_")[0] for p in names] == ["steps_0_10", "steps_10_13"]
 
 
 def test_files_of_a_run_that_died_before_its_first_checkpoint_are_not_believed(tmp_path: Path):
@@ -168,7 +169,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
     for _ in range(3):
         feed(buffer, 5)
         state = buffer.save()
-    (tmp_path / "steps_5_10.pt").unlink()
+    file(tmp_path, "steps_5_10").unlink()
     with pytest.raises(CheckpointError, match="tick 5 to 15 are missing"):
         loaded(tmp_path, state)
 
@@ -185,6 +186,102 @@ def test_a_replay_without_a_folder_says_that_its_steps_are_lost():
     feed(buffer, 5)
     with pytest.raises(CheckpointError, match="no folder"):
         replay().load(buffer.save())
+
+
+# -- damage ------------------------------------------------------------------------------------
+
+
+def file(folder: Path, stem: str) -> Path:
+    (path,) = folder.glob(f"{stem}_*.pt")
+    return path
+
+
+def damaged(path: Path, place: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(bytes(data))
+
+
+def saved_twice(folder: Path) -> list[dict[str, Any]]:
+    """Return the states of two saves: steps_0_10, then patch_2_15 and steps_10_15."""
+    buffer = replay(folder=folder)
+    feed(buffer, 10)
+    states = [buffer.save()]
+    train(buffer, 3)
+    feed(buffer, 5)
+    return [*states, buffer.save()]
+
+
+@pytest.mark.parametrize("stem", ["steps_0_10", "steps_10_15", "patch_2_15"])
+def test_a_flipped_bit_anywhere_in_a_file_is_noticed(stem: str, tmp_path: Path):
+    state = saved_twice(tmp_path)[-1]
+    path = file(tmp_path, stem)
+    size = path.stat().st_size
+    for place in {*range(0, size, size // 30), size - 1}:
+        damaged(path, place, bit=place % 8)
+        with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
+            loaded(tmp_path, state)
+        damaged(path, place, bit=place % 8)
+    loaded(tmp_path, state)
+
+
+@pytest.mark.parametrize("stem", ["steps_0_10", "patch_2_15"])
+@pytest.mark.parametrize("summed", [True, False], ids=["now", "before checksums"])
+@pytest.mark.parametrize("left", [0, 100, -1])
+def test_a_file_that_was_cut_short_is_named(left: int, summed: bool, stem: str, tmp_path: Path):
+    state, path = saved_twice(tmp_path)[-1], file(tmp_path, stem)
+    if not summed:
+        path = path.rename(tmp_path / f"{stem}.pt")
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
+        loaded(tmp_path, state)
+
+
+def test_files_without_a_checksum_are_read_as_before(tmp_path: Path):
+    state = saved_twice(tmp_path)[-1]
+    before = content(loaded(tmp_path, state))
+    for path in tmp_path.glob("*_*.pt"):
+        path.rename(tmp_path / f"{path.stem.rpartition('_')[0]}.pt")
+    again = loaded(tmp_path, state)
+    assert_same_content(content(again), before)
+    feed(again, 5)
+    train(again, 3)
+    state = again.save()
+    assert_same_content(content(loaded(tmp_path, state)), content(again))
+
+
+def test_a_number_of_eight_digits_is_no_checksum(tmp_path: Path):
+    payload = {"data": {}, "episode": torch.zeros(5, 1)}
+    torch.save(payload, tmp_path / "steps_10000000_10000005.pt")
+    ((first, _, _),) = chunks.ChunkFiles(tmp_path).read(10_000_000, 10_000_005)
+    assert first == 10_000_000
+
+
+def test_an_older_state_is_there_though_a_newer_one_was_loaded_and_back(tmp_path: Path):
+    old, new = saved_twice(tmp_path)
+    whole = content(loaded(tmp_path, new))
+    assert loaded(tmp_path, old).added == 10
+    assert_same_content(content(loaded(tmp_path, new)), whole)
+
+
+def test_what_is_damaged_does_not_become_whole_when_a_patch_is_thinned(tmp_path: Path):
+    buffer = replay(folder=tmp_path)
+    feed(buffer, 20)
+    buffer.save()
+    train(buffer, 20)
+    states = [buffer.save()]
+    path = file(tmp_path, "patch_2_20")
+    values = torch.load(path, weights_only=True)["extras/latent"]["values"]
+    place = path.read_bytes().index(values.numpy().tobytes())
+    damaged(path, place + values.nbytes - 2)
+    feed(buffer, 12)  # most of what the patch is about is lost
+    states = [*states, buffer.save()]
+    feed(buffer, 2)
+    states = [*states, buffer.save()]
+    buffer.prune([_mark(s) for s in states[-1:]])
+    assert path.exists()
+    with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
+        loaded(tmp_path, states[-1])
 
 
 # -- pruning -----------------------------------------------------------------------------------

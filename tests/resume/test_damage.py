@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json
+from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints, _check, _hash
 from dreamlab.runs.run import FolderLock, Run
 from tests.helpers import metrics, open_loop, run_for
 
@@ -24,11 +26,18 @@ RUN = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped")
+    open_loop(folder / "whole", *RUN).run()
+    assert run_for(open_loop(folder / "run", *RUN), 21) == "interrupted"
+    return folder
+
+
 @pytest.fixture
-def stopped(tmp_path):
+def stopped(stopped_once, tmp_path):
     """A run interrupted with two checkpoints, beside one that was not."""
-    open_loop(tmp_path / "whole", *RUN).run()
-    assert run_for(open_loop(tmp_path / "run", *RUN), 21) == "interrupted"
+    shutil.copytree(stopped_once, tmp_path, dirs_exist_ok=True)
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").glob("[0-9]*"))
     assert len(names) >= 2
     return tmp_path, tmp_path / "run" / "checkpoints" / names[-1]
@@ -61,12 +70,139 @@ def test_the_checkpoint_before_a_damaged_one_is_used(stopped, damage, file):
     assert metrics(folder / "run") == metrics(folder / "whole")
 
 
-def test_if_no_checkpoint_is_whole_the_run_says_so(stopped):
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return everything in a folder, as it is."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def refused(folder: Path, capsys, *words: str) -> None:
+    """Assert that neither resume nor train goes on in a folder, however often, nor changes it."""
+    before = tree(folder)
+    train = ["train", *RUN, f"run.dir={folder}", "log.terminal=off"]
+    for command in (["resume", str(folder)], train, ["resume", str(folder)]):
+        assert main(command) == 2, command
+        err = capsys.readouterr().err
+        assert all(word in err for word in words), err
+        assert tree(folder) == before
+
+
+def test_if_no_checkpoint_is_whole_the_run_is_refused_every_time(stopped, capsys):
     folder, newest = stopped
     for path in newest.parent.glob("[0-9]*/state.pt"):
         truncate(path)
-    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+    refused(folder / "run", capsys, "none of the checkpoints", newest.name, "another run.dir")
+    assert main(["eval", str(folder / "run")]) == 2
+
+
+def renamed(checkpoints: Path) -> None:
+    """Leave what an older version left of checkpoints that were all damaged."""
+    for path in checkpoints.glob("[0-9]*"):
+        path.rename(checkpoints / f"damaged_{path.name}")
+
+
+def only_pointers(checkpoints: Path) -> None:
+    for path in checkpoints.glob("[0-9]*"):
+        shutil.rmtree(path)
+
+
+def emptied(checkpoints: Path) -> None:
+    shutil.rmtree(checkpoints)
+    (checkpoints / ".000000000100.17.tmp").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("lose", [renamed, only_pointers, emptied, shutil.rmtree])
+def test_a_run_that_lost_its_checkpoints_does_not_begin_anew_by_itself(stopped, lose, capsys):
+    folder, newest = stopped
+    lose(newest.parent)
+    refused(folder / "run", capsys, "the checkpoints of this run are gone", "another run.dir")
+
+
+def test_a_run_of_an_older_version_that_lost_its_checkpoints_is_refused_too(stopped, capsys):
+    folder, newest = stopped
+    shutil.rmtree(newest.parent)
+    run = Run(folder / "run")
+    assert run.manifest.pop("saved_frames") > 0
+    write_json(run.manifest_path, run.manifest)
+    refused(folder / "run", capsys, "the checkpoints of this run are gone")
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew(stopped):
+    folder, _ = stopped
+    loop = open_loop(folder / "dead", *RUN)
+    assert not loop.run_log.saved
+    loop.save = lambda: pytest.fail("too late")
+    with pytest.raises(pytest.fail.Exception):
+        loop.run()
+    assert len(metrics(folder / "dead")) > 0
+    assert main(["resume", str(folder / "dead")]) == 0
+    assert metrics(folder / "dead") == metrics(folder / "whole")
+
+
+def test_whoever_only_reads_renames_nothing(stopped, capsys):
+    folder, newest = stopped
+    flip(newest / "state.pt")
+    before = tree(folder / "run")
+    out = ["--out", str(folder / "out")]
+    assert main(["eval", str(folder / "run"), "--episodes", "1", "--json", *out]) == 0
+    said = capsys.readouterr()
+    assert 0 < json.loads(said.out)["env_frames"] < int(newest.name)
+    assert "using the checkpoint before it" in said.err
+    assert tree(folder / "run") == before
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_checkpoint_of_a_newer_version_is_no_damage(stopped, which, capsys):
+    folder, newest = stopped
+    changed = sorted(newest.parent.glob("[0-9]*"))[which]
+    meta = json.loads((changed / "meta.json").read_text())
+    write_json(changed / "meta.json", {**meta, "format": 2, "sha256": "of another kind"})
+    if which == 0:
+        truncate(newest / "state.pt")
+    refused(folder / "run", capsys, changed.name, "written by a newer version")
+    assert main(["eval", str(folder / "run")]) == 2
+    assert "written by a newer version" in capsys.readouterr().err
+
+
+def test_damage_is_set_aside_once_another_checkpoint_was_taken(stopped):
+    folder, newest = stopped
+    for _ in range(2):  # the second one finds the name taken
+        truncate(newest / "state.pt")
         open_loop(folder / "run", *RUN)
+        latest = (newest.parent / "latest").read_text().strip()
+        assert latest == max(p.name for p in newest.parent.glob("[0-9]*"))
+        shutil.copytree(newest.parent / f"damaged_{newest.name}", newest)
+    names = {p.name for p in newest.parent.glob("damaged_*")}
+    assert names == {f"damaged_{newest.name}", f"damaged_{newest.name}_2"}
+
+
+def test_a_bit_flipped_anywhere_in_what_is_known_of_a_checkpoint_is_noticed(tmp_path):
+    said: list[str] = []
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(), said.append)
+    for frames in (1, 2):
+        checkpoints.save({"frames": frames}, frames, 1.5, {"replay": {"added": 7, "saves": 2}})
+    path = tmp_path / f"{2:012d}" / "meta.json"
+    whole = path.read_bytes()
+    version = whole.index(b"1")
+    for place in {*range(whole.index(b'"check"'))} - {version}:
+        data = bytearray(whole)
+        data[place] ^= 1 << place % 7
+        path.write_bytes(bytes(data))
+        assert checkpoints.load() == {"frames": 1}, bytes(data)
+    path.write_bytes(whole)
+    assert checkpoints.load() == {"frames": 2}
+
+
+def test_a_process_killed_while_it_replaces_a_checkpoint_loses_none(stopped):
+    folder, newest = stopped
+    for path in newest.parent.glob("[0-9]*"):
+        path.rename(newest.parent / f".{path.name}.old")
+    (newest.parent / f".{newest.name}.17.tmp").mkdir()
+    loop = open_loop(folder / "run", *RUN)
+    assert loop.counters.env_frames == int(newest.name)
+    assert not list(newest.parent.glob(".*"))
+    loop.run()
+    assert metrics(folder / "run") == metrics(folder / "whole")
 
 
 def test_a_configuration_that_is_no_yaml_is_one_message(stopped, capsys):
@@ -87,10 +223,10 @@ def test_loading_never_executes_code_from_the_file(stopped, monkeypatch):
     for path in newest.parent.glob("[0-9]*"):
         torch.save({"workflow": Bomb()}, path / "state.pt", pickle_module=pickle)
         meta = json.loads((path / "meta.json").read_text())
-        from dreamlab.engine.checkpoint import _hash
-
-        (path / "meta.json").write_text(json.dumps({**meta, "sha256": _hash(path / "state.pt")}))
-    with pytest.raises(CheckpointError):
+        meta = {**meta, "sha256": _hash(path / "state.pt")}
+        del meta["check"]
+        write_json(path / "meta.json", {**meta, "check": _check(meta)})
+    with pytest.raises(CheckpointError, match="cannot be read"):
         open_loop(folder / "run", *RUN)
     assert not (folder / "exploded").exists()
 

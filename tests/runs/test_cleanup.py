@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab.build import load_policy
+from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError, LabError
 from dreamlab.runs import cleanup
 from dreamlab.runs.cleanup import clean, survey, totals
@@ -188,14 +189,35 @@ def test_on_a_full_disk_space_is_freed_and_the_manifest_stays_whole(trained, tmp
     assert Run(folder).manifest["cleaned"]["kinds"] == ["checkpoints"]
 
 
-def test_what_links_point_to_outside_of_the_run_is_left_alone(trained, tmp_path):
+def test_what_a_run_has_not_made_is_left_alone(trained, tmp_path):
     folder = make(trained, tmp_path / "root", "r")
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "data").write_text("x")
     os.symlink(tmp_path / "precious", folder / "videos" / "elsewhere")
+    own = ("videos/talk.mp4", "checkpoints/notes.txt", "buffers/replay/labels.csv")
+    own += ("checkpoints/mine/weights.pt", "buffers/demonstrations.hdf5")
+    for name in own:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
     clean(only(tmp_path / "root"))
     assert (tmp_path / "precious" / "data").read_text() == "x"
-    assert not (folder / "videos" / "elsewhere").exists()
+    assert [(folder / name).read_text() for name in own] == ["mine"] * len(own)
+    assert not list(folder.glob("checkpoints/[0-9]*"))
+    assert not list(folder.glob("buffers/*/*.pt"))
+    assert not list(folder.glob("videos/eval*"))
+    assert not only(tmp_path / "root").due
+
+
+def test_what_another_program_calls_a_manifest_makes_no_run(tmp_path, capsys):
+    for name in ("extension", "no config"):
+        (tmp_path / name / "checkpoints" / "1000").mkdir(parents=True)
+        (tmp_path / name / "checkpoints" / "1000" / "weights.bin").write_text("days of work")
+        manifest = {"name": name, "id": "x", "version": 3}
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "extension" / "config.yaml").write_text("a: 1\n")
+    assert {run.kept for run in survey(tmp_path, 0, 0)} == {"unreadable"}
+    assert main(["cleanup", str(tmp_path), "--keep-best", "0", "--keep-recent", "0", "--yes"]) == 0
+    assert len(list(tmp_path.rglob("weights.bin"))) == 2
 
 
 def test_checkpoints_kept_while_training(tmp_path):

@@ -61,10 +61,12 @@ def debug(args: list[str]) -> int:
 
 def _open(config: LabConfig, folder: Path) -> Orchestrator:
     """Return the loop of a new run folder."""
-    if Run(folder).config_path.exists():
-        raise LabError(f"{folder} holds a run already: choose another run.dir")
-    run, config, _ = build.open_run(replace(config, run=replace(config.run, dir=str(folder))))
-    return build.build(config, run, Terminal("off", config.name))
+    with build.open_run(replace(config, run=replace(config.run, dir=str(folder)))) as opened:
+        if opened.found:
+            raise LabError(f"{folder} holds a run already: choose another run.dir")
+        loop = build.build(opened.config, opened.run, Terminal("off", config.name))
+        opened.keep()
+    return loop
 
 
 def _debug_config(overrides: list[str]) -> LabConfig:

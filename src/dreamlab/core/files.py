@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ REFUSALS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
     errno.ENOTDIR,
 )  # fmt: skip
+BLOCK_BYTES = 2**20
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -30,6 +32,46 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+class _Summed:
+    """A file that is written from its beginning to its end, and sums up what passes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.crc = file, 0
+
+    def write(self, data: Any) -> int:
+        self.crc = zlib.crc32(data, self.crc)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def write_summed(folder: Path, stem: str, suffix: str, write: Callable[[Any], Any]) -> Path:
+    """Write a file whose name ends with the checksum of its content; return its path.
+
+    Name and content become true together; a checksum in a second file would not.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{stem}{suffix}.{os.getpid()}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            write(summed := _Summed(file))
+            file.flush()
+            os.fsync(file.fileno())
+        return temporary.replace(folder / f"{stem}_{summed.crc:08x}{suffix}")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def checksum_of(path: Path) -> str:
+    """Return the checksum that `write_summed` would give a file of this content."""
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            crc = zlib.crc32(block, crc)
+    return f"{crc:08x}"
 
 
 def write_json(path: Path, data: Any) -> None:

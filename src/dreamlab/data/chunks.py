@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,22 @@ import torch
 from torch import Tensor
 
 from dreamlab.core.errors import CheckpointError
-from dreamlab.core.files import write_atomic
+from dreamlab.core.files import checksum_of, write_summed
 from dreamlab.core.types import Array
 from dreamlab.data.storage import Store
 
 CHUNK_BYTES = 2**28  # a save never holds more than this in memory
+NAME = re.compile(r"(?P<stem>(steps|patch)_(\d+)_(\d+))(_(?P<sum>[0-9a-f]{8}))?\.pt")
 
 
 class ChunkFiles:
     """Files of consecutive ticks, and patches: rows that were written back after they were saved.
 
-    save 1     steps_0_100.pt
-    save 2     steps_100_250.pt  patch_2_250.pt     written at tick 250
-    save 3                       patch_3_250.pt     no step since, but extras were written back
-    save 4     steps_250_300.pt                     forgotten when the state of save 3 is loaded
+    save 1     steps_0_100_*.pt
+    save 2     steps_100_250_*.pt  patch_2_250_*.pt     written at tick 250
+    save 3                         patch_3_250_*.pt     no step since, but extras were written back
+    save 4     steps_250_300_*.pt                       passed over when save 3 is loaded
+    * is the checksum of the file's content; files of older runs have none.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +41,7 @@ class ChunkFiles:
             end = min(start + size, last)
             slots = torch.arange(start, end) % len(episode)
             payload = {"data": store.take(start, end), "episode": torch.from_numpy(episode)[slots]}
-            _write(self.folder / f"steps_{start}_{end}.pt", payload)
+            _write(self.folder, f"steps_{start}_{end}", payload)
 
     def append_patch(self, store: Store, save: int, saved: int, last: int) -> None:
         """Write the rows that were written back since the last save and were on disk by then.
@@ -55,7 +58,7 @@ class ChunkFiles:
                 payload[name] = {"ids": ids, "values": values}
             mask.zero_()
         if payload:
-            _write(self.folder / f"patch_{save}_{last}.pt", payload)
+            _write(self.folder, f"patch_{save}_{last}", payload)
 
     def chunks(self) -> list[tuple[int, int, Path]]:
         """Return first tick, last tick (excluded) and path of every file of steps, in order."""
@@ -66,9 +69,8 @@ class ChunkFiles:
         return self._find("patch")
 
     def _find(self, kind: str) -> list[tuple[int, int, Path]]:
-        names = (p.name for p in self.folder.glob(f"{kind}_*.pt"))
-        found = (re.fullmatch(rf"{kind}_(\d+)_(\d+)\.pt", name) for name in names)
-        return sorted((int(m[1]), int(m[2]), self.folder / m[0]) for m in found if m)
+        found = (NAME.fullmatch(p.name) for p in self.folder.glob(f"{kind}_*.pt"))
+        return sorted((int(m[3]), int(m[4]), self.folder / m[0]) for m in found if m)
 
     def truncate(self, save: int, last: int) -> None:
         """Delete what was written after save number `save`, which was at tick `last`."""
@@ -78,12 +80,17 @@ class ChunkFiles:
         for number, _, path in self.patches():
             if number > save:
                 path.unlink()
+        for path in self.folder.glob(".*.pt.*.tmp"):  # a killed process was writing it
+            path.unlink()
 
     def read(self, first: int, last: int) -> Iterator[tuple[int, dict[str, Tensor], Array]]:
-        """Yield the ticks `first` to `last` file by file; raise if one is missing."""
+        """Yield the ticks `first` to `last` file by file; raise if one is missing or damaged.
+
+        What ends after `last` was written after the state that asks for it.
+        """
         reached = first
         for start, end, path in self.chunks():
-            if end <= reached:
+            if end <= reached or end > last:
                 continue
             if start > reached:
                 break
@@ -95,10 +102,12 @@ class ChunkFiles:
             text = f"the steps from tick {reached} to {last} are missing"
             raise CheckpointError(f"{self.folder}: {text}")
 
-    def apply_patches(self, store: Store, last: int) -> None:
-        """Redo the write-backs to steps that are still in the store."""
+    def apply_patches(self, store: Store, save: int, last: int) -> None:
+        """Redo the write-backs up to save number `save` to steps that are still in the store."""
         oldest = (last - store.ticks) * store.num_envs
-        for _, _, path in self.patches():
+        for number, _, path in self.patches():
+            if number > save:
+                break
             for name, patch in _read(path).items():
                 live = patch["ids"] >= oldest
                 store.patch(name, store.rows(patch["ids"][live]), patch["values"][live])
@@ -114,29 +123,59 @@ class ChunkFiles:
             if tick <= first:
                 path.unlink()
             elif number <= save:
-                _thin(path, seen, first * num_envs, tick * num_envs)
+                # a damaged one is said when the run is resumed: what is in memory is whole
+                with suppress(CheckpointError):
+                    _thin(path, seen, first * num_envs, tick * num_envs)
 
 
 def _thin(path: Path, seen: dict[str, Tensor], oldest: int, newest: int) -> None:
     """Rewrite a patch if most of it is void: about lost steps, or rows `seen` in later patches."""
-    patches, live = _read(path), {}
+    patches, live = _map(path), {}
     for name, patch in patches.items():
-        ids = patch["ids"]
-        mask = seen.setdefault(name, torch.zeros(newest - oldest, dtype=torch.bool))
-        live[name] = (ids >= oldest) & ~mask[(ids - oldest).clamp(min=0)]
-        mask[ids[live[name]] - oldest] = True
+        ids, size = patch["ids"], newest - oldest
+        mask = seen.setdefault(name, torch.zeros(size, dtype=torch.bool))
+        rows = (ids - oldest).clamp(0, size - 1)  # what is damaged must not stop the training
+        live[name] = (ids >= oldest) & ~mask[rows]
+        mask[rows[live[name]]] = True
     left = sum(int(rows.sum()) for rows in live.values())
     if left == 0:
         path.unlink()
     elif 2 * left < sum(len(rows) for rows in live.values()):
+        _verify(path)  # a damaged one must not get a checksum that is right
         parts = {k: {n: v[live[k]] for n, v in patch.items()} for k, patch in patches.items()}
-        _write(path, {k: patch for k, patch in parts.items() if len(patch["ids"])})
+        kept = {k: patch for k, patch in parts.items() if len(patch["ids"])}
+        written = _write(path.parent, _named(path)["stem"], kept)
+        if written != path:
+            path.unlink()
 
 
-def _write(path: Path, payload: Any) -> None:
-    write_atomic(path, lambda f: torch.save(payload, f))
+def _write(folder: Path, stem: str, payload: Any) -> Path:
+    return write_summed(folder, stem, ".pt", lambda f: torch.save(payload, f))
 
 
 def _read(path: Path) -> Any:
+    """Return what a file holds if it is as it was written."""
+    _verify(path)
+    return _map(path)
+
+
+def _verify(path: Path) -> None:
+    """Raise if a file's content has not the checksum in its name; older files have none."""
+    if (known := _named(path)["sum"]) and checksum_of(path) != known:
+        raise CheckpointError(f"{path} is damaged (its checksum differs)")
+
+
+def _named(path: Path) -> re.Match[str]:
+    found = NAME.fullmatch(path.name)
+    assert found is not None, path
+    return found
+
+
+def _map(path: Path) -> Any:
     """Map a file into memory: only what is used is read from the disk."""
-    return torch.load(path, weights_only=True, mmap=True)
+    try:
+        return torch.load(path, weights_only=True, mmap=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # torch has no error of its own for a file that is cut short
+        raise CheckpointError(f"{path} is damaged: {error}") from error

@@ -230,14 +230,15 @@ class Replay:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Come back to a state: read what it had stored, forget what was stored after it."""
+        """Come back to a state: read what it had stored, pass over what was stored after it.
+
+        No file is deleted before the next save: until then an older state can be loaded instead.
+        """
         self.added, self.saves = int(state["added"]), int(state["saves"])
         self.saved = self.added
         random.set_generator_state(self.rng, state["rng"])
         self.current = np.array(state["current"])
         self.store, self.sampler, self.drawable = None, None, False
-        if self.files is not None:
-            self.files.truncate(self.saves, self.saved)
         if self.added > 0:
             self._load_steps(int(state["ticks"]))
             assert self.sampler is not None
@@ -258,7 +259,7 @@ class Replay:
             self.store.fill(first, chunk)
             self.episode[np.arange(first, first + len(episode)) % self.ticks] = episode
         assert self.store is not None
-        self.files.apply_patches(self.store, self.added)
+        self.files.apply_patches(self.store, self.saves, self.added)
 
     def prune(self, states: list[dict[str, Any]]) -> None:
         """Delete files that none of these states needs."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,16 @@ from dreamlab.core.tree import to_plain
 
 FORMAT = 1
 CLEANED = "cleaned"
+DAMAGED = "damaged_"
+GONE = "the checkpoints of this run are gone: put them back from a copy."
+AGAIN = "To train anew use another run.dir."
+
+State = dict[str, Any]
+Take = Callable[[State], None]
+
+
+class NewerFormatError(CheckpointError):
+    """A newer version wrote this checkpoint: nothing is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,7 @@ class Checkpoints:
     000000050000/{state.pt, meta.json}   written under another name, then renamed
     latest                               the name of the newest
     best                                 the name of the best
+    damaged_000000050000/                set aside by the process that trains, once it goes on
     cleaned                              there instead of `latest` once they were removed for good
     """
 
@@ -69,7 +83,7 @@ class Checkpoints:
                 "sha256": digest,
                 "marks": marks,
             }
-            write_json(temporary / "meta.json", meta)
+            write_json(temporary / "meta.json", {**meta, "check": _check(meta)})
             _replace_folder(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -82,10 +96,10 @@ class Checkpoints:
     def would_be_best(self, score: float | None) -> bool:
         """Tell whether a checkpoint with this score would be kept as the best."""
         best = self.named("best")
-        if score is None or not self.config.keep_best:
+        if score is None or not math.isfinite(score) or not self.config.keep_best:
             return False
-        old = _read_meta(best) if best is not None else None
-        return old is None or old.get("score") is None or score >= old["score"]
+        known = (_read_meta(best) or {}).get("score") if best is not None else None
+        return known is None or not math.isfinite(known) or score >= known
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, newest first."""
@@ -103,43 +117,114 @@ class Checkpoints:
             return None
         return path if path.is_dir() else None
 
-    def load(self, which: str = "latest", device: str = "cpu") -> dict[str, Any] | None:
-        """Return the newest state that is whole, or the one asked for; None if there is none.
+    def load(self, which: str = "latest", device: str = "cpu") -> State | None:
+        """Return the newest state that is whole, or the one asked for; None if none was saved.
 
-        A checkpoint that is damaged is passed over, with a message, for the one before it.
+        A checkpoint that is damaged is passed over, with a message, for the one before it. Nothing
+        is changed: whoever only reads may do so while the run trains.
         """
+        self._refuse_cleaned()
+        if which == "latest":
+            state, _, passed = self._newest(lambda state: None, device)
+            for error in passed.values():
+                self.say(f"{error}; using the checkpoint before it")
+            return state
+        path = self.named(which) or self.folder / which
+        if not path.is_dir():
+            raise CheckpointError(
+                f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
+            )
+        return self._read(path, device)
+
+    def restore(self, take: Take, saved: bool) -> State | None:
+        """Give the newest state that is whole to `take` and return it; None if none was `saved`.
+
+        `take` may refuse a state by a CheckpointError: then the one before it is tried. Those that
+        were passed over are set aside once another is taken, and so only by the process that
+        trains. As long as none is whole, everything stays as it is.
+        """
+        self._refuse_cleaned()
+        self._tidy()
+        state, name, passed = self._newest(take, "cpu")
+        for bad, error in passed.items():
+            self.say(f"{error}; using the checkpoint before it")
+            self._set_aside(bad)
+        if passed:
+            write_text(self.folder / "latest", f"{name}\n")
+        if state is None and saved:
+            raise CheckpointError(f"{self.folder}: {GONE} {AGAIN}")
+        return state
+
+    def _newest(self, take: Take, device: str) -> tuple[State | None, str, dict[str, str]]:
+        """Return the newest state that is whole and taken, its name, and what was passed over."""
+        passed: dict[str, str] = {}
+        for name in self.names():
+            try:
+                state = self._read(self.folder / name, device)
+                take(state)
+                return state, name, passed
+            except NewerFormatError:
+                raise
+            except CheckpointError as error:
+                text = str(error)
+                passed[name] = text if name in text else f"checkpoint {name} is unusable: {text}"
+        if passed:
+            raise CheckpointError(
+                f"{self.folder}: none of the checkpoints {list(passed)} is whole: "
+                f"{'; '.join(passed.values())}. Nothing was changed: put back what is damaged or "
+                f"missing from a copy. {AGAIN}"
+            )
+        if left := self.traces():
+            raise CheckpointError(f"{self.folder}: {GONE} Only {left} is left. {AGAIN}")
+        return None, "", passed
+
+    def traces(self) -> list[str]:
+        """Return what tells that there were checkpoints, where there are none any more."""
+        if not self.folder.exists():
+            return []
+        names = sorted(p.name for p in self.folder.iterdir())
+        return [n for n in names if n in ("latest", "best") or n.startswith(DAMAGED)]
+
+    def _refuse_cleaned(self) -> None:
         if (self.folder / CLEANED).exists():
             raise CheckpointError(
                 f"{self.folder.parent}: `dreamlab cleanup` has removed the checkpoints of this "
-                "run; its metrics are still there. To train it again use another run.dir."
+                f"run; its metrics are still there. {AGAIN}"
             )
-        if which != "latest":
-            path = self.named(which) or self.folder / which
-            if not path.is_dir():
-                raise CheckpointError(
-                    f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
-                )
-            return self._read(path, device)
-        names = self.names()
-        for name in names:
-            try:
-                return self._read(self.folder / name, device)
-            except CheckpointError as error:
-                self.say(f"{error}; using the checkpoint before it")
-                (self.folder / name).rename(self.folder / f"damaged_{name}")
-        if names:
-            raise CheckpointError(f"{self.folder}: none of the checkpoints {names} is whole")
-        return None
 
-    def _read(self, path: Path, device: str) -> dict[str, Any]:
+    def _tidy(self) -> None:
+        """Finish what a killed process was about to do: rename a checkpoint, or remove one."""
+        for path in self.folder.glob(".*") if self.folder.exists() else ():
+            if old := re.fullmatch(r"\.(\d+)\.old", path.name):
+                if not (self.folder / old[1]).exists():
+                    path.rename(self.folder / old[1])
+                    continue
+            elif not re.fullmatch(r"\.\d+\.\d+\.tmp", path.name):
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _set_aside(self, name: str) -> None:
+        """Rename a checkpoint so that it is neither loaded nor overwritten."""
+        target, number = self.folder / f"{DAMAGED}{name}", 1
+        while target.exists():
+            number += 1
+            target = self.folder / f"{DAMAGED}{name}_{number}"
+        (self.folder / name).rename(target)
+
+    def _read(self, path: Path, device: str) -> State:
         meta, file = _read_meta(path), path / "state.pt"
-        if meta is None or not file.exists():
-            raise CheckpointError(f"checkpoint {path.name} is incomplete")
-        if meta.get("format") != FORMAT:
-            raise CheckpointError(
-                f"checkpoint {path.name} has format {meta.get('format')}, not {FORMAT}"
+        if meta is None:
+            raise CheckpointError(f"checkpoint {path.name} is incomplete: its meta.json is no use")
+        if meta["format"] > FORMAT:
+            raise NewerFormatError(
+                f"checkpoint {path.name} was written by a newer version of dreamlab (format "
+                f"{meta['format']}; this one reads {FORMAT}). Nothing was changed: use that version"
             )
-        if _hash(file) != meta["sha256"]:
+        try:
+            damaged = _hash(file) != meta["sha256"]
+        except FileNotFoundError:
+            raise CheckpointError(f"checkpoint {path.name} is incomplete") from None
+        if damaged:
             raise CheckpointError(f"checkpoint {path.name} is damaged (its checksum differs)")
         try:
             return torch.load(file, map_location=device, weights_only=True)
@@ -197,7 +282,21 @@ def _replace_folder(source: Path, target: Path) -> None:
 
 
 def _read_meta(path: Path) -> dict[str, Any] | None:
+    """Return what is known of a checkpoint; None if the file is missing or damaged."""
     try:
-        return json.loads((path / "meta.json").read_text())
+        meta = json.loads((path / "meta.json").read_text())
     except (OSError, ValueError):
         return None
+    if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
+        return None
+    known, check = {k: v for k, v in meta.items() if k != "check"}, meta.get("check")
+    if meta["format"] <= FORMAT and check not in (None, _check(known)):
+        return None
+    kinds = {"sha256": str, "marks": dict, "score": float | int | None}
+    sound = all(isinstance(known.get(k), kind) for k, kind in kinds.items())
+    return known if sound or known["format"] > FORMAT else None
+
+
+def _check(meta: dict[str, Any]) -> str:
+    """Return a checksum of what a meta file says."""
+    return f"{zlib.crc32(json.dumps(meta, sort_keys=True).encode()):08x}"

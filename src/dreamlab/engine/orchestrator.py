@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from dreamlab.core import rng as random
-from dreamlab.core.errors import LabError
+from dreamlab.core.errors import CheckpointError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch
 from dreamlab.core.workflow import Workflow
@@ -28,13 +28,18 @@ from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.phase_scheduler import UPDATE, Counters, PhaseScheduler
 from dreamlab.engine.report import Paint, ReportConfig, write_report
 from dreamlab.engine.terminal import Terminal
-from dreamlab.engine.watch import Floor, Watch, WatchConfig
+from dreamlab.engine.watch import Floor, Watch, WatchConfig, not_finite
 
 
 class RunLog(Protocol):
     """The run folder, as the loop sees it."""
 
     folder: Path
+
+    @property
+    def saved(self) -> bool:
+        """Tell whether a checkpoint was ever saved."""
+        ...
 
     def event(self, kind: str, **data: Any) -> None: ...
     def update(self, **data: Any) -> None: ...
@@ -347,12 +352,17 @@ class Orchestrator:
             "report": self.report_due,
         }  # fmt: skip
 
-    def save(self) -> Path:
-        """Write a checkpoint of everything the next step depends on."""
+    def save(self) -> Path | None:
+        """Write a checkpoint of everything the next step depends on; None if it is not finite."""
+        self.saved_at = time.monotonic()
+        workflow, collector = self.workflow.state_dict(), self.parts.collector.get_state()
+        bad = self._not_finite(workflow, collector)
+        if not self.watch.may_save(bad, self.checkpoints.names(), self._say_and_record):
+            return None
         buffers = {name: buffer.save() for name, buffer in self.parts.buffers.items()}
         state = {
-            "workflow": self.workflow.state_dict(),
-            "collector": self.parts.collector.get_state(),
+            "workflow": workflow,
+            "collector": collector,
             "buffers": buffers,
             "scheduler": self.scheduler.get_state(),
             "counters": asdict(self.counters),
@@ -367,21 +377,20 @@ class Orchestrator:
         path = self.checkpoints.save(state, self.counters.env_frames, self.score, marks)
         for name, buffer in self.parts.buffers.items():
             buffer.prune([m[name] for m in self.checkpoints.marks()])
+        self.run_log.update(saved_frames=self.counters.env_frames)
         self.saved_at = time.monotonic()
         return path
 
     def load(self) -> bool:
-        """Continue from the newest whole checkpoint; return False if there is none.
+        """Continue from the newest checkpoint that is whole, with all that it needs.
 
-        A run that died before its first checkpoint begins anew, and so do its records.
+        Return False if none was ever saved: a run that died before its first one begins anew, and
+        so do its records.
         """
-        state = self.checkpoints.load()
+        state = self.checkpoints.restore(self._take, self.run_log.saved)
         if state is None:
             self.parts.logger.restart()
             return False
-        self.workflow.load_state_dict(state["workflow"])
-        for name, buffer in self.parts.buffers.items():
-            buffer.load(state["buffers"][name])
         self.scheduler.set_state(state["scheduler"])
         self.counters = Counters(**state["counters"])
         self.parts.logger.set_state(state["logger"])
@@ -397,3 +406,15 @@ class Orchestrator:
         self.run_log.event("resumed", env_frames=self.counters.env_frames, lost_envs=lost)
         random.set_state(state["rng"])
         return True
+
+    def _not_finite(self, workflow: dict[str, Any], collector: dict[str, Any]) -> str | None:
+        more = {"normalizer": collector["envs"]["normalizer"], "memory": collector["state"]}
+        return not_finite(self.workflow, workflow, more)
+
+    def _take(self, state: dict[str, Any]) -> None:
+        """Take over what may be damaged or diverged; raise if it is."""
+        if (bad := self._not_finite(state["workflow"], state["collector"])) is not None:
+            raise CheckpointError(f"{bad}: the run had diverged")
+        self.workflow.load_state_dict(state["workflow"])
+        for name, buffer in self.parts.buffers.items():
+            buffer.load(state["buffers"][name])

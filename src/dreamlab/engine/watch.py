@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +31,8 @@ class WatchConfig:
     """What is looked for; alerts go to the terminal, to events.jsonl and to every place named."""
 
     on_nan: Literal["stop", "warn", "off"] = "stop"
+    """What follows a value that is not finite: the run stops, or goes on, with an alert or without.
+    Weights that are not finite are not saved in any case: the last finite checkpoint stays."""
     stall_frames: int = 0
     """Warn when the return has not risen for this many env frames; 0 never warns."""
     memory_share: float = 0.9
@@ -72,6 +75,23 @@ class Watch:
             bad = first_bad(workflow, batch)
             if bad is not None:
                 self._diverged(bad)
+
+    def may_save(self, bad: str | None, names: list[str], say: Callable[[str], None]) -> bool:
+        """Tell whether a state may be saved: `bad` names what is not finite in it.
+
+        Otherwise the run stops, or it is said once which of the checkpoints `names` stays.
+        """
+        if bad is None:
+            self.said.discard("unsaved")
+            return True
+        kept = f"the latest checkpoint stays {names[0]}" if names else "there is no checkpoint yet"
+        text = f"{bad}: this state is not saved; {kept}"
+        if self.config.on_nan == "stop":
+            self._diverged(text)
+        if "unsaved" not in self.said:
+            self.said.add("unsaved")
+            say(text)
+        return False
 
     def flushed(
         self, record: dict[str, float], workflow: Workflow[Any], batch: Batch | None
@@ -170,6 +190,29 @@ def first_bad(workflow: Workflow[Any], batch: Batch | None) -> str | None:
         for name, tensor in tensors:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 return f"the first bad tensor is {kind} {name!r} {tuple(tensor.shape)}"
+    return None
+
+
+@torch.no_grad()
+def not_finite(workflow: Workflow[Any], state: dict[str, Any], *more: Any) -> str | None:
+    """Name the first tensor of a workflow's `state` that no training recovers from.
+
+    Parameters and what optimizers hold must be finite; buffers and the trees in `more` may be
+    infinite, but not NaN. A device is asked once, whatever the number of tensors.
+    """
+    buffers = {name for name, _ in workflow.named_buffers()}
+    named = [(k, v, k in buffers) for k, v in tree_leaves(state)]
+    named += [(k, v, True) for tree in more for k, v in tree_leaves(tree)]
+    groups: dict[Any, list[tuple[str, Tensor, bool]]] = {}
+    for name, value, lenient in named:
+        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+            groups.setdefault((tensor.device, tensor.dtype), []).append((name, tensor, lenient))
+    for group in groups.values():
+        largest = torch.stack(torch._foreach_norm([t for _, t, _ in group], ord=math.inf)).tolist()
+        for (name, _, lenient), size in zip(group, largest, strict=True):
+            if math.isnan(size) or (math.isinf(size) and not lenient):
+                return f"{name!r} is {size}"
     return None
 
 

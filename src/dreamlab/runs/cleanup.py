@@ -1,16 +1,19 @@
 """Gives disk space back: removes what can be made again, keeps what says what a run was.
 
-Removed are checkpoints, replay buffers and videos. Configs, metrics, chains, manifests, events and
-reports stay. A run that is cleaned is marked before anything is lost, and marked without needing
-space: on a full disk nothing new can be written, but a file can be renamed.
+Removed are checkpoints, replay buffers and videos, each only by the names that a run gives them.
+Configs, metrics, chains, manifests, events and reports stay, and whatever else is there. A run that
+is cleaned is marked before anything is lost, and marked without needing space: on a full disk
+nothing new can be written, but a file can be renamed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,15 @@ from dreamlab.runs.locks import is_writing
 from dreamlab.runs.rows import scores_of
 from dreamlab.runs.run import FolderLock, Run
 
-KINDS = ("checkpoints", "buffers", "videos")
+TEMPORARY = r"\..+\.\d+\.tmp(\.mp4)?"
+KINDS = {
+    "checkpoints": rf"(damaged_)?\d+(_\d+)?|latest|best|\.\d+\.old|{TEMPORARY}",
+    "buffers": rf"[^/]+/((steps|patch)_\d+_\d+(_[0-9a-f]{{8}})?\.pt|map_.+\.bin|{TEMPORARY})",
+    "videos": rf"eval_.+\.mp4|{TEMPORARY}",
+}
+"""The folders that are emptied, and what a run calls its files there."""
+OURS = ("id", "name", "seed", "created", "status")
+"""What the manifest of a run has in any case; other programs write a manifest.json too."""
 MARK = "cleaned"  # the loader of checkpoints knows this name
 FRESH_S = 3600.0
 """A run that says it is running, and said so less than this ago, may be on another machine."""
@@ -58,7 +69,7 @@ def survey(root: Path, keep_best: int, keep_recent: int) -> list[Candidate]:
     """Return every run below `root`, newest first, each with its size and why it is kept.
 
     Kept are the `keep_best` best of each experiment, the `keep_recent` newest of all, those with
-    the tag `keep`, those that are running, and those that cannot be read.
+    the tag `keep`, those that are running, and those that cannot be read or are not a run's.
     """
     found = sorted((_look(f) for f in runs_under(root)), key=lambda c: c.created, reverse=True)
     for number, run in enumerate(found):
@@ -79,7 +90,9 @@ def _look(folder: Path) -> Candidate:
     except (LabError, OSError, yaml.YAMLError):
         return Candidate(folder, kept="unreadable")
     manifest = run.manifest
-    sizes = {kind: size(folder / kind) for kind in KINDS}
+    if not run.config_path.exists() or not {*OURS} <= {*manifest}:
+        return Candidate(folder, kept="unreadable")
+    sizes = {kind: sum(map(size, _contents(folder / kind))) for kind in KINDS}
     name, created = (str(manifest.get(k, "")) for k in ("name", "created"))
     sizes = {k: v for k, v in sizes.items() if v}
     out = Candidate(folder, name, created, scores_of(manifest)["return"], sizes)
@@ -109,7 +122,9 @@ def _says_running(manifest: dict[str, Any]) -> bool:
 
 
 def size(path: Path) -> int:
-    """Return the bytes below a path, the mark of a cleaned run apart."""
+    """Return the bytes of a file, or of a folder, the mark of a cleaned run apart."""
+    if path.is_symlink() or path.is_file():
+        return path.lstat().st_size
     total = 0
     for folder, _, names in os.walk(path):
         files = (Path(folder) / n for n in names if not (n == MARK and Path(folder) == path))
@@ -130,8 +145,9 @@ def clean(run: Candidate) -> int:
             if "checkpoints" in run.sizes:
                 _mark(run.folder / "checkpoints")
             for kind in run.sizes:
-                for path in _contents(run.folder / kind):
+                for path in list(_contents(run.folder / kind)):
                     _remove(path)
+            _remove_empty(run.folder / "buffers")
             _record(run)
     except OSError as error:
         raise LabError(
@@ -154,9 +170,15 @@ def _mark(folder: Path) -> None:
 
 def _contents(folder: Path) -> Iterator[Path]:
     """Yield what is to be removed from one of the folders."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not (folder.name == "checkpoints" and path.name == MARK):
+    for path in sorted(folder.glob("*/*" if folder.name == "buffers" else "*")):
+        if re.fullmatch(KINDS[folder.name], path.relative_to(folder).as_posix()):
             yield path
+
+
+def _remove_empty(folder: Path) -> None:
+    for path in folder.glob("*"):
+        with suppress(OSError):  # it is not empty: the user keeps something there
+            path.rmdir()
 
 
 def _remove(path: Path) -> None:

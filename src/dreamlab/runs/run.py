@@ -19,7 +19,7 @@ from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_json
 from dreamlab.runs.code import git_state, project_state
 from dreamlab.runs.index import Entry
-from dreamlab.runs.locks import acquire, held
+from dreamlab.runs.locks import RETRY_S, acquire, held
 from dreamlab.runs.rows import best_of, read_config, stamp_of, tags_of
 
 PACKAGES = (
@@ -35,6 +35,8 @@ PACKAGES = (
 )
 
 GLANCE_S = 0.1
+VANISHING_S = 5.0
+"""A folder may vanish while it is locked: another start has failed and takes back what it made."""
 RETURNS = ("last_return", "last_eval")
 
 
@@ -64,6 +66,12 @@ class Run:
     def config_path(self) -> Path:
         return self.folder / "config.yaml"
 
+    @property
+    def saved(self) -> bool:
+        """Tell whether a checkpoint was ever saved; an older run tells it only by its end."""
+        ended = self.manifest.get("status") in ("finished", "interrupted", "imported")
+        return self.manifest.get("saved_frames", 0 if ended else None) is not None
+
     def create(self, name: str, seed: int, command: list[str]) -> None:
         """Make the folder and write who ran what, where, from which code."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +82,7 @@ class Run:
             "command": command,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "status": "created",
+            "saved_frames": None,
             "versions": versions(),
             "hardware": hardware(),
             "git": git_state(),
@@ -155,23 +164,88 @@ class Run:
 
 
 class FolderLock:
-    """Keeps two processes from writing into one run folder."""
+    """Keeps two processes from writing into one run folder; tells the second who the first is."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".lock"
-        self.file: Any = None
+        self.handle = -1
+        self.made: list[Path] = []
+        """What was not there before: folders, the deepest last, and the file."""
 
     def __enter__(self) -> FolderLock:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = self.path.open("a+")
-        # whoever looks whether a run is alive holds this lock for a moment
-        if not acquire(self.file.fileno(), GLANCE_S):
-            self.file.close()
-            raise LabError(f"{self.path.parent}: another process is writing into this run folder")
+        until = time.monotonic() + VANISHING_S
+        while not self._take():
+            if time.monotonic() > until:
+                raise LabError(f"{self.path.parent}: another process keeps removing this folder")
+            time.sleep(RETRY_S)
+        since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+        self._sign({"pid": os.getpid(), "host": platform.node(), "since": since})
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()
+        self._sign({})
+        os.close(self.handle)
+
+    def _take(self) -> bool:
+        """Take the lock; return False if whoever had it has just removed the file or its folder."""
+        try:
+            self.made += make_folders(self.path.parent)
+            handle = self._open()
+        except FileNotFoundError:
+            return False
+        # whoever looks whether a run is alive holds this lock for a moment
+        if not acquire(handle, GLANCE_S):
+            holder = _holder(os.read(handle, 4096))
+            os.close(handle)
+            raise LabError(
+                f"{self.path.parent}: another process is writing into this run folder{holder}"
+            )
+        if os.fstat(handle).st_nlink == 0:
+            os.close(handle)
+            return False
+        self.handle = handle
+        return True
+
+    def _open(self) -> int:
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return os.open(self.path, os.O_RDWR)
+        self.made.append(self.path)
+        return handle
+
+    def _sign(self, about: dict[str, Any]) -> None:
+        with suppress(OSError):  # a full disk must not keep anybody from cleaning up
+            os.ftruncate(self.handle, 0)
+            os.pwrite(self.handle, json.dumps(about).encode(), 0)
+
+    def undo(self) -> None:
+        """Remove the file and the folders that were made for it, as far as they are empty."""
+        with suppress(OSError):  # somebody else has put something there
+            for path in reversed(self.made):
+                path.unlink() if path == self.path else path.rmdir()
+
+
+def make_folders(folder: Path) -> list[Path]:
+    """Make a folder and those above it; return which were not there, the deepest last."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    made: list[Path] = []
+    for path in reversed(missing):
+        if path.is_symlink():
+            raise LabError(f"{path} is a link that leads nowhere")
+        with suppress(FileExistsError):  # another process was faster
+            path.mkdir()
+            made.append(path)
+    return made
+
+
+def _holder(text: bytes) -> str:
+    """Return what a process wrote about itself when it took a lock."""
+    try:
+        about = json.loads(text)
+        return f" (process {about['pid']} on {about['host']}, since {about['since']})"
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def read_json(path: Path) -> dict[str, Any]:
