@@ -17,7 +17,6 @@ from dreamlab.core import rng as random
 from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.files import told_plainly, write_text
-from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer, Place
@@ -36,9 +35,9 @@ from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.interop import hub
 from dreamlab.runs.compare import Member
 from dreamlab.runs.folder import Claim, check_folder, claimed
+from dreamlab.runs.options import counts, differences, flatten
 from dreamlab.runs.plot import learning_curve
 from dreamlab.runs.published import find_published
-from dreamlab.runs.rows import flatten
 from dreamlab.runs.run import Run, command_line, new_folder
 
 
@@ -245,15 +244,15 @@ def _go_on(config: LabConfig, claim: Claim) -> Opened:
     return Opened(run, merged, True, keep)
 
 
-FREE = ("run", "log", "watch", "checkpoint", "eval", "report", "schema", "training.total_frames")
+MAY_CHANGE = ("eval", "training.total_frames")
+"""Beside what has no effect, what another command may ask of a run that has begun."""
 
 
 def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
     """Raise if a folder's run was made with other options than those given now."""
-    a, b = dict(tree_leaves(dump(old))), dict(tree_leaves(dump(new)))
-    for path in sorted(a.keys() | b.keys()):
-        key, has, asked = path.replace("/", "."), a.get(path, "nothing"), b.get(path, "nothing")
-        if not key.startswith(FREE) and has != asked:
+    tables = [flatten(dump(old)), flatten(dump(new))]
+    for key, (has, asked) in differences(tables, "nothing").items():
+        if counts(key, *MAY_CHANGE):
             raise ConfigError(
                 f"{folder} holds a run with another {key}: it has {has}, you ask for {asked}. "
                 "Use another run.dir, or `dreamlab resume` to go on with it."
@@ -300,8 +299,8 @@ def _train(opened: Opened, terminal: Terminal | None) -> str:
         terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
         status = loop.run()
     learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
-    final = run.manifest.get("final_eval") or {}
-    score = f", eval return {final['eval/return']:.4g}" if final and status == "finished" else ""
+    final = (run.manifest.get("final_eval") or {}).get("eval/return")
+    score = f", eval return {final:.4g}" if final is not None and status == "finished" else ""
     terminal.say(f"{status}: {run.folder}{score}")
     return status
 

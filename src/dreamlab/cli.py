@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamlab import __version__
+from dreamlab.commands.printing import hang_up
 from dreamlab.core.errors import LabError
 
 USAGE = """dreamlab <verb> [options]
@@ -37,7 +38,7 @@ USAGE = """dreamlab <verb> [options]
   index     [ROOT] [--rebuild]                   bring the index of runs up to date
   verify    RUN [--frames N] [--from CHECKPOINT]  run it again: is everything the same?
   debug     +experiment=NAME [key=value ...]     a few hundred frames with every check on
-  cleanup   [ROOT] [--keep-best N] [--yes]       remove checkpoints and buffers of old runs
+  cleanup   [ROOT] [--older-than 30d] [--yes]    remove checkpoints and buffers of old runs
   export-policy RUN --format onnx|torchscript    a policy for other programs; --push OWNER/NAME
   watch     [ROOT ...] [--all] [--once]          live runs: returns, speed, time left, alerts
   doctor                                         what works on this machine
@@ -52,6 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # a `_target_` or env in the user's own folder
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read our output has left: nobody is there to be told
+        return 0
+    finally:
+        hang_up()
+
+
+def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
@@ -223,6 +235,7 @@ def plan(args: list[str]) -> int:
     """Print what a run will cost, from a few seconds of it in a scratch folder."""
     from dreamlab import build
     from dreamlab.config import compose, load_config, to_yaml
+    from dreamlab.core.words import duration
     from dreamlab.engine.plan import make_plan
     from dreamlab.engine.terminal import Terminal
     from dreamlab.engine.watch import disk_free, memory_available
@@ -265,21 +278,11 @@ def plan(args: list[str]) -> int:
         ("one update", f"{1e3 * result.update_s:.2f} ms"),
         ("env frames", f"{result.env_frames:,}"),
         ("updates", f"{result.updates:,.0f}"),
-        ("expected time", _duration(3600 * result.hours)),
+        ("expected time", duration(3600 * result.hours)),
     ]
     for name, value in rows:
         print(f"{name:16s} {value}")
     return 0
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
 
 
 def check_env(args: list[str]) -> int:

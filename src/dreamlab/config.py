@@ -15,11 +15,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from dreamlab.core import readers
 from dreamlab.core.config import Part, check_options, dump, load, locate
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.phase import Phase
+from dreamlab.core.readers import FileError, MissingFileError
 from dreamlab.engine.accelerate import ComputeConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.evaluator import EvalConfig
@@ -293,14 +294,11 @@ def to_yaml(config: LabConfig) -> str:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return a run's saved configuration."""
     try:
-        node = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except FileNotFoundError:
+        return readers.read_yaml(path)
+    except MissingFileError:
         raise ConfigError(f"{path} does not exist: this is not a run folder") from None
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
-    if not isinstance(node, dict):
-        raise ConfigError(f"{path} is not a configuration")
-    return {str(k): v for k, v in node.items()}
+    except FileError as error:
+        raise ConfigError(str(error)) from None
 
 
 __all__ = ["LabConfig", "compose", "dump", "load_config", "read_yaml", "to_yaml"]

@@ -14,6 +14,7 @@ from dreamlab import build
 from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.protocol import map_latent
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.readers import read_pointer
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Mode, Spec
 from dreamlab.envs.imagined import ImaginedEnv
@@ -85,6 +86,6 @@ def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Any]]:
 def make(task: str, length: int = 64, starts: int = 512) -> ImaginedEnv:
     """Return the dream of the run in folder `task`; episodes begin in `starts` real states."""
     latest = Path(task) / "checkpoints" / "latest"
-    newest = latest.read_text() if latest.is_file() else ""
+    newest = read_pointer(latest) or ""
     dreamer, states = _load(task, starts, newest)
     return ImaginedEnv(dreamer, lambda rng: states[rng.integers(len(states))], length)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dreamlab.cli import COMMANDS, USAGE, main
-from dreamlab.runs import index
+from dreamlab.runs import index, index_file
 from dreamlab.runs.query import NothingFoundError, find_run
 from dreamlab.runs.run import FolderLock, Run
 from tests.runs.made import as_nobody, fork, make
@@ -45,6 +45,7 @@ def names(capsys, *arguments):
 def trained(tmp_path_factory):
     """Two runs that differ in their learning rate, as `dreamlab train` leaves them."""
     root = tmp_path_factory.mktemp("trained")
+    index_file.make(root)
     for name, changes in (("a", ["workflow.lr=0.002", "run.tags=[first]"]), ("b", ["seed=3"])):
         assert main(["train", *QUICK, *changes, f"run.dir={root / name}", f"name={name}"]) == 0
     return root
@@ -138,12 +139,17 @@ def test_several_roots_and_a_run_as_root_count_each_run_once(made, capsys):
     assert len(names(capsys, made, made / "sub", other, made / "low")) == 5
 
 
-def test_a_nested_root_has_an_index_of_its_own_and_both_agree(made, capsys):
-    run_below = Run(make(made / "sub" / "other", status="created"))
-    run_below.update(status="running", env_frames=5)
-    assert (made / "sub" / index.FILE).exists()
-    assert names(capsys, made, "--filter", "frames=5") == ["other"]
-    assert names(capsys, made / "sub", "--filter", "frames=5") == ["other"]
+def test_a_run_writes_itself_into_the_nearest_index_above_it(made, capsys):
+    below = make(made / "sub" / "other", status="created")
+    assert run(capsys, "index", made)[0] == 0
+    Run(below).update(status="running", env_frames=5)
+    assert not (made / "sub" / index.FILE).exists()
+    assert index.read(made).read == 0, "its line was new already"
+    assert run(capsys, "index", made / "sub")[0] == 0
+    Run(below).update(env_frames=6)
+    assert index.read(made / "sub").read == 0
+    for root in (made, made / "sub"):
+        assert names(capsys, root, "--filter", "frames=6") == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +365,7 @@ def test_follow_shows_what_a_running_process_writes_and_ends_with_it(tmp_path, c
 
 
 def test_index_rebuild_reads_every_folder(made, capsys):
-    run(capsys, "list", made)
+    run(capsys, "index", made)
     code, out, _ = run(capsys, "index", made, "--json")
     assert (code, json.loads(out)) == (0, {"root": str(made), "runs": 4, "read": 0})
     code, out, _ = run(capsys, "index", "--rebuild", made, "--json")

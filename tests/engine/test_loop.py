@@ -43,6 +43,29 @@ def test_every_record_says_where_the_run_was(tmp_path):
     assert "train/policy_loss" in records[0]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("+experiment=ppo_cartpole", "+preset=debug", "eval.every_frames=100"),
+        (
+            "+experiment=dqn_cartpole",
+            "tiny=true",
+            "training.total_frames=128",
+            "log.every_frames=8",
+        ),
+    ],
+)
+def test_the_last_record_is_there_once(tmp_path, options):
+    loop = open_loop(tmp_path / "r", *options, "device=cpu")
+    loop.run()
+    frames = [m["env_frames"] for m in metrics(tmp_path / "r")]
+    assert len(frames) > 4
+    assert frames == sorted(set(frames))
+    last = metrics(tmp_path / "r")[-1]
+    assert "eval/return" in last
+    assert last["updates"] == loop.counters.updates
+
+
 def test_the_folder_holds_what_it_promises(tmp_path):
     folder = tmp_path / "r"
     open_loop(folder, *SMALL, "eval.video=true").run()

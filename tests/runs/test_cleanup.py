@@ -17,6 +17,7 @@ from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError, LabError
 from dreamlab.runs import cleanup
 from dreamlab.runs.cleanup import clean, survey, totals
+from dreamlab.runs.rows import read_row
 from dreamlab.runs.run import FolderLock, Run
 from tests.helpers import open_loop
 
@@ -102,6 +103,53 @@ def test_a_run_with_the_tag_keep_is_kept(trained, tmp_path):
     text = (made / "config.yaml").read_text()
     (made / "config.yaml").write_text(text.replace("tags: []", "tags: [keep]"))
     assert {r.kept for r in survey(tmp_path, 0, 0)} == {"tagged"}
+
+
+def test_a_run_whose_tag_keep_was_removed_is_released(trained, tmp_path):
+    made = make(trained, tmp_path, "made")
+    text = (made / "config.yaml").read_text()
+    (made / "config.yaml").write_text(text.replace("tags: []", "tags: [keep]"))
+    assert only(tmp_path).kept == "tagged"
+    assert main(["tag", str(made), "--remove", "keep"]) == 0
+    assert only(tmp_path).kept is None
+    assert read_row(made)[0]["tags"] == "[]"
+
+
+@pytest.mark.parametrize("name", ["status", "heartbeat", "created", "tags"])
+def test_a_run_whose_manifest_is_damaged_where_it_decides_is_kept(name, trained, tmp_path):
+    make(trained, tmp_path, "r", **{name: {"odd": 1}})
+    assert only(tmp_path).kept == "unreadable"
+
+
+def test_a_run_without_its_configuration_is_kept(trained, tmp_path):
+    (make(trained, tmp_path, "r") / "config.yaml").unlink()
+    assert only(tmp_path).kept == "unreadable"
+
+
+DAY_S = 86_400.0
+
+
+def test_runs_younger_than_an_age_are_kept(trained, tmp_path, capsys):
+    now = time.time()
+    make(trained, tmp_path, "young", heartbeat=now - 29 * DAY_S)
+    make(trained, tmp_path, "old", heartbeat=now - 31 * DAY_S)
+    make(trained, tmp_path, "unknown", heartbeat=None, created="long ago")
+    kept = {r.folder.name: r.kept for r in survey(tmp_path, 0, 0, 30 * DAY_S)}
+    assert kept == {"young": "young", "old": None, "unknown": "unreadable"}
+    options = ("--older-than", "30d", "--keep-best", "0", "--json")
+    assert main(["cleanup", str(tmp_path), *options]) == 0
+    due = [r["folder"] for r in json.loads(capsys.readouterr().out) if r["due"]]
+    assert due == [str(tmp_path / "old")], "the newest 30 are not kept beside an age"
+    assert main(["cleanup", str(tmp_path), *options, "--keep-recent", "30"]) == 0
+    assert not any(r["due"] for r in json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("age", ["30", "d", "-1d", "1.5d", "30 days", ""])
+def test_an_age_that_cannot_be_read_is_a_mistake(age, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["cleanup", str(tmp_path), "--older-than", age])
+    assert caught.value.code == 2
+    assert "as in 30d" in capsys.readouterr().err or age.startswith("-")
 
 
 def test_a_live_run_is_kept(trained, tmp_path):

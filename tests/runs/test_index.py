@@ -18,18 +18,28 @@ from pathlib import Path
 import pytest
 
 from dreamlab.core.errors import LabError
-from dreamlab.runs import index, rows
+from dreamlab.runs import index, index_file, rows
 from dreamlab.runs.locks import is_writing
 from dreamlab.runs.run import FolderLock, Run
 from tests.runs.made import as_nobody, finish, fork, make
 
 
 @pytest.fixture
-def open_path():
-    """A folder that every user can look into; pytest's own is closed to others."""
+def root(tmp_path, monkeypatch):
+    """The folder `experiments`, which has an index without being asked."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    return tmp_path / "experiments"
+
+
+@pytest.fixture
+def open_path(monkeypatch):
+    """The same where every user can look into it; pytest's own folder is closed to others."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
-    yield folder
+    monkeypatch.chdir(folder)
+    (folder / "experiments").mkdir(mode=0o755)
+    yield folder / "experiments"
     shutil.rmtree(folder)
 
 
@@ -64,67 +74,67 @@ def messages(folder: Path) -> list[str]:
 # -- what a run writes ---------------------------------------------------------------------------
 
 
-def test_a_run_registers_itself_when_it_starts(tmp_path):
+def test_a_run_registers_itself_when_it_starts(root):
     git = {"commit": "c" * 40, "dirty": True, "diff": "+1"}
-    begun(tmp_path / "a", id="1234", seed=7, git=git, versions={"torch": "2"})
-    found = stored(tmp_path, "a")
+    begun(root / "a", id="1234", seed=7, git=git, versions={"torch": "2"})
+    found = stored(root, "a")
     assert found["id"] == "1234"
     assert (found["algorithm"], found["env"], found["seed"]) == ("ppo", "CartPole-v1", 7)
     assert (found["status"], found["commit"]) == ("running", "c" * 40)
     assert len(found["diff"]) == len(found["config_hash"]) == 12
-    listing = index.read(tmp_path, ["workflow.lr", "env.gray", "workflow.hidden", "versions.torch"])
+    listing = index.read(root, ["workflow.lr", "env.gray", "workflow.hidden", "versions.torch"])
     assert listing.read == 0
     values = [listing.rows[0][k] for k in ("workflow.lr", "env.gray", "workflow.hidden")]
     assert values == [1e-3, False, [8, 8]]
     assert listing.rows[0]["versions.torch"] == "2"
 
 
-def test_a_heartbeat_reaches_the_index_once_a_second_and_a_status_at_once(tmp_path):
-    run = begun(tmp_path / "a")
+def test_a_heartbeat_reaches_the_index_once_a_second_and_a_status_at_once(root):
+    run = begun(root / "a")
     run.update(env_frames=5)
-    assert stored(tmp_path, "a")["frames"] == 0
-    assert row(tmp_path, "a")["frames"] == 5  # a reader looks at the folder
+    assert stored(root, "a")["frames"] == 0
+    assert row(root, "a")["frames"] == 5  # a reader looks at the folder
     run.update(env_frames=6, status="finished")
-    assert (stored(tmp_path, "a")["frames"], stored(tmp_path, "a")["status"]) == (6, "finished")
+    assert (stored(root, "a")["frames"], stored(root, "a")["status"]) == (6, "finished")
     run.entry.due = 0.0
     run.update(env_frames=7)
-    assert stored(tmp_path, "a")["frames"] == 7
+    assert stored(root, "a")["frames"] == 7
 
 
-def test_returns_stay_known_and_the_best_is_kept_over_a_resume(tmp_path):
-    run = begun(tmp_path / "a")
+def test_returns_stay_known_and_the_best_is_kept_over_a_resume(root):
+    run = begun(root / "a")
     run.update(last_return=30.0)
     run.update(last_return=None)
-    assert row(tmp_path, "a")["last_return"] == 30.0
-    again = Run(tmp_path / "a")
+    assert row(root, "a")["last_return"] == 30.0
+    again = Run(root / "a")
     again.update(status="running")
     again.update(last_return=20.0)
-    found = row(tmp_path, "a")
+    found = row(root, "a")
     assert (found["return"], found["last_return"], found["best_return"]) == (20.0, 20.0, 30.0)
 
 
-def test_a_run_that_is_evaluated_is_rated_by_that_alone(tmp_path):
-    run = begun(tmp_path / "a")
+def test_a_run_that_is_evaluated_is_rated_by_that_alone(root):
+    run = begun(root / "a")
     run.update(last_return=90.0)
     run.update(last_return=95.0, last_eval=40.0)
     run.update(last_return=99.0, last_eval=None)
     run.update(last_eval=25.0, status="finished", final_eval={"eval/return": 25.0})
-    found = row(tmp_path, "a")
+    found = row(root, "a")
     assert (found["return"], found["last_return"], found["best_return"]) == (25.0, 99.0, 40.0)
 
 
-def test_a_run_that_died_before_it_trained_is_crashed(tmp_path):
-    make(tmp_path / "a", status="created", created="2026-01-02T03:04:05+0000", heartbeat=None)
-    assert row(tmp_path, "a")["status"] == "crashed"
-    with FolderLock(tmp_path / "a"):
-        assert row(tmp_path, "a")["status"] == "created"
+def test_a_run_that_died_before_it_trained_is_crashed(root):
+    make(root / "a", status="created", created="2026-01-02T03:04:05+0000", heartbeat=None)
+    assert row(root, "a")["status"] == "crashed"
+    with FolderLock(root / "a"):
+        assert row(root, "a")["status"] == "created"
 
 
-def test_wall_time_counts_every_process(tmp_path):
-    begun(tmp_path / "a", wall_s=100.0).update(status="interrupted")
-    assert 100.0 < row(tmp_path, "a")["wall_s"] < 110.0
-    Run(tmp_path / "a").tag(["x"])
-    assert 100.0 < row(tmp_path, "a")["wall_s"] < 110.0
+def test_wall_time_counts_every_process(root):
+    begun(root / "a", wall_s=100.0).update(status="interrupted")
+    assert 100.0 < row(root, "a")["wall_s"] < 110.0
+    Run(root / "a").tag(["x"])
+    assert 100.0 < row(root, "a")["wall_s"] < 110.0
 
 
 def test_the_hash_is_of_what_the_numbers_depend_on():
@@ -134,11 +144,72 @@ def test_the_hash_is_of_what_the_numbers_depend_on():
     assert rows.config_hash({**config, "seed": 1}) != same
 
 
-def test_a_scratch_run_without_an_id_is_not_indexed(tmp_path):
-    run = Run(tmp_path / "scratch")
+def test_a_scratch_run_without_an_id_is_not_indexed(root):
+    run = Run(root / "scratch")
     run.folder.mkdir()
     run.update(env_frames=1)
+    assert not (root / index.FILE).exists()
+
+
+# -- where there is one ---------------------------------------------------------------------------
+
+
+def test_a_run_elsewhere_makes_no_index_and_nor_does_a_look_at_it(root, tmp_path):
+    there = tmp_path / "elsewhere"
+    begun(there / "x").update(status="finished")
+    assert [p.name for p in there.iterdir()] == ["x"]
+    assert [r["path"] for r in index.read(there, ["workflow.lr"]).rows] == ["x"]
+    assert index.known_paths(there) >= {"workflow.lr"}
+    assert [p.name for p in there.iterdir()] == ["x"]
     assert not (tmp_path / index.FILE).exists()
+
+
+def test_an_index_that_was_asked_for_is_kept_up_to_date(root, tmp_path):
+    there = tmp_path / "elsewhere"
+    begun(there / "x").update(status="finished")
+    assert index.read(there, make=True).read == 1
+    begun(there / "deep" / "y").update(status="finished")
+    assert stored(there, "deep/y")["status"] == "finished"
+    assert index.read(there).read == 0
+
+
+def test_a_run_at_any_depth_is_in_the_index_of_the_experiments(root):
+    begun(root / "sweep" / "runs" / "x").update(status="finished", env_frames=7)
+    assert stored(root, "sweep/runs/x")["frames"] == 7
+    assert not (root / "sweep" / "runs" / index.FILE).exists()
+    assert index.read(root).read == 0
+
+
+def test_the_experiments_may_be_a_link(tmp_path, monkeypatch):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "experiments").symlink_to(tmp_path / "large")
+    monkeypatch.chdir(tmp_path)
+    begun(tmp_path / "large" / "a").update(status="finished")
+    assert stored(tmp_path / "large", "a")["status"] == "finished"
+
+
+def test_a_database_of_another_program_is_never_removed(root):
+    make(root / "a")
+    with closing(sqlite3.connect(root / index.FILE)) as db:
+        db.execute("CREATE TABLE thesis (chapter)")
+        db.execute("INSERT INTO thesis VALUES ('all of it')")
+        db.commit()
+    before = (root / index.FILE).read_bytes()
+    for _ in range(2):
+        listing = index.read(root)
+        assert [r["path"] for r in listing.rows] == ["a"]
+        assert "it is no index of runs" in listing.notes[0]
+    assert not index.remove(root)
+    begun(root / "b")
+    assert (root / index.FILE).read_bytes() == before
+
+
+def test_what_is_no_database_is_left_alone_elsewhere(root, tmp_path):
+    there = make(tmp_path / "elsewhere" / "a").parent
+    (there / index.FILE).write_text("my index of something else")
+    assert [r["path"] for r in index.read(there).rows] == ["a"]
+    assert (there / index.FILE).read_text() == "my index of something else"
+    assert index.read(there, make=True).read == 1
 
 
 # -- alive or not --------------------------------------------------------------------------------
@@ -157,18 +228,18 @@ DAY_S = 86_400.0
         (-DAY_S, False, "crashed"),
     ],
 )
-def test_a_run_is_alive_if_it_was_heard_of_or_holds_its_folder(tmp_path, age, locked, status):
-    folder = make(tmp_path / "a", status="running", heartbeat=time.time() - age)
+def test_a_run_is_alive_if_it_was_heard_of_or_holds_its_folder(root, age, locked, status):
+    folder = make(root / "a", status="running", heartbeat=time.time() - age)
     if locked:
         with FolderLock(folder):
-            assert row(tmp_path, "a")["status"] == status
+            assert row(root, "a")["status"] == status
     else:
         (folder / ".lock").touch()
-        assert row(tmp_path, "a")["status"] == status
+        assert row(root, "a")["status"] == status
 
 
-def test_looking_whether_a_run_is_alive_does_not_keep_it_from_starting(tmp_path):
-    folder = make(tmp_path / "a")
+def test_looking_whether_a_run_is_alive_does_not_keep_it_from_starting(root):
+    folder = make(root / "a")
     glance = (folder / ".lock").open("a+")
     fcntl.flock(glance, fcntl.LOCK_SH)
     assert not is_writing(folder)  # two who look do not see each other
@@ -200,7 +271,7 @@ def torn(path: Path) -> None:
 
 def older(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
-        db.executescript("DROP TABLE runs; DROP TABLE facts; CREATE TABLE old (x);")
+        db.executescript("DROP TABLE runs; DROP TABLE facts; CREATE TABLE runs (x);")
         db.execute(f"PRAGMA user_version = {index.SCHEMA - 1}")
 
 
@@ -213,55 +284,55 @@ DAMAGES = [missing, empty, garbage, torn, older, no_tables]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_reader_makes_a_damaged_index_anew(tmp_path, damage):
+def test_a_reader_makes_a_damaged_index_anew(root, damage):
     for name in ("a", "b"):
-        make(tmp_path / name)
-    before = index.read(tmp_path, ["workflow.lr"]).rows
-    damage(tmp_path / index.FILE)
-    again = index.read(tmp_path, ["workflow.lr"])
+        make(root / name)
+    before = index.read(root, ["workflow.lr"]).rows
+    damage(root / index.FILE)
+    again = index.read(root, ["workflow.lr"])
     assert again.rows == before
     assert again.read == 2
-    assert index.read(tmp_path).read == 0
-    assert whole(tmp_path)
+    assert index.read(root).read == 0
+    assert whole(root)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_training_goes_on_beside_a_damaged_index(tmp_path, damage):
-    run = begun(tmp_path / "a")
-    damage(tmp_path / index.FILE)
+def test_training_goes_on_beside_a_damaged_index(root, damage):
+    run = begun(root / "a")
+    damage(root / index.FILE)
     for frames in range(5):
         run.entry.due = 0.0
         run.update(env_frames=frames)
     run.update(status="finished")
-    assert len(messages(tmp_path / "a")) == (0 if damage is missing else 1)
-    found = row(tmp_path, "a", "workflow.lr")
+    assert len(messages(root / "a")) == (0 if damage is missing else 1)
+    found = row(root, "a", "workflow.lr")
     assert (found["frames"], found["status"], found["workflow.lr"]) == (4, "finished", 1e-3)
 
 
-def test_the_index_of_a_newer_program_is_left_alone(tmp_path):
-    make(tmp_path / "a")
-    index.read(tmp_path)
-    with closing(sqlite3.connect(tmp_path / index.FILE)) as db:
+def test_the_index_of_a_newer_program_is_left_alone(root):
+    make(root / "a")
+    index.read(root)
+    with closing(sqlite3.connect(root / index.FILE)) as db:
         db.execute(f"PRAGMA user_version = {index.SCHEMA + 1}")
-    listing = index.read(tmp_path)
+    listing = index.read(root)
     assert [r["path"] for r in listing.rows] == ["a"]
     assert "schema" in listing.notes[0]
-    with closing(sqlite3.connect(tmp_path / index.FILE)) as db:
+    with closing(sqlite3.connect(root / index.FILE)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (index.SCHEMA + 1,)
 
 
-def test_a_locked_index_delays_training_once_and_briefly(tmp_path):
-    run = begun(tmp_path / "a")
-    with closing(sqlite3.connect(tmp_path / index.FILE, isolation_level=None)) as other:
+def test_a_locked_index_delays_training_once_and_briefly(root):
+    run = begun(root / "a")
+    with closing(sqlite3.connect(root / index.FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         run.entry.due = 0.0
         run.update(env_frames=1)
         assert run.entry.due > time.monotonic() + index.RETRY_S / 2  # it does not wait every time
-        assert "locked" in messages(tmp_path / "a")[0]
-        assert row(tmp_path, "a")["frames"] == 1
+        assert "locked" in messages(root / "a")[0]
+        assert row(root, "a")["frames"] == 1
         other.execute("ROLLBACK")
     run.update(status="finished")
-    assert stored(tmp_path, "a")["status"] == "finished"
+    assert stored(root, "a")["status"] == "finished"
 
 
 def test_a_read_only_folder_can_be_listed(open_path):
@@ -305,44 +376,44 @@ def test_training_goes_on_where_the_index_is_read_only(open_path):
     assert row(open_path, "mine")["frames"] == 3
 
 
-def test_a_full_disk_stops_neither_training_nor_listing(tmp_path):
-    run = begun(tmp_path / "a")
+def test_a_full_disk_stops_neither_training_nor_listing(root):
+    run = begun(root / "a")
     for i in range(60):
-        make(tmp_path / f"other{i:02d}")
+        make(root / f"other{i:02d}")
     small = 16_384  # bytes: enough for a manifest, less than the index needs
 
     def with_a_full_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
         run.update(status="finished", env_frames=9)
-        assert len(messages(tmp_path / "a")) == 1
-        listing = index.read(tmp_path)
+        assert len(messages(root / "a")) == 1
+        listing = index.read(root)
         assert len(listing.rows) == 61
         assert "the folders are read instead" in listing.notes[0]
 
     finish(fork(with_a_full_disk))
-    assert index.read(tmp_path).notes == []
-    assert row(tmp_path, "a")["frames"] == 9
-    assert whole(tmp_path)
+    assert index.read(root).notes == []
+    assert row(root, "a")["frames"] == 9
+    assert whole(root)
 
 
-def test_a_network_file_system_gets_no_write_ahead_log(tmp_path, monkeypatch):
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"none / ext4 rw 0 0\nhost:/x {tmp_path}/far nfs4 rw 0 0\n")
-    assert index.is_network(tmp_path / "far" / "runs", mounts)
-    assert not index.is_network(tmp_path / "near", mounts)
-    monkeypatch.setattr(index, "is_network", lambda root: True)
-    begun(tmp_path / "a").update(status="finished")
-    with closing(sqlite3.connect(tmp_path / index.FILE)) as db:
+def test_a_network_file_system_gets_no_write_ahead_log(root, monkeypatch):
+    mounts = root / "mounts"
+    mounts.write_text(f"none / ext4 rw 0 0\nhost:/x {root}/far nfs4 rw 0 0\n")
+    assert index_file.is_network(root / "far" / "runs", mounts)
+    assert not index_file.is_network(root / "near", mounts)
+    monkeypatch.setattr(index_file, "is_network", lambda root: True)
+    begun(root / "a").update(status="finished")
+    with closing(sqlite3.connect(root / index.FILE)) as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-    assert stored(tmp_path, "a")["status"] == "finished"
+    assert stored(root, "a")["status"] == "finished"
 
 
 # -- many at once --------------------------------------------------------------------------------
 
 
-def test_sixteen_writers_and_readers_lose_nothing(tmp_path):
+def test_sixteen_writers_and_readers_lose_nothing(root):
     def write(number: int) -> None:
-        run = begun(tmp_path / f"run{number}")
+        run = begun(root / f"run{number}")
         for frames in range(10):
             run.entry.due = 0.0
             run.update(env_frames=frames, last_return=float(number))
@@ -350,24 +421,24 @@ def test_sixteen_writers_and_readers_lose_nothing(tmp_path):
 
     def look() -> None:
         for _ in range(15):
-            listing = index.read(tmp_path)
+            listing = index.read(root)
             assert listing.notes == []
 
     finish(*(fork(lambda n=n: write(n)) for n in range(16)), fork(look), fork(look))
-    found = {r["path"]: r for r in index.read(tmp_path).rows}
+    found = {r["path"]: r for r in index.read(root).rows}
     assert len(found) == 16
     for number in range(16):
         mine = found[f"run{number}"]
         assert (mine["status"], mine["frames"]) == ("finished", 1000 + number)
         assert mine["return"] == number
-    assert whole(tmp_path)
+    assert whole(root)
 
 
-def test_kill_9_loses_no_more_than_the_last_heartbeat(tmp_path):
-    begun(tmp_path / "other").update(status="finished", env_frames=77)
+def test_kill_9_loses_no_more_than_the_last_heartbeat(root):
+    begun(root / "other").update(status="finished", env_frames=77)
 
     def write_forever() -> None:
-        run = begun(tmp_path / "a")
+        run = begun(root / "a")
         with FolderLock(run.folder):
             for frames in range(1_000_000):
                 run.entry.due = 0.0
@@ -376,23 +447,23 @@ def test_kill_9_loses_no_more_than_the_last_heartbeat(tmp_path):
     child = fork(write_forever)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        frames = {r["path"]: r["frames"] for r in index.read(tmp_path).rows}.get("a") or 0
+        frames = {r["path"]: r["frames"] for r in index.read(root).rows}.get("a") or 0
         if frames >= 5:
             break
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    manifest = json.loads((root / "a" / "manifest.json").read_text())
     assert manifest["env_frames"] >= frames >= 5
-    assert row(tmp_path, "a")["frames"] == manifest["env_frames"]
-    assert row(tmp_path, "other")["frames"] == 77
-    assert whole(tmp_path)
+    assert row(root, "a")["frames"] == manifest["env_frames"]
+    assert row(root, "other")["frames"] == 77
+    assert whole(root)
     manifest["heartbeat"] -= 2 * rows.STALE_S
-    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
-    assert row(tmp_path, "a")["status"] == "crashed"
+    (root / "a" / "manifest.json").write_text(json.dumps(manifest))
+    assert row(root, "a")["status"] == "crashed"
 
 
-def test_tags_given_during_training_stay(tmp_path):
-    run = begun(tmp_path / "a")
+def test_tags_given_during_training_stay(root):
+    run = begun(root / "a")
 
     def train() -> None:
         for frames in range(100):
@@ -400,22 +471,22 @@ def test_tags_given_during_training_stay(tmp_path):
 
     child = fork(train)
     for number in range(10):
-        Run(tmp_path / "a").tag([f"t{number}"])
+        Run(root / "a").tag([f"t{number}"])
     finish(child)
-    found = row(tmp_path, "a")
+    found = row(root, "a")
     assert found["tags"] == [f"t{n}" for n in range(10)]
     assert found["frames"] == 99
 
 
-def test_ten_thousand_runs_are_read_once(tmp_path):
+def test_ten_thousand_runs_are_read_once(root):
     text = json.dumps({"id": "%05d", "name": "r", "status": "finished", "last_return": 0.5})
     for number in range(10_000):
-        (tmp_path / f"r{number:05d}").mkdir()
-        (tmp_path / f"r{number:05d}" / "manifest.json").write_text(text % number)
-    assert index.read(tmp_path).read == 10_000
-    (tmp_path / "r00007" / "manifest.json").write_text(text % 7 + " ")
-    shutil.rmtree(tmp_path / "r00008")
-    again = index.read(tmp_path)
+        (root / f"r{number:05d}").mkdir()
+        (root / f"r{number:05d}" / "manifest.json").write_text(text % number)
+    assert index.read(root).read == 10_000
+    (root / "r00007" / "manifest.json").write_text(text % 7 + " ")
+    shutil.rmtree(root / "r00008")
+    again = index.read(root)
     assert again.read == 1
     assert len({r["id"] for r in again.rows}) == 9_999
 
@@ -423,66 +494,66 @@ def test_ten_thousand_runs_are_read_once(tmp_path):
 # -- folders that move -----------------------------------------------------------------------------
 
 
-def test_a_copied_run_is_shown_twice_with_a_warning(tmp_path):
-    make(tmp_path / "a", id="1234")
-    shutil.copytree(tmp_path / "a", tmp_path / "copy")
-    listing = index.read(tmp_path)
+def test_a_copied_run_is_shown_twice_with_a_warning(root):
+    make(root / "a", id="1234")
+    shutil.copytree(root / "a", root / "copy")
+    listing = index.read(root)
     assert [r["id"] for r in listing.rows] == ["1234", "1234"]
     assert "run 1234 is there 2 times" in listing.notes[0]
 
 
-def test_a_moved_run_and_a_moved_root_are_found_where_they_are(tmp_path):
-    make(tmp_path / "x" / "a")
-    make(tmp_path / "x" / "b")
-    index.read(tmp_path / "x")
-    (tmp_path / "x" / "a").rename(tmp_path / "x" / "c")
-    assert {r["path"] for r in index.read(tmp_path / "x").rows} == {"b", "c"}
-    (tmp_path / "x").rename(tmp_path / "y")
-    listing = index.read(tmp_path / "y")
-    assert {r["folder"] for r in listing.rows} == {str(tmp_path / "y" / n) for n in "bc"}
+def test_a_moved_run_and_a_moved_root_are_found_where_they_are(root):
+    make(root / "x" / "a")
+    make(root / "x" / "b")
+    index.read(root / "x", make=True)
+    (root / "x" / "a").rename(root / "x" / "c")
+    assert {r["path"] for r in index.read(root / "x").rows} == {"b", "c"}
+    (root / "x").rename(root / "y")
+    listing = index.read(root / "y")
+    assert {r["folder"] for r in listing.rows} == {str(root / "y" / n) for n in "bc"}
     assert listing.read == 0
 
 
-def test_runs_lie_at_any_depth_and_a_link_that_leads_back_is_no_trap(tmp_path):
-    make(tmp_path / "sweep" / "lr_1" / "seed_0")
-    make(tmp_path / "sweep" / "lr_1" / "seed_0" / "inside")  # a run holds no runs
-    (tmp_path / "sweep" / "up").symlink_to(tmp_path)
-    found = {r["path"] for r in index.read(tmp_path).rows}
+def test_runs_lie_at_any_depth_and_a_link_that_leads_back_is_no_trap(root):
+    make(root / "sweep" / "lr_1" / "seed_0")
+    make(root / "sweep" / "lr_1" / "seed_0" / "inside")  # a run holds no runs
+    (root / "sweep" / "up").symlink_to(root)
+    found = {r["path"] for r in index.read(root).rows}
     assert "sweep/lr_1/seed_0" in found
     assert not any("inside" in path for path in found)
     assert len(found) <= 2
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\xff"])
-def test_a_broken_manifest_is_named_and_the_others_are_listed(tmp_path, text):
-    make(tmp_path / "good")
-    make(tmp_path / "bad")
-    (tmp_path / "bad" / "manifest.json").write_bytes(text.encode("latin-1"))
-    listing = index.read(tmp_path)
+def test_a_broken_manifest_is_named_and_the_others_are_listed(root, text):
+    make(root / "good")
+    make(root / "bad")
+    (root / "bad" / "manifest.json").write_bytes(text.encode("latin-1"))
+    listing = index.read(root)
     assert {r["path"]: r["status"] for r in listing.rows} == {"good": "finished", "bad": "broken"}
-    assert "bad/manifest.json cannot be read" in listing.notes[0]
+    assert f"{root / 'bad' / 'manifest.json'} " in listing.notes[0]
 
 
-def test_odd_values_in_a_manifest_are_left_out(tmp_path):
+def test_odd_values_in_a_manifest_are_left_out(root):
     odd = {"seed": 2**80, "last_return": float("nan"), "env_frames": "many", "name": "\ud800"}
-    make(tmp_path / "a", **odd)
-    found = row(tmp_path, "a")
+    make(root / "a", **odd)
+    found = row(root, "a")
     assert found["seed"] == float(2**80)
     assert (found["return"], found["frames"], found["name"]) == (None, None, "?")
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a=b", "a,b"])
-def test_a_tag_that_could_not_be_asked_for_is_refused(tmp_path, name):
+def test_a_tag_that_could_not_be_asked_for_is_refused(root, name):
     with pytest.raises(LabError, match="cannot be a tag"):
-        Run(make(tmp_path / "a")).tag([name])
+        Run(make(root / "a")).tag([name])
 
 
-def test_reading_many_runs_says_how_far_it_is(tmp_path, monkeypatch):
+def test_reading_many_runs_says_how_far_it_is(root, monkeypatch):
     monkeypatch.setattr(index, "CHUNK", 2)
     for name in "abcde":
-        make(tmp_path / name)
+        make(root / name)
     told: list[tuple[int, int]] = []
-    assert index.read(tmp_path, progress=lambda *n: told.append(n)).read == 5
+    assert index.read(root, progress=lambda *n: told.append(n)).read == 5
     assert told == [(0, 5), (2, 5), (4, 5)]
-    assert index.read(tmp_path, progress=lambda *n: told.append(n)).read == 0
+    assert index.read(root, progress=lambda *n: told.append(n)).read == 0
     assert len(told) == 3

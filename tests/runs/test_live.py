@@ -19,7 +19,9 @@ from rich.console import Console
 
 from dreamlab.cli import main
 from dreamlab.commands.dashboard import picture
-from dreamlab.runs.live import Alert, Tail, View, Watcher, recent_speed, sparkline, total_frames
+from dreamlab.core.readers import Tail
+from dreamlab.runs.live import Alert, View, Watcher, recent_speed, sparkline
+from dreamlab.runs.readers import total_frames
 from dreamlab.runs.run import FolderLock, Run
 
 
@@ -38,7 +40,7 @@ def add(folder, **record):
 
 def test_a_tail_reads_whole_lines_once_and_starts_anew_after_a_cut(tmp_path):
     path = tmp_path / "m.jsonl"
-    tail = Tail(path)
+    tail = Tail(path, lambda record: True)
     assert tail.read() == []
     path.write_text('{"a": 1}\n{"a": 2')
     assert tail.read() == [{"a": 1}]

@@ -19,9 +19,10 @@ from dreamlab.cli import main
 from dreamlab.config import choices, compose, load_config
 from dreamlab.core.errors import ConfigError, MissingExtraError
 from dreamlab.runs.launch.crew import Crew, make_launcher
-from dreamlab.runs.launch.job import Job, Lock, last_record, returns, text_of
+from dreamlab.runs.launch.job import Job, Lock, returns, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits, Local, Place, place
 from dreamlab.runs.launch.view import View, progress, results, time_left
+from dreamlab.runs.readers import newest_metrics
 from dreamlab.runs.run import Run
 from dreamlab.runs.sweep import Sweep, SweepConfig, distribution, make_jobs, points
 from tests.runs.many import (
@@ -309,6 +310,47 @@ def test_without_the_extra_its_name_is_told(monkeypatch, tmp_path):
             make_launcher(LauncherConfig(name=name), Limits(), 1, tmp_path)
 
 
+def test_a_sweep_that_is_over_calls_no_cluster(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    path = write_sweep(tmp_path, seeds=[0, 1], launcher={"name": "ray"})
+    assert main(["sweep", path]) == 2, "there is work to do, and no Ray"
+    assert "dreamlab[ray]" in capsys.readouterr().err
+    options = {"experiment": "ppo_cartpole", "overrides": overrides_of(path)}
+    jobs = make_jobs(SweepConfig(**options, seeds=(0, 1)), tmp_path / "s")
+    for job in jobs:
+        job.run_folder.mkdir(parents=True)
+        (job.run_folder / "manifest.json").write_text('{"status": "finished"}')
+    assert main(["sweep", path]) == 0
+    assert "all finished" in capsys.readouterr().out
+    (jobs[0].run_folder / "manifest.json").write_text('{"status": "interrupted"}')
+    jobs[0].write(status="failed")
+    assert main(["sweep", path]) == 1
+    assert main(["sweep", path, "--retry-failed"]) == 2
+
+
+def test_a_damaged_job_is_shown_as_failed_beside_the_others(tmp_path, capsys):
+    path = write_sweep(tmp_path, seeds=[0, 1, 2])
+    options = {"experiment": "ppo_cartpole", "overrides": overrides_of(path)}
+    jobs = make_jobs(SweepConfig(**options, seeds=(0, 1, 2)), tmp_path / "s")
+    for job in jobs:
+        job.run_folder.mkdir(parents=True)
+        (job.run_folder / "manifest.json").write_text('{"status": "finished"}')
+    (jobs[0].run_folder / "manifest.json").write_bytes(b"\xff")
+    (jobs[1].run_folder / "manifest.json").unlink()
+    jobs[1].folder.mkdir(parents=True)
+    (jobs[1].folder / "job.json").write_text("[]")
+    (jobs[2].run_folder / "metrics.jsonl").write_text('x\n{"env_frames": 5, "eval/return": 2}\n')
+    assert [j.status() for j in jobs] == ["failed", "failed", "finished"]
+    assert main(["sweep", path, "--show"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("failed") == 2
+    assert captured.err.count("1 damaged line skipped") == 1
+    assert main(["sweep", path]) == 1
+    out = capsys.readouterr().out
+    assert f"{jobs[0].run_folder / 'manifest.json'} is not UTF-8" in out
+    assert f"{jobs[1].folder / 'job.json'} holds a list" in out
+
+
 # -- the view -------------------------------------------------------------------------------------
 
 
@@ -319,7 +361,7 @@ def test_the_time_left_is_that_of_the_running_jobs_and_of_those_to_come(tmp_path
     lines = [{"env_frames": 50, "time/wall_s": 5.0}, {"env_frames": 100, "time/wall_s": 10.0}]
     whole = "".join(json.dumps(line) + "\n" for line in lines)
     (job.run_folder / "metrics.jsonl").write_text(whole + '{"env_frames": 1')  # cut by a crash
-    record = last_record(job.run_folder)
+    record = newest_metrics(job.run_folder)
     assert progress(job.run_folder, record) == (0.25, 30.0)
     assert time_left([job], left=3, size=2) == (30 + 3 * 40) / 2
     assert time_left([job], left=0, size=2) == 30, "nobody helps with the last one"
@@ -331,7 +373,7 @@ def test_the_time_left_is_that_of_the_running_jobs_and_of_those_to_come(tmp_path
 def test_a_table_has_dashes_where_a_listed_job_has_no_such_option(tmp_path):
     config = SweepConfig(method="listed", jobs=({"a": 1.0}, {"b": None}))
     jobs = make_jobs(config, tmp_path)
-    table = results(jobs, {j.name: j.status() for j in jobs})
+    table, _ = results(jobs, {j.name: j.status() for j in jobs})
     assert [list(c.cells) for c in table.columns[1:4]] == [["1", "-"], ["0", "0"], ["-", "null"]]
 
 

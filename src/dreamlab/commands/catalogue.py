@@ -6,15 +6,14 @@ Exit codes: 0 if all went well, 1 if nothing was found, 2 for a mistake in what 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.errors import LabError
 from dreamlab.runs import describe
 from dreamlab.runs import index as indexed
@@ -28,7 +27,7 @@ from dreamlab.runs.query import (
     matches,
     parse_filter,
 )
-from dreamlab.runs.rows import live_status, read_row
+from dreamlab.runs.rows import GOING, live_status, read_row
 from dreamlab.runs.run import Run
 from dreamlab.runs.story import Line, Story
 
@@ -36,20 +35,17 @@ Verb = Callable[[Sequence[str]], int]
 
 
 def _verb(function: Verb) -> Verb:
-    """Return a verb that ends with 1 if there is no such run, and quietly if nobody reads on."""
+    """Return a verb that ends with 1 if there is no such run, and with 2 if the disk refuses."""
 
     @wraps(function)
     def run(args: Sequence[str]) -> int:
         try:
-            code = function(args)
-            sys.stdout.flush()
-            return code
+            return function(args)
         except NothingFoundError as error:
             print(error, file=sys.stderr)
             return 1
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+        except BrokenPipeError:  # nobody reads on: that is for `main`
+            raise
         except OSError as error:
             raise LabError(str(error)) from None
 
@@ -66,16 +62,11 @@ def _parser(verb: str, *, run: bool = True) -> argparse.ArgumentParser:
     return parser
 
 
-def _warn(notes: Iterable[str]) -> None:
-    for note in notes:
-        print(f"warning: {note}", file=sys.stderr)
-
-
 def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2, default=str))
+    print(json_text(data))
 
 
-def _read(root: Path, paths: Sequence[str] = ()) -> indexed.Listing:
+def _read(root: Path, paths: Sequence[str] = (), make: bool = False) -> indexed.Listing:
     """Return the runs below a folder; on a terminal, say how far that is if it takes a while."""
     shown = False
 
@@ -85,7 +76,7 @@ def _read(root: Path, paths: Sequence[str] = ()) -> indexed.Listing:
             print(f"\rreading {done:,} of {total:,} runs", end="", file=sys.stderr, flush=True)
             shown = True
 
-    listing = indexed.read(root, paths, tell)
+    listing = indexed.read(root, paths, tell, make=make)
     if shown:
         print("\r\033[K", end="", file=sys.stderr)
     return listing
@@ -108,7 +99,7 @@ def list(args: Sequence[str]) -> int:
     filters = [parse_filter(f) for f in options.filter]
     roots = options.roots or [ROOT]
     answer = ask(roots, filters, options.sort, options.reverse, _read)
-    _warn(answer.notes)
+    warn(answer.notes)
     rows = answer.rows[: options.limit]
     if options.json:
         _print_json([describe.public(r) for r in rows])
@@ -129,7 +120,7 @@ def show(args: Sequence[str]) -> int:
     parser.add_argument("--diff", action="store_true", help="only the stored git diff")
     options = parser.parse_args(args)
     answer: Answer = matches(options.run, options.root)
-    _warn(answer.notes)
+    warn(answer.notes)
     if options.diff:
         manifest = Run(Path(answer.rows[0]["folder"])).manifest
         print((manifest.get("git") or {}).get("diff", ""), end="")
@@ -151,10 +142,8 @@ def tag(args: Sequence[str]) -> int:
     parser.add_argument("--remove", nargs="+", default=[], metavar="TAG")
     options = parser.parse_args(args)
     run = Run(find_run(options.run, options.root))
-    if options.add or options.remove:
-        tags = run.tag(options.add, options.remove)
-    else:
-        tags = json.loads(read_row(run.folder)[0]["tags"])
+    asked = options.add or options.remove
+    tags = run.tag(options.add, options.remove) if asked else run.tags()
     if options.json:
         _print_json({"id": run.manifest.get("id"), "folder": str(run.folder), "tags": tags})
     else:
@@ -175,10 +164,11 @@ def logs(args: Sequence[str]) -> int:
     folder = find_run(options.run, options.root)
 
     def tell(line: Line) -> None:
-        print(json.dumps(line.plain()) if options.json else line.text(), flush=options.follow)
+        text = json_text(line.plain(), None) if options.json else line.text()
+        print(text, flush=options.follow)
 
     def goes_on() -> bool:
-        return live_status(read_row(folder)[0], folder, time.time()) in ("created", "running")
+        return live_status(read_row(folder)[0], folder, time.time()) in GOING
 
     events = Story(folder)
     told = events.so_far()
@@ -189,6 +179,8 @@ def logs(args: Sequence[str]) -> int:
             tell(line)
     except KeyboardInterrupt:
         return 0
+    finally:
+        warn(events.damage)
     return 0 if told or options.follow else 1
 
 
@@ -219,10 +211,11 @@ def index(args: Sequence[str]) -> int:
         raise NothingFoundError(f"{options.root}: there is no such folder")
     if options.rebuild and not indexed.remove(options.root):
         raise LabError(
-            f"{options.root / indexed.FILE} cannot be removed: it is in use or read-only"
+            f"{options.root / indexed.FILE} cannot be removed: it is in use, read-only, "
+            "or no index of runs"
         )
-    listing = _read(options.root)
-    _warn(listing.notes)
+    listing = _read(options.root, make=True)
+    warn(listing.notes)
     found = {"root": str(options.root), "runs": len(listing.rows), "read": listing.read}
     if options.json:
         _print_json(found)

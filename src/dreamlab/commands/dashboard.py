@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dreamlab.commands.printing import json_text, warn
+from dreamlab.core.console import ShowConsole
+from dreamlab.core.words import duration, number
 from dreamlab.runs.find import ROOT
-from dreamlab.runs.launch.view import duration, number
 from dreamlab.runs.live import View, Watcher, sparkline
 
 COLOURS = {"crashed": "red", "failed": "red", "interrupted": "yellow", "finished": "green"}
@@ -31,20 +32,24 @@ def watch(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="dreamlab watch", description=watch.__doc__)
     parser.add_argument("roots", nargs="*", type=Path, help="runs, or folders of runs")
     parser.add_argument("--all", action="store_true", help="those that have ended as well")
-    parser.add_argument("--once", action="store_true", help="print one look and stop")
+    parser.add_argument(
+        "--once", action="store_true", help="print one look and stop, as without a terminal"
+    )
     parser.add_argument("--json", action="store_true", help="one look, for programs")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two looks")
     options = parser.parse_args(args)
     watcher = Watcher(options.roots or [ROOT])
     if options.json:
-        print(json.dumps([plain(v) for v in watcher.look(options.all)]))
+        print(json_text([plain(v) for v in watcher.look(options.all)], None))
+        warn(watcher.damage())
         return 0
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=ELSEWHERE)
-    if options.once:
+    console = ShowConsole()
+    if elsewhere := not console.is_terminal:  # a file or a pipe: a picture cannot be drawn anew
+        console = ShowConsole(width=ELSEWHERE)
+    if options.once or elsewhere:
         views = watcher.look(options.all)
         console.print(picture(views, console.width))
+        warn(watcher.damage())
         return 0 if views else 1
     try:
         with Live(console=console, auto_refresh=False) as live:

@@ -10,13 +10,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from dreamlab.commands.printing import warn
 from dreamlab.config import GROUPS, LabConfig, choices, config_dir, read_yaml
 from dreamlab.core.config import dump, load
+from dreamlab.core.console import ShowConsole
 from dreamlab.core.errors import ConfigError, LabError, unknown
 from dreamlab.core.files import write_text
-from dreamlab.runs.launch.crew import Crew, make_launcher
+from dreamlab.core.words import number
+from dreamlab.runs.launch.crew import Crew, OnDemand, make_launcher
 from dreamlab.runs.launch.job import Job, shell
-from dreamlab.runs.launch.view import View, cell, number, results
+from dreamlab.runs.launch.view import View, cell, results
 from dreamlab.runs.sweep import Sweep, SweepConfig, make_jobs
 
 
@@ -31,11 +34,14 @@ def sweep(args: list[str]) -> int:
         _list(jobs)
         return 0
     if options.show:
-        _console().print(results(jobs, {j.name: j.status() for j in jobs}))
+        table, damage = results(jobs, {j.name: j.status() for j in jobs})
+        _console().print(table)
+        warn(damage)
         return 0
     _check(j for j in jobs if j.status() != "finished")
     _keep(config, folder)
-    crew, view = _staff(config, folder)
+    ends = {"finished"} if options.retry_failed else {"finished", "failed", "pruned"}
+    crew, view = _staff(config, folder, over={j.status() for j in jobs} <= ends)
     work = Sweep(jobs, crew, view, options.retry_failed)
     busy = f", {len(work.elsewhere)} running already" if work.elsewhere else ""
     view.say(f"{len(jobs)} jobs, {len(work.left)} to run{busy}, in {folder}")
@@ -67,7 +73,7 @@ def tune(args: list[str]) -> int:
     _keep(config, folder)
     if options.retry_failed:
         tuning.retry_failed(study)
-    crew, view = _staff(config, folder)
+    crew, view = _staff(config, folder, tuning.is_over(config.tune, study))
     view.say(f"{config.tune.trials} trials, in {folder}")
     code = tuning.Tuner(config, folder, study, (crew, view)).run()
     if code == 130:
@@ -81,11 +87,12 @@ def tune(args: list[str]) -> int:
     return 0
 
 
-def _staff(config: SweepConfig, folder: Path) -> tuple[Crew, View]:
-    """Return who runs the jobs, and where that is shown."""
+def _staff(config: SweepConfig, folder: Path, over: bool) -> tuple[Crew, View]:
+    """Return who runs the jobs, and where that is shown; if all are over, nobody is called."""
     size = config.parallel_jobs
-    crew = Crew(make_launcher(config.launcher, config.limits, size, folder), size)
-    return crew, View(config.name, size)
+    launcher = OnDemand(lambda: make_launcher(config.launcher, config.limits, size, folder))
+    _ = over or launcher.made
+    return Crew(launcher, size), View(config.name, size)
 
 
 # -- the file and what the command line changes in it ---------------------------------------------
@@ -104,11 +111,23 @@ def _read(verb: str, args: list[str]) -> tuple[argparse.Namespace, SweepConfig |
         print("sweeps:", ", ".join(choices("sweep")))
         return options, None
     path = _find(options.file)
-    node = read_yaml(path)
+    node = _resolved(read_yaml(path))
     node.setdefault("name", path.stem)
     for override in options.overrides:
         _apply(node, override)
     return options, load(SweepConfig, node, "")
+
+
+def _resolved(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a sweep with what its `${...}` stand for."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        plain: Any = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error)) from None
+    return plain
 
 
 def _find(name: str) -> Path:
@@ -174,10 +193,8 @@ def _keep(config: SweepConfig, folder: Path) -> None:
 # -- what is printed ------------------------------------------------------------------------------
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=200)
+def _console() -> ShowConsole:
+    return ShowConsole() if sys.stdout.isatty() else ShowConsole(width=200)
 
 
 def _list(jobs: Iterable[Job]) -> None:
@@ -189,7 +206,7 @@ def _report_failures(failed: Iterable[Job]) -> None:
     """Print the last words of failed jobs, once for those that failed in the same way."""
     alike: dict[tuple[str, ...], list[Job]] = {}
     for job in failed:
-        alike.setdefault(tuple(job.record().get("error", [])), []).append(job)
+        alike.setdefault(tuple(job.error()), []).append(job)
     for lines, jobs in alike.items():
         print()
         for job in jobs:

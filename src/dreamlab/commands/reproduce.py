@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from omegaconf import OmegaConf
-
-from dreamlab.config import compose, load_config, to_yaml
+from dreamlab.config import compose, dump, load_config
 from dreamlab.core.errors import LabError
+from dreamlab.core.readers import read_text
 from dreamlab.runs.code import KEPT_CHARACTERS
-from dreamlab.runs.groups import Group, Groups, Member, options_of
+from dreamlab.runs.groups import Group, Groups, Member
+from dreamlab.runs.options import flatten
 
 ROOT = "again"
 """The folder of the new runs: the old ones are not gone on with."""
@@ -32,7 +32,7 @@ def recipe(groups: Groups, arguments: Sequence[str]) -> Recipe:
     """Return how to make all runs again, and the page about them with these arguments."""
     out = Recipe()
     projects = (m.run.manifest.get("project") or {} for m in groups.members)
-    for commit in dict.fromkeys(p["commit"] for p in projects if p):
+    for commit in dict.fromkeys(p["commit"] for p in projects if p.get("commit")):
         out.lines.append(f"# begun in a repository of your own, at its commit {commit}")
     codes = list(dict.fromkeys(code_of(m) for m in groups.members))
     for i, code in enumerate(codes):
@@ -79,7 +79,7 @@ def _trains(out: Recipe, group: Group, members: list[Member]) -> list[str]:
         arguments = typed(m)
         if arguments is None:
             file = f"{name.replace('/', '_')}.yaml"
-            out.files.setdefault(file, f"# @package _global_\n{m.run.config_path.read_text()}")
+            out.files.setdefault(file, f"# @package _global_\n{read_text(m.run.config_path)}")
             arguments = (file,)
         found = seeds.setdefault((arguments, name), [])
         found += [str(m.seed)] if str(m.seed) not in found else []
@@ -103,7 +103,7 @@ def typed(member: Member) -> tuple[str, ...] | None:
         again = load_config(compose([*words, f"seed={member.seed}"]))
     except LabError:
         return None
-    options = options_of(OmegaConf.to_container(OmegaConf.create(to_yaml(again))))
+    options = flatten(dump(again))
     return tuple(words) if _but_run(options) == _but_run(member.config) else None
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_text
 from dreamlab.runs import figures, published
@@ -30,7 +30,8 @@ def compare(args: list[str]) -> int:
     said = {"notes": remarks(groups, comparisons), "warnings": _below(options, comparisons)}
     if options.json:
         data = {name: c.data() for name, c in named.items()}
-        print(json.dumps({"metrics": data, **said}, indent=2))
+        said["warnings"] += groups.damage
+        print(json_text({"metrics": data, **said}))
     else:
         print("\n\n".join(text(c) for c in comparisons))
         lines = [f"{kind[:-1]}: {line}" for kind, own in said.items() for line in own]
@@ -79,7 +80,8 @@ def report(args: list[str]) -> int:
     groups, named = _compare(options)
     comparisons = list(named.values())
     curves = _published(options, comparisons)
-    said = Said(remarks(groups, comparisons), _below(options, comparisons))
+    warnings = [*groups.damage, *_below(options, comparisons)]
+    said = Said(remarks(groups, comparisons), warnings)
     title = options.title or _title([g.name for g in groups.groups])
     again = recipe(groups, _typed_again(options))
     page = html_page(title, groups, comparisons, curves, said, (again.lines, again.files))
@@ -113,6 +115,7 @@ def _frames(text: str) -> int:
 def _compare(options: argparse.Namespace) -> tuple[Groups, dict[str, Comparison]]:
     """Return the groups, and a comparison by what the user called its metric."""
     groups = read_groups(options.groups)
+    warn(groups.damage)
     found: dict[str, Comparison] = {}
     for name in options.metrics:
         many = compare_groups(groups, name, options.at, options.normalize)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dreamlab import build
+from dreamlab.commands.printing import json_text
 from dreamlab.commands.verify import plain_errors
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.errors import ConfigError, DivergedError, LabError
@@ -21,9 +22,12 @@ from dreamlab.engine.terminal import Terminal
 from dreamlab.envs.vector import Envs, make_env
 from dreamlab.interop import hub
 from dreamlab.runs import cleanup as cleaning
+from dreamlab.runs.find import ROOT
 from dreamlab.runs.run import Run
 
 MIB = 2**20
+RECENT = 30
+"""How many of the newest runs are kept."""
 
 
 # -- debug ----------------------------------------------------------------------------------------
@@ -115,16 +119,25 @@ def _report_profile(loop: Orchestrator, seconds: dict[str, float]) -> None:
 def cleanup(args: list[str]) -> int:
     """Say what old runs would give back; with --yes remove it."""
     parser = argparse.ArgumentParser(prog="dreamlab cleanup")
-    parser.add_argument("root", type=Path, nargs="?", default=Path("experiments"))
-    parser.add_argument("--keep-best", type=int, default=10, help="of each experiment")
-    parser.add_argument("--keep-recent", type=int, default=30, help="of all runs")
+    parser.add_argument("root", type=Path, nargs="?", default=ROOT)
+    parser.add_argument("--keep-best", type=int, default=10, help="of each experiment (10)")
+    parser.add_argument(
+        "--keep-recent", type=int, help=f"of all runs ({RECENT}, or 0 with --older-than)"
+    )
+    parser.add_argument(
+        "--older-than", type=_age_s, default=0.0, metavar="AGE",
+        help="only runs that were last heard of before that: 30d, 12h, 2w",
+    )  # fmt: skip
     parser.add_argument("--yes", action="store_true", help="do it, instead of saying what it does")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
     options = parser.parse_args(args)
-    if min(options.keep_best, options.keep_recent) < 0:
+    recent = options.keep_recent
+    if recent is None:  # whoever names an age means all runs of that age
+        recent = 0 if options.older_than else RECENT
+    if min(options.keep_best, recent) < 0:
         raise LabError("cleanup: --keep-best and --keep-recent cannot be negative")
     with plain_errors():
-        runs = cleaning.survey(options.root, options.keep_best, options.keep_recent)
+        runs = cleaning.survey(options.root, options.keep_best, recent, options.older_than)
     if not runs:
         raise LabError(f"{options.root}: there is no run")
     due = [run for run in runs if run.due]
@@ -135,12 +148,20 @@ def cleanup(args: list[str]) -> int:
         if not options.json:
             print(f"{said:12s} {_mib(run.total)}  {run.folder}")
     if options.json:
-        print(json.dumps([_plain(run, cleaned=run.due and options.yes) for run in runs], indent=2))
+        print(json_text([_plain(run, cleaned=run.due and options.yes) for run in runs]))
         return 0
     _sum_up(runs, due)
     if due and not options.yes:
         print("nothing was removed: add --yes to do it")
     return 0
+
+
+def _age_s(text: str) -> float:
+    """Read an age: 30d, 12h, 2w; argparse makes the error one line."""
+    match = re.fullmatch(r"(\d{1,5})([hdw])", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: write a number and h, d or w, as in 30d")
+    return int(match[1]) * {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}[match[2]]
 
 
 def _plain(run: cleaning.Candidate, cleaned: bool) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamlab import build
+from dreamlab.commands.printing import json_text
 from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import write_text
@@ -30,6 +30,8 @@ def plain_errors() -> Iterator[None]:
     """Turn what the disk refuses into one message."""
     try:
         yield
+    except BrokenPipeError:  # nobody reads on: that is for `main`
+        raise
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
         raise LabError(f"{what}{error.strerror or error}") from error
@@ -70,7 +72,7 @@ def verify(args: list[str]) -> int:
 def _print_json(verdict: verifying.Verdict, rows: verifying.Rows) -> None:
     told = {"same": verdict.divergence is None, **asdict(verdict)}
     told["surroundings"] = [{"name": k, "then": a, "now": b} for k, a, b in rows]
-    print(json.dumps(told, indent=2, default=str))
+    print(json_text(told))
 
 
 def _report_verdict(verdict: verifying.Verdict, rows: verifying.Rows) -> None:
@@ -109,7 +111,7 @@ def _prepare(run: Run, second: Path, overrides: Sequence[str]) -> verifying.Rows
     changed = load_config(plain)
     second.mkdir()
     write_text(second / "config.yaml", to_yaml(_quiet(changed, second)))
-    return verifying.differences(dump(config), dump(changed))
+    return verifying.changes(dump(config), dump(changed))
 
 
 def _quiet(config: LabConfig, folder: Path) -> LabConfig:

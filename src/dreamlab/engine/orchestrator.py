@@ -201,8 +201,8 @@ class Orchestrator:
 
     def _housekeeping(self) -> None:
         frames, s = self.counters.env_frames, self.scheduler
-        if s.next_action() is None:
-            return  # the end evaluates, logs and saves by itself
+        if s.next_action() is None or s.ends_with_cycle():
+            return  # the end evaluates, logs and saves by itself, and so once
         planned = s.planned_frames()
         done, unit = (frames, "frames") if planned else (s.updates, "updates")
         self.parts.terminal.tick(s.phase.name, done, done / max(s.progress(), 1e-9), unit)

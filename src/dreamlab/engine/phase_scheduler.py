@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +150,13 @@ class PhaseScheduler:
         self.index += 1
         self.stage, self.owed, self.started = 0, 0.0, False
         self.frames_in, self.updates_in, self.cycles_in = 0, 0, 0
+
+    def ends_with_cycle(self) -> bool:
+        """Tell whether the training is over once the cycle that it is in is."""
+        after = copy(self)
+        while after.stage:
+            after._next_stage()
+        return after.next_action() is None
 
     def planned_frames(self) -> int:
         """Return the env frames of the whole training (0 if it collects nothing)."""

@@ -10,6 +10,9 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dreamlab.core.console import WorkConsole
+from dreamlab.core.words import number
+
 SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss")
 Kind = Literal["auto", "live", "plain", "off"]
 
@@ -18,7 +21,7 @@ class Terminal:
     """Shows phase, progress with the time left, speed and return."""
 
     def __init__(self, kind: Kind, name: str, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=False)
+        self.console = console or WorkConsole()
         if kind == "auto":
             kind = "live" if self.console.is_terminal and sys.stdout.isatty() else "plain"
         self.kind, self.name = kind, name
@@ -72,11 +75,11 @@ class Terminal:
         table = Table.grid(padding=(0, 2))
         numbers = Table(box=None, pad_edge=False)
         cells: dict[str, str] = {
-            "env frames/s": _number(self.last.get("time/frames_per_s")),
-            "updates/s": _number(self.last.get("time/updates_per_s")),
-            "return": _number(self.last.get("episode/return")),
-            "eval return": _number(self.last.get("eval/return")),
-            "episodes": _number(self.last.get("episodes")),
+            "env frames/s": number(self.last.get("time/frames_per_s")),
+            "updates/s": number(self.last.get("time/updates_per_s")),
+            "return": number(self.last.get("episode/return")),
+            "eval return": number(self.last.get("eval/return")),
+            "episodes": number(self.last.get("episodes")),
         }
         for name in cells:
             numbers.add_column(name, justify="right", min_width=12)
@@ -98,7 +101,3 @@ class Terminal:
             self.live.update(self._view())
             self.live.stop()
             self.live = None
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

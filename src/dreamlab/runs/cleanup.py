@@ -8,6 +8,7 @@ nothing new can be written, but a file can be renamed.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,16 +17,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_json
+from dreamlab.core.readers import FileError, read_json
 from dreamlab.runs.find import runs_under
 from dreamlab.runs.locks import is_writing
-from dreamlab.runs.rows import scores_of
-from dreamlab.runs.run import FolderLock, Run
+from dreamlab.runs.readers import read_config_node, read_manifest
+from dreamlab.runs.rows import BROKEN, heard_of, last_heard, row_of
+from dreamlab.runs.run import FolderLock
 
 TEMPORARY = r"\..+\.\d+\.tmp(\.mp4)?"
 KINDS = {
@@ -37,9 +37,11 @@ KINDS = {
 OURS = ("id", "name", "seed", "created", "status")
 """What the manifest of a run has in any case; other programs write a manifest.json too."""
 MARK = "cleaned"  # the loader of checkpoints knows this name
-FRESH_S = 3600.0
+PATIENCE_S = 3600.0
 """A run that says it is running, and said so less than this ago, may be on another machine."""
 KEEP = "keep"
+TRUSTED = ("status", "heartbeat", "created", "tags")
+"""What in a manifest decides whether a run is cleaned."""
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Candidate:
     score: float | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     kept: str | None = None
+    heard: float | None = None
+    """When it last said anything, in seconds since 1970."""
     half_done: bool = False
     """A cleanup was interrupted before the manifest could say what it did."""
 
@@ -65,11 +69,14 @@ class Candidate:
         return self.kept is None and (bool(self.sizes) or self.half_done)
 
 
-def survey(root: Path, keep_best: int, keep_recent: int) -> list[Candidate]:
+def survey(
+    root: Path, keep_best: int, keep_recent: int, older_than_s: float = 0.0
+) -> list[Candidate]:
     """Return every run below `root`, newest first, each with its size and why it is kept.
 
-    Kept are the `keep_best` best of each experiment, the `keep_recent` newest of all, those with
-    the tag `keep`, those that are running, and those that cannot be read or are not a run's.
+    Kept are the `keep_best` best of each experiment, the `keep_recent` newest of all, those that
+    said anything within `older_than_s`, those with the tag `keep`, those that are running, and
+    those that cannot be read or are not a run's.
     """
     found = sorted((_look(f) for f in runs_under(root)), key=lambda c: c.created, reverse=True)
     for number, run in enumerate(found):
@@ -79,46 +86,37 @@ def survey(root: Path, keep_best: int, keep_recent: int) -> list[Candidate]:
         rated = [run for run in found if run.name == name and run.score is not None]
         for run in sorted(rated, key=lambda c: c.score or 0.0, reverse=True)[:keep_best]:
             run.kept = run.kept or "best"
+    since = time.time() - older_than_s
+    for run in found if older_than_s else ():
+        if run.heard is None or run.heard > since:
+            run.kept = run.kept or "young"
     return found
 
 
-def _look(folder: Path) -> Candidate:
-    """Return one run as it is on the disk."""
+def _look(folder: Path, ours: bool = False) -> Candidate:
+    """Return one run as it is on the disk; a damaged one says nothing that can be trusted.
+
+    With `ours` the folder's lock is held by ourselves.
+    """
     try:
-        run = Run(folder)
-        tags = _tags(run)
-    except (LabError, OSError, yaml.YAMLError):
+        written, manifest = read_json(folder / "manifest.json"), read_manifest(folder)
+        row = row_of(manifest, read_config_node(folder))
+    except FileError:
         return Candidate(folder, kept="unreadable")
-    manifest = run.manifest
-    if not run.config_path.exists() or not {*OURS} <= {*manifest}:
+    if row["status"] == BROKEN or any(k in written and k not in manifest for k in TRUSTED):
+        return Candidate(folder, kept="unreadable")
+    if not (folder / "config.yaml").exists() or not {*OURS} <= {*manifest}:
         return Candidate(folder, kept="unreadable")
     sizes = {kind: sum(map(size, _contents(folder / kind))) for kind in KINDS}
-    name, created = (str(manifest.get(k, "")) for k in ("name", "created"))
     sizes = {k: v for k, v in sizes.items() if v}
-    out = Candidate(folder, name, created, scores_of(manifest)["return"], sizes)
+    out = Candidate(folder, row["name"], row["created"] or "", row["return"], sizes)
+    out.heard = last_heard(row)
     out.half_done = (folder / "checkpoints" / MARK).exists() and "cleaned" not in manifest
-    if is_live(run):
+    if heard_of(row, time.time(), PATIENCE_S) or (not ours and is_writing(folder)):
         out.kept = "live"
-    elif KEEP in tags:
+    elif KEEP in json.loads(row["tags"]):
         out.kept = "tagged"
     return out
-
-
-def _tags(run: Run) -> set[str]:
-    """Return the tags of a run: those it was made with, and those it was given later."""
-    node: Any = yaml.safe_load(run.config_path.read_text()) if run.config_path.exists() else {}
-    made = (node.get("run") or {}).get("tags") or ()
-    return {str(tag) for tag in (*made, *(run.manifest.get("tags") or ()))}
-
-
-def is_live(run: Run) -> bool:
-    """Tell whether a process writes into a run's folder, here or on another machine."""
-    return is_writing(run.folder) or _says_running(run.manifest)
-
-
-def _says_running(manifest: dict[str, Any]) -> bool:
-    fresh = time.time() - float(manifest.get("heartbeat", 0.0)) < FRESH_S
-    return manifest.get("status") == "running" and fresh
 
 
 def size(path: Path) -> int:
@@ -140,7 +138,7 @@ def clean(run: Candidate) -> int:
     """
     try:
         with FolderLock(run.folder):
-            if run.kept is not None or _says_running(Run(run.folder).manifest):
+            if run.kept is not None or _look(run.folder, ours=True).kept:
                 raise LabError(f"{run.folder}: this run is in use or kept; it was not cleaned")
             if "checkpoints" in run.sizes:
                 _mark(run.folder / "checkpoints")
@@ -190,7 +188,7 @@ def _remove(path: Path) -> None:
 
 def _record(run: Candidate) -> None:
     """Write into the manifest when and what was removed; the heartbeat stays what it was."""
-    manifest = Run(run.folder).manifest
+    manifest = read_manifest(run.folder)
     before = manifest.get("cleaned") or {}
     marked = ["checkpoints"] if (run.folder / "checkpoints" / MARK).exists() else []
     kinds = sorted({*before.get("kinds", ()), *run.sizes, *marked})

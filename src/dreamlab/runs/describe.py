@@ -9,8 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.words import duration
+from dreamlab.runs import options
+from dreamlab.runs.options import flatten
 from dreamlab.runs.query import HIDDEN, as_text
-from dreamlab.runs.rows import Row, facts_of, flatten, read_config
+from dreamlab.runs.readers import config_if_readable, problems, read_config_node
+from dreamlab.runs.rows import Row, facts_of
 from dreamlab.runs.run import Run
 
 TABLE = ("id", "name", "algorithm", "env", "seed", "status", "frames", "return", "best_return")
@@ -54,22 +58,16 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else as_text(value)
 
 
-def duration(seconds: float) -> str:
-    """Return a length of time in its largest fitting units."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}h{m:02d}m" if hours else f"{m}m{s:02d}s" if m else f"{s}s"
-
-
 def everything(row: Row) -> dict[str, Any]:
     """Return all there is to know about a run, and the commands that go on with it."""
     folder = Path(row["folder"])
-    run, config = Run(folder), read_config(folder)
+    run, config = Run(folder), config_if_readable(folder)
     git = run.manifest.get("git") or {}
     checkpoints = sorted(p.name for p in folder.glob("checkpoints/[0-9]*"))
     return {
         **public(row),
-        "started_with": shlex.join(run.manifest.get("command") or []),
+        "damaged": list(problems(folder)),
+        "started_with": shlex.join(map(str, run.manifest.get("command") or [])),
         "final_eval": run.manifest.get("final_eval"),
         "exact_resume": run.manifest.get("exact_resume"),
         "checkpoints": checkpoints,
@@ -106,7 +104,8 @@ def commands(folder: Path, git: dict[str, Any], has_checkpoint: bool) -> dict[st
 def page(about: dict[str, Any]) -> str:
     """Return all about a run for a person to read."""
     nested = ("versions", "hardware", "git", "project", "final_eval", "config", "commands")
-    lines = [f"{k:14s} {_value(k, v)}" for k, v in about.items() if k not in nested]
+    told = {k: v for k, v in about.items() if k not in nested and (v or k != "damaged")}
+    lines = [f"{k:14s} {_value(k, v)}" for k, v in told.items()]
     for name in nested[:-1]:
         if not (found := flatten(about[name] or {})):
             continue
@@ -121,6 +120,8 @@ def _value(name: str, value: Any) -> str:
         return "-"
     if name in ("tags", "checkpoints"):
         return ", ".join(value)
+    if name == "damaged":
+        return f"\n{'':14s} ".join(value)
     if name == "heartbeat":
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     return str(value) if name == "id" else _cell(name, value)
@@ -129,14 +130,9 @@ def _value(name: str, value: Any) -> str:
 def differences(a: Path, b: Path) -> dict[str, Any]:
     """Return how two runs differ: configuration, versions and hardware by path, and code."""
     manifests = [Run(f).manifest for f in (a, b)]
-    tables = [facts_of(m, read_config(f)) for m, f in zip(manifests, (a, b), strict=True)]
-    changed = {
-        k: [t.get(k, "(absent)") for t in tables]
-        for k in sorted(tables[0].keys() | tables[1].keys())
-        if tables[0].get(k, "(absent)") != tables[1].get(k, "(absent)")
-    }
+    tables = [facts_of(m, read_config_node(f)) for m, f in zip(manifests, (a, b), strict=True)]
     parts = {name: dict[str, Any]() for name in PARTS}
-    for key, pair in changed.items():
+    for key, pair in options.differences(tables, "(absent)").items():
         top = key.partition(".")[0]
         parts[top if top in PARTS else "config"][key] = pair
     git = [m.get("git") or {} for m in manifests]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dreamlab.core.errors import LabError
+from dreamlab.runs.index_file import ROOT as ROOT
 from dreamlab.runs.run import Run
-
-ROOT = Path("experiments")
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder is a run's."""
-    return (folder / "manifest.json").is_file()
+    """Tell whether a folder is a run's: it has a manifest, however damaged that is."""
+    return os.path.lexists(folder / "manifest.json")
 
 
 def runs_under(root: Path) -> Iterator[Path]:

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from dreamlab.core.errors import LabError
-from dreamlab.core.tree import tree_leaves
 from dreamlab.runs.find import find_runs
+from dreamlab.runs.options import counts, differences, flatten
+from dreamlab.runs.readers import read_config_node, read_metrics
 from dreamlab.runs.run import Run
 from dreamlab.runs.stats import Array
 
-# What may differ between the seeds of one configuration. Runs on several tasks (`env.id`) belong
-# together too: statistics are stratified over them.
-FREE = ("seed", "schema", "env.id", "run", "log", "watch", "checkpoint", "report")
-FREE_PREFIXES = tuple(f"{name}." for name in FREE)
+WITHIN = ("seed", "env.id")
+"""What may differ within a group: statistics are taken over seeds and stratified over tasks."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Member:
     @property
     def own(self) -> dict[str, Any]:
         """The options that make its group."""
-        return {k: v for k, v in self.config.items() if not f"{k}.".startswith(FREE_PREFIXES)}
+        return {k: v for k, v in self.config.items() if counts(k, *WITHIN)}
 
     def curve(self, metric: str) -> tuple[Array, Array]:
         """Return env frames and values of a metric; what is not finite is left out."""
@@ -68,7 +65,7 @@ class Member:
         points = [
             (r["env_frames"], r[metric])
             for r in self.records
-            if isinstance(r.get(metric), int | float) and isfinite(r[metric])
+            if isinstance(r.get(metric), int | float)
         ]
         frames, values = zip(*points, strict=True) if points else ((), ())
         return np.array(frames, np.int64), np.array(values, np.float64)
@@ -106,23 +103,12 @@ class Groups:
 
     groups: list[Group] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    """Lines of metrics that could not be read."""
 
     @property
     def members(self) -> list[Member]:
         return [m for g in self.groups for m in g.members]
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return a run's configuration by dotted names."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise LabError(f"{path} does not exist: this is not a run folder")
-    return options_of(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
-
-
-def options_of(node: Any) -> dict[str, Any]:
-    """Return every option of a configuration by its dotted name."""
-    return {k.replace("/", "."): v for k, v in tree_leaves(node)}
 
 
 def read_groups(arguments: Sequence[str]) -> Groups:
@@ -133,7 +119,7 @@ def read_groups(arguments: Sequence[str]) -> Groups:
     """
     out = Groups()
     for argument in arguments:
-        members = _read(argument)
+        members = _read(argument, out.damage)
         out.notes += [f"{m.run.folder}: no metrics yet, left out" for m in members if not m.records]
         members = [m for m in members if m.records]
         if not members:
@@ -153,10 +139,15 @@ def read_groups(arguments: Sequence[str]) -> Groups:
     return out
 
 
-def _read(argument: str) -> list[Member]:
-    """Return the runs of an argument."""
+def _read(argument: str, damage: list[str]) -> list[Member]:
+    """Return the runs of an argument; add what is damaged in them."""
     folders = argument.split("=", 1)[1].split(",") if "=" in argument else [argument]
-    return [Member(r, read_config(r.folder), r.metrics()) for r in find_runs(folders)]
+    members: list[Member] = []
+    for run in find_runs(folders):
+        lines = read_metrics(run.folder)
+        damage += lines.told(run.folder / "metrics.jsonl")
+        members.append(Member(run, flatten(read_config_node(run.folder)), lines.records))
+    return members
 
 
 def _name(argument: str, among: Sequence[str]) -> str:
@@ -193,13 +184,6 @@ def _labels(name: str, kinds: list[list[Member]]) -> list[str]:
         f"{name} " + " ".join(f"{key.rpartition('.')[2]}={row[i]}" for key, row in rows.items())
         for i in range(len(kinds))
     ]
-
-
-def differences(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the options that are not the same in all configurations, with each one's value."""
-    keys = sorted({k for c in configs for k in c})
-    rows = {key: [c.get(key, "-") for c in configs] for key in keys}
-    return {key: row for key, row in rows.items() if any(v != row[0] for v in row)}
 
 
 def _twice(group: Group) -> list[str]:

@@ -1,7 +1,8 @@
 """An index of run folders in SQLite, beside them: `index.sqlite`.
 
 The folders are the truth. Whoever reads the index first compares it with them, so that it may be
-lost, stale or damaged at any time; whoever writes it gives up rather than wait.
+lost, stale or damaged at any time; whoever writes it gives up rather than wait. It is made in the
+folder `experiments` and where somebody asks for it, nowhere else.
 """
 
 from __future__ import annotations
@@ -11,25 +12,41 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dreamlab.runs.locks import held
+from dreamlab.runs.index_file import (
+    FILE,
+    READ_S,
+    SCHEMA,
+    TABLES,
+    ForeignError,
+    WrongSchemaError,
+    belongs,
+    check_index,
+    connect,
+    home_of,
+    make_tables,
+    opened,
+    remove,
+    transaction,
+)
+from dreamlab.runs.readers import config_if_readable, problems
 from dreamlab.runs.rows import (
+    BROKEN,
     COLUMNS,
     Row,
     facts_of,
     live_status,
-    read_config,
+    manifest_stamp,
     read_row,
     row_of,
     stamp_of,
 )
 
-FILE = "index.sqlite"
-SCHEMA = 1
 BEAT_S = 1.0
 """A run is written at most this often, unless its status changes."""
 BEAT_SHARE = 0.01
@@ -38,115 +55,10 @@ RETRY_S = 30.0
 """After a failure a run waits this long before it tries the index again."""
 WRITE_S = 0.25
 """Training waits no longer than this for others who write."""
-READ_S = 2.0
 CHUNK = 200
 """Runs per transaction: short ones, so that nobody waits long."""
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs")
-
-TABLES = {
-    "runs": ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS.items()),
-    "facts": "path TEXT PRIMARY KEY, facts TEXT",
-}
 PUT_RUN = f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(COLUMNS))})"
 PUT_FACTS = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
-
-
-class WrongSchemaError(sqlite3.DatabaseError):
-    """The index was made by another version of this program."""
-
-    def __init__(self, version: int) -> None:
-        super().__init__(f"it has schema {version}, this program writes {SCHEMA}")
-        self.version = version
-
-
-# -- the file -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def opened(root: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """Open a folder's index, made if there is none; raise `sqlite3.Error` if it cannot be used."""
-    if not stamp_of(root / FILE):
-        _create(root, timeout_s)
-    with held(root, shared=True, timeout_s=timeout_s) as shared:
-        if not shared:
-            raise sqlite3.OperationalError("another process makes it anew")
-        with closing(_connect(root, "rw", timeout_s)) as db:
-            if (version := _version(db)) != SCHEMA:
-                raise WrongSchemaError(version)
-            yield db
-
-
-def _create(root: Path, timeout_s: float) -> None:
-    with held(root, timeout_s=timeout_s) as alone:
-        if not alone:
-            raise sqlite3.OperationalError("another process makes it anew")
-        with closing(_connect(root, "rwc", timeout_s)) as db:
-            if _version(db) == 0:
-                _choose_journal(db, root)
-                _make_tables(db)
-
-
-def _connect(root: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
-    address = f"{Path(os.path.abspath(root / FILE)).as_uri()}?mode={mode}"
-    db = sqlite3.connect(address, uri=True, timeout=timeout_s, isolation_level=None)
-    db.execute("PRAGMA synchronous = NORMAL")
-    return db
-
-
-def _version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _make_tables(db: sqlite3.Connection) -> None:
-    with _transaction(db):
-        for name, columns in TABLES.items():
-            db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-        db.execute(f"PRAGMA user_version = {SCHEMA}")
-
-
-def _choose_journal(db: sqlite3.Connection, root: Path) -> None:
-    """Use a write-ahead log, or a rollback journal where the former cannot work."""
-    if not is_network(root):
-        with suppress(sqlite3.OperationalError):
-            if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] == "wal":
-                return
-    db.execute("PRAGMA journal_mode = DELETE")
-
-
-def is_network(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Tell whether a folder lies on a file system that several machines share."""
-    try:
-        lines = [line.split() for line in mounts.read_text().splitlines()]
-    except OSError:
-        return False
-    place = folder.resolve()
-    above = [(len(m[1]), m[2]) for m in lines if place.is_relative_to(m[1])]
-    return bool(above) and max(above)[1] in NETWORK
-
-
-@contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
-
-
-def remove(root: Path) -> bool:
-    """Delete a folder's index while nobody uses it; tell whether that was possible."""
-    with held(root, timeout_s=READ_S) as alone:
-        if not alone:
-            return False
-        try:
-            for suffix in ("", "-wal", "-shm", "-journal"):
-                (root / f"{FILE}{suffix}").unlink(missing_ok=True)
-        except OSError:
-            return False
-    return True
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -170,22 +82,25 @@ class Listing:
     """How many manifests had changed and were read."""
 
 
-def read(root: Path, paths: Sequence[str] = (), progress: Progress = _silent) -> Listing:
+def read(
+    root: Path, paths: Sequence[str] = (), progress: Progress = _silent, *, make: bool = False
+) -> Listing:
     """Return every run below a folder as its files are now, with the facts under `paths`.
 
-    A missing, damaged or older index is made anew. One that cannot be written is copied into
-    memory and brought up to date there.
+    A damaged or older index is made anew, and a missing one where it belongs or with `make`. One
+    that cannot be written is copied into memory and brought up to date there.
     """
-    if not stamp_of(root / FILE) and next(scan(root), None) is None:
+    there, ours = bool(stamp_of(root / FILE)), make or belongs(root)
+    if not there and next(scan(root), None) is None:
         return Listing([], [], 0)
     notes: list[str] = []
-    for _ in range(2):
+    for _ in range(2 if there or ours else 0):
         try:
             with opened(root, READ_S) as db:
                 changed = _bring_up_to_date(db, root, progress)
                 return _listing(db, root, paths, notes, changed)
         except (sqlite3.Error, OSError) as error:
-            if _is_useless(error) and remove(root):
+            if _is_useless(error, ours) and remove(root):
                 notes = [f"{root / FILE} was of no use ({error}) and is made anew"]
                 continue
             notes = [f"{root / FILE} cannot be used ({error}): the folders are read instead"]
@@ -195,12 +110,17 @@ def read(root: Path, paths: Sequence[str] = (), progress: Progress = _silent) ->
         return _listing(db, root, paths, notes, changed)
 
 
-def _is_useless(error: Exception) -> bool:
-    """Tell whether an index cannot get better: damaged, or of an older version."""
+def _is_useless(error: Exception, ours: bool) -> bool:
+    """Tell whether an index cannot get better: damaged, or of an older version.
+
+    What is no database at all is an index only where there has to be one.
+    """
+    if isinstance(error, ForeignError):
+        return False
     if isinstance(error, WrongSchemaError):
         return error.version < SCHEMA
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    damaged = (code & 0xFF) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    damaged = code == sqlite3.SQLITE_CORRUPT or (ours and code == sqlite3.SQLITE_NOTADB)
     return damaged or "no such " in str(error)
 
 
@@ -214,9 +134,8 @@ def _in_memory(root: Path) -> sqlite3.Connection:
 
 
 def _copied(root: Path, way: str) -> sqlite3.Connection:
-    with closing(_connect(root, way, READ_S)) as disk:
-        if _version(disk) != SCHEMA:
-            raise WrongSchemaError(_version(disk))
+    with closing(connect(root, way, READ_S)) as disk:
+        check_index(disk)
         db = _empty()
         for name in TABLES:
             rows = disk.execute(f"SELECT * FROM {name}").fetchall()
@@ -227,7 +146,7 @@ def _copied(root: Path, way: str) -> sqlite3.Connection:
 
 def _empty() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    _make_tables(db)
+    make_tables(db)
     return db
 
 
@@ -248,8 +167,8 @@ def _doubts(rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
         if row["id"]:
             homes.setdefault(row["id"], []).append(row["folder"])
-        if row["status"] == "broken":
-            yield f"{row['folder']}/manifest.json cannot be read"
+        if row["status"] == BROKEN:
+            yield next(problems(Path(row["folder"])), f"{row['folder']} is damaged")
     for name, folders in homes.items():
         if len(folders) > 1:
             yield f"run {name} is there {len(folders)} times: {', '.join(sorted(folders))}"
@@ -281,11 +200,11 @@ def _plain(kind: str | None, value: Any) -> Any:
 def known_paths(root: Path) -> set[str]:
     """Return the path of every fact of every run below a folder."""
     query = "SELECT DISTINCT key FROM facts, json_each(facts.facts)"
-    try:
-        with opened(root, READ_S) as db:
-            return {str(key) for (key,) in db.execute(query)}
-    except (sqlite3.Error, OSError):
-        return {p for path, _ in scan(root) for p in read_row(root / path)[1]}
+    with suppress(sqlite3.Error, OSError):
+        if stamp_of(root / FILE):
+            with opened(root, READ_S) as db:
+                return {str(key) for (key,) in db.execute(query)}
+    return {p for path, _ in scan(root) for p in read_row(root / path)[1]}
 
 
 def scan(root: Path) -> Iterator[tuple[str, str]]:
@@ -301,7 +220,7 @@ def scan(root: Path) -> Iterator[tuple[str, str]]:
             if entry.name.startswith(".") or not entry.is_dir() or not _is_utf8(entry.name):
                 continue
             path = f"{inside}/{entry.name}" if inside else entry.name
-            if stamp := stamp_of(f"{entry.path}/manifest.json"):
+            if stamp := manifest_stamp(entry.path):
                 yield path, stamp
                 continue
             stat = os.stat(entry.path)
@@ -329,7 +248,7 @@ def _bring_up_to_date(db: sqlite3.Connection, root: Path, progress: Progress) ->
     )
     there = dict(scan(root))
     if gone := [(path,) for path in known if path not in there]:
-        with _transaction(db):
+        with transaction(db):
             db.executemany("DELETE FROM runs WHERE path = ?", gone)
             db.executemany("DELETE FROM facts WHERE path = ?", gone)
     changed = [path for path, stamp in there.items() if known.get(path) != stamp]
@@ -337,7 +256,7 @@ def _bring_up_to_date(db: sqlite3.Connection, root: Path, progress: Progress) ->
         progress(start, len(changed))
         chunk = changed[start : start + CHUNK]
         found = [(path, *read_row(root / path)) for path in chunk]
-        with _transaction(db):
+        with transaction(db):
             for path, row, details in found:
                 _put(db, {**row, "path": path}, details)
     return len(changed)
@@ -362,24 +281,30 @@ class Entry:
         self.due = 0.0
         self.told = False
 
+    @cached_property
+    def home(self) -> Path | None:
+        """The folder with the index that the run has a line in."""
+        return home_of(self.folder)
+
     def write(self, manifest: dict[str, Any]) -> str | None:
         """Write the run's line if that is due; return what went wrong, but only once."""
         status, now = manifest.get("status"), time.monotonic()
-        if "id" not in manifest or (status == self.status and now < self.due):
+        if "id" not in manifest or (status == self.status and now < self.due) or not self.home:
             return None
         details = None
         if self.config is None:
-            self.config = read_config(self.folder)
+            self.config = config_if_readable(self.folder)
             details = facts_of(manifest, self.config)
         stamp = stamp_of(self.folder / "manifest.json")
-        row = {**row_of(manifest, self.config), "path": self.folder.name, "stamp": stamp}
+        path = str(self.folder.relative_to(self.home))
+        row = {**row_of(manifest, self.config), "path": path, "stamp": stamp}
         self.status, problem = status, None
         try:
-            with opened(self.folder.parent, WRITE_S) as db, _transaction(db):
+            with opened(self.home, WRITE_S) as db, transaction(db):
                 _put(db, row, details)
             self.due = now + max(BEAT_S, (time.monotonic() - now) / BEAT_SHARE)
         except (sqlite3.Error, OSError) as error:
             self.due = now + RETRY_S
-            problem = None if self.told else f"{self.folder.parent / FILE}: {error}"
+            problem = None if self.told else f"{self.home / FILE}: {error}"
             self.told = True
         return problem

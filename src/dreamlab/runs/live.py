@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,40 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.readers import Tail
 from dreamlab.runs.find import runs_under
-from dreamlab.runs.rows import Row, live_status, read_config, read_row, stamp_of
+from dreamlab.runs.readers import config_if_readable, is_event, is_metrics, total_frames
+from dreamlab.runs.rows import GOING, Row, live_status, manifest_stamp, read_row, stamp_of
 
 BARS = "▁▂▃▄▅▆▇█"
-GOING = ("created", "running")
 SPEED_RECORDS = 10  # over how many the speed is averaged: single ones scatter
-
-
-class Tail:
-    """Reads the lines that were appended to a JSONL file since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.at = path, 0
-        self.records: list[dict[str, Any]] = []
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return every whole record; a file that was cut back (a resume) is read anew."""
-        try:
-            size = self.path.stat().st_size
-            if size < self.at:
-                self.at, self.records = 0, []
-            with self.path.open("rb") as file:
-                file.seek(self.at)
-                new = file.read()
-        except OSError:
-            return self.records
-        whole = new[: new.rfind(b"\n") + 1]
-        self.at += len(whole)
-        for line in whole.splitlines():
-            try:
-                self.records.append(json.loads(line))
-            except ValueError:
-                continue
-        return self.records
 
 
 @dataclass(frozen=True)
@@ -113,16 +85,23 @@ class Watcher:
         # by name while they go on: whoever wrote last would jump to the top
         return sorted(views, key=lambda v: (0 if v.going else (v.age_s or 0) + 1, str(v.folder)))
 
+    def damage(self) -> list[str]:
+        """Return what could not be read of the runs that were looked at."""
+        said: list[str] = []
+        for tail in (t for pair in self.tails.values() for t in pair):
+            said += [tail.problem] if tail.problem else tail.lines.told(tail.path)
+        return said
+
     def _row(self, folder: Path) -> Row:
         known = self.rows.get(folder)
-        if known is None or known["stamp"] != stamp_of(folder / "manifest.json"):
+        if known is None or known["stamp"] != manifest_stamp(folder):
             known = self.rows[folder] = read_row(folder)[0]
         return known
 
     def _total(self, folder: Path) -> int | None:
         stamp = stamp_of(folder / "config.yaml")
         if self.totals.get(folder, ("", None))[0] != stamp:
-            self.totals[folder] = (stamp, total_frames(read_config(folder)))
+            self.totals[folder] = (stamp, total_frames(config_if_readable(folder)))
         return self.totals.get(folder, ("", None))[1]
 
     def _view(self, folder: Path, row: Row, status: str, now: float) -> View:
@@ -133,16 +112,20 @@ class Watcher:
             int(row.get("frames") or 0), self._total(folder), age_s=age,
         )  # fmt: skip
         if folder not in self.tails:
-            self.tails[folder] = (Tail(folder / "metrics.jsonl"), Tail(folder / "events.jsonl"))
+            names = {"metrics": is_metrics, "events": is_event}
+            tails = [Tail(folder / f"{name}.jsonl", check) for name, check in names.items()]
+            self.tails[folder] = (tails[0], tails[1])
         metrics, events = (tail.read() for tail in self.tails[folder])
         evals = _values(metrics, "eval/return")
         view.returns = _values(metrics, "episode/return") or evals
         view.eval = evals[-1] if evals else None
         if metrics:
-            view.frames = max(view.frames, int(metrics[-1].get("env_frames", 0)))
+            view.frames = max(view.frames, metrics[-1]["env_frames"])
         view.speed = recent_speed(metrics) if view.going else None
         view.alerts = [
-            Alert(e["alert"], e["text"], e["time"]) for e in events if e.get("event") == "alert"
+            Alert(str(e.get("alert", "")), str(e.get("text", "")), e["time"])
+            for e in events
+            if e["event"] == "alert"
         ]
         return view
 
@@ -154,22 +137,13 @@ def _values(records: list[dict[str, Any]], key: str) -> list[float]:
 def recent_speed(records: list[dict[str, Any]]) -> float | None:
     """Return the env frames per second of the last records; None before there is one."""
     keys = ("env_frames", "time/wall_s")
-    marks = [tuple(r[k] for k in keys) for r in records if all(k in r for k in keys)]
+    known = [r for r in records if isinstance(r.get("time/wall_s"), int | float)]
+    marks = [tuple(r[k] for k in keys) for r in known]
     if not marks:
         return None
     # the clock starts with the run, at no frames
     (frames_then, then), (frames, now) = ([(0, 0.0), *marks][-SPEED_RECORDS:][0], marks[-1])
     return (frames - frames_then) / (now - then) if now > then else None
-
-
-def total_frames(config: dict[str, Any]) -> int | None:
-    """Return how many env frames a run is meant to have, if its phases say so."""
-    training = config.get("training") or {}
-    if training.get("total_frames"):
-        return int(training["total_frames"])
-    steps = [p.get("duration_steps") for p in training.get("phases") or [] if isinstance(p, dict)]
-    known = [int(s) for s in steps if s]
-    return sum(known) if known else None
 
 
 def sparkline(values: list[float], width: int = 16) -> str:

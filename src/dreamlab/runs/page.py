@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from dreamlab.core.readers import read_text
 from dreamlab.runs import figures
 from dreamlab.runs.compare import Comparison
-from dreamlab.runs.groups import Group, Groups, Member, differences
+from dreamlab.runs.groups import Group, Groups, Member
+from dreamlab.runs.options import differences
 from dreamlab.runs.published import Curves
 from dreamlab.runs.tables import INTERVALS, normalized, summary, words
 
@@ -305,7 +307,7 @@ def _config_table(groups: Sequence[Group]) -> str:
     for group in groups:
         first = group.members[0]
         about = f"Every option of {group.name} ({first.task}, seed {first.seed})"
-        parts.append(_text(about, first.run.config_path.read_text()))
+        parts.append(_text(about, read_text(first.run.config_path)))
     return "\n".join(parts)
 
 

@@ -10,7 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.readers import FileError, MissingFileError, is_number
 from dreamlab.runs.locks import is_writing
+from dreamlab.runs.options import counts, flatten
+from dreamlab.runs.readers import read_config_node, read_manifest
 
 Row = dict[str, Any]
 
@@ -41,7 +44,7 @@ COLUMNS = {
 
 STALE_S = 60.0
 """A run that has not been heard of for longer is alive only if a process holds its folder."""
-NOT_HASHED = ("run", "log", "watch", "checkpoint", "report", "name", "schema")
+GOING = ("created", "running")
 BROKEN = "broken"
 
 
@@ -54,32 +57,33 @@ def stamp_of(path: Path | str) -> str:
     return f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}"
 
 
+def manifest_stamp(folder: Path | str) -> str:
+    """Return the stamp of a run's manifest; empty if the folder is not a run's.
+
+    A manifest that cannot be looked at (a link that leads to itself) makes a run as well.
+    """
+    path = f"{folder}/manifest.json"
+    return stamp_of(path) or (BROKEN if os.path.lexists(path) else "")
+
+
 def read_row(folder: Path) -> tuple[Row, dict[str, Any]]:
     """Return a run's row and its facts: configuration, versions and hardware by path.
 
-    What cannot be read is left out; a run without a readable manifest has the status `broken`.
+    What cannot be read is left out; a run whose manifest or configuration is damaged is `broken`.
     """
-    stamp = stamp_of(folder / "manifest.json")  # before reading: a later change is seen next time
+    stamp = manifest_stamp(folder)  # before reading: a later change is seen next time
+    config: dict[str, Any] = {}
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError):
-        manifest = None
-    config = read_config(folder)
-    if not isinstance(manifest, dict):
+        manifest = read_manifest(folder)
+    except FileError:
         manifest = {"id": "", "name": folder.name, "status": BROKEN}
-    return {**row_of(manifest, config), "stamp": stamp}, facts_of(manifest, config)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return a run's configuration as plain data; empty where there is none to read."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        node = yaml.load((folder / "config.yaml").read_text(), loader)
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return node if isinstance(node, dict) else {}
+        config = read_config_node(folder)
+    except MissingFileError:
+        pass
+    except FileError:
+        manifest["status"] = BROKEN
+    return {**row_of(manifest, config), "stamp": stamp}, facts_of(manifest, config)
 
 
 def row_of(manifest: dict[str, Any], config: dict[str, Any]) -> Row:
@@ -132,8 +136,8 @@ def tags_of(manifest: dict[str, Any], config: dict[str, Any]) -> list[str]:
 
 def config_hash(config: dict[str, Any]) -> str:
     """Return a short hash of what the numbers depend on: not of names, folders and logs."""
-    kept = {k: v for k, v in config.items() if k not in NOT_HASHED}
-    text = json.dumps(kept, sort_keys=True, default=str)
+    kept = {k: v for k, v in config.items() if counts(k, "name")}
+    text = json.dumps(_with_text_keys(kept), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -147,30 +151,34 @@ def facts_of(manifest: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]
     return {**{k: str(v) for k, v in found.items()}, **finite}
 
 
-def flatten(node: Any, path: str = "") -> dict[str, Any]:
-    """Return every leaf by its path (`workflow.lr`); a list of plain values is one leaf."""
-    if isinstance(node, list) and any(isinstance(v, dict | list) for v in node):
-        node = dict(enumerate(node))
-    if not isinstance(node, dict) or not (node or not path):
-        return {path: node}
-    out: dict[str, Any] = {}
-    for key, value in node.items():
-        out |= flatten(value, f"{path}.{key}" if path else str(key))
-    return out
+def _with_text_keys(node: Any) -> Any:
+    """Return a tree whose keys can be sorted; YAML has numbers among them."""
+    if isinstance(node, dict):
+        return {str(k): _with_text_keys(v) for k, v in node.items()}
+    return [_with_text_keys(v) for v in node] if isinstance(node, list) else node
 
 
 def live_status(row: Row, folder: Path | str, now: float) -> str:
-    """Return a run's status, `crashed` if it says it goes on and nobody runs it.
+    """Return a run's status, `crashed` if it says it goes on and nobody runs it."""
+    if row["status"] not in GOING:
+        return row["status"]
+    alive = heard_of(row, now) or is_writing(Path(folder))
+    return row["status"] if alive else "crashed"
 
-    A heartbeat far in the future (a clock was set back) tells nothing: the folder's lock decides.
+
+def heard_of(row: Row, now: float, patience_s: float = STALE_S) -> bool:
+    """Tell whether a run says that it goes on, and has said so of late.
+
+    Whoever destroys what is not alive has more patience: the folder's lock may be another machine's
+    and not be seen here. A heartbeat far in the future (a clock was set back) tells nothing.
     """
-    status, heard = row["status"], row["heartbeat"]
-    if status == "created" and heard is None:  # the process is still building what it trains
-        heard = _seconds(row["created"])
-    if status not in ("created", "running"):
-        return status
-    fresh = heard is not None and abs(now - heard) <= STALE_S
-    return status if fresh or is_writing(Path(folder)) else "crashed"
+    heard = last_heard(row)
+    return row["status"] in GOING and heard is not None and abs(now - heard) <= patience_s
+
+
+def last_heard(row: Row) -> float | None:
+    """Return when a run last said anything; at first there is only the time of its creation."""
+    return row["heartbeat"] if row["heartbeat"] is not None else _seconds(row["created"])
 
 
 def _short_hash(git: dict[str, Any]) -> str | None:
@@ -188,7 +196,7 @@ def _text(value: Any) -> str | None:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value):
         return None
     return value if abs(value) < 2**63 else float(value)
 

@@ -17,10 +17,12 @@ from typing import Any
 
 from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_json
+from dreamlab.core.readers import FileError, MissingFileError
 from dreamlab.runs.code import git_state, project_state
 from dreamlab.runs.index import Entry
 from dreamlab.runs.locks import RETRY_S, acquire, held
-from dreamlab.runs.rows import best_of, read_config, stamp_of, tags_of
+from dreamlab.runs.readers import read_config_node, read_manifest, read_metrics
+from dreamlab.runs.rows import best_of, stamp_of, tags_of
 
 PACKAGES = (
     "dreamlab",
@@ -52,8 +54,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest: dict[str, Any] = {}
-        if self.manifest_path.exists():
-            self.manifest = read_json(self.manifest_path)
+        with suppress(MissingFileError):
+            self.manifest = read_manifest(folder)
         self.entry = Entry(folder)
         self.began: float | None = None
         self.stamp = ""
@@ -122,8 +124,8 @@ class Run:
         """Take over the tags that another process gave this run."""
         if stamp_of(self.manifest_path) in ("", self.stamp):
             return
-        with suppress(OSError, ValueError):
-            found = json.loads(self.manifest_path.read_text())
+        with suppress(FileError):
+            found = read_manifest(self.folder)
             self.manifest |= {k: v for k, v in found.items() if k == "tags"}
 
     def tag(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[str]:
@@ -132,8 +134,8 @@ class Run:
             if not re.fullmatch(r"[\w.:/+-]+", name):
                 raise LabError(f"{name!r} cannot be a tag: use letters, digits and . : / + - _")
         with held(self.folder):
-            self.manifest = read_json(self.manifest_path)
-            tags = tags_of(self.manifest, read_config(self.folder))
+            self.manifest = read_manifest(self.folder)
+            tags = self.tags()
             for name in remove:
                 if name not in tags:
                     raise LabError(unknown("tag", name, tags, str(self.folder)))
@@ -143,6 +145,13 @@ class Run:
         self.entry.write(self.manifest)
         return self.manifest["tags"]
 
+    def tags(self) -> list[str]:
+        """Return the run's tags: those of its manifest, or those it was started with."""
+        config: dict[str, Any] = {}
+        with suppress(MissingFileError):
+            config = {} if "tags" in self.manifest else read_config_node(self.folder)
+        return tags_of(self.manifest, config)
+
     def event(self, kind: str, **data: Any) -> None:
         """Append one line to events.jsonl."""
         line = json.dumps({"time": time.time(), "event": kind, **data})
@@ -150,17 +159,8 @@ class Run:
             file.write(line + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return every record of metrics.jsonl; a last line cut short by a crash is left out."""
-        path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return []
-        records: list[dict[str, Any]] = []
-        for line in path.read_text().splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                break
-        return records
+        """Return every record of metrics.jsonl; damaged lines are left out."""
+        return read_metrics(self.folder).records
 
 
 class FolderLock:
@@ -246,14 +246,6 @@ def _holder(text: bytes) -> str:
         return f" (process {about['pid']} on {about['host']}, since {about['since']})"
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file's content, or say which file is broken."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise LabError(f"{path} is not valid JSON: {error}") from None
 
 
 def versions() -> dict[str, str]:

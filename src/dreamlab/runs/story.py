@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from bisect import bisect_right
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Record = dict[str, Any]
+from dreamlab.core.readers import Record, read_lines, size_of
+from dreamlab.runs.readers import is_event, is_metrics
 
 SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss", "time/frames_per_s")
 STOPS = ("finished", "interrupted", "failed")
@@ -42,6 +42,8 @@ class Story:
     def __init__(self, folder: Path) -> None:
         self.files = {name: folder / f"{name}.jsonl" for name in ("events", "metrics")}
         self.ends = dict.fromkeys(self.files, 0)
+        self.damage: list[str] = []
+        """What was not fit to be shown."""
 
     def so_far(self) -> list[Line]:
         """Return the lines of a run in the order in which they happened."""
@@ -60,34 +62,17 @@ class Story:
             time.sleep(POLL_S)
 
     def _new(self, name: str) -> list[Record]:
-        end = min(self.ends[name], _size(self.files[name]))  # a resume cuts metrics back
-        found, self.ends[name] = read_from(self.files[name], end)
-        return found
-
-
-def read_from(path: Path, start: int) -> tuple[list[Record], int]:
-    """Return the whole lines of a file after `start` bytes, and where they end."""
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read()
-    except OSError:
-        return [], start
-    whole = data[: data.rfind(b"\n") + 1]
-    return [r for r in map(_parse, whole.splitlines()) if r], start + len(whole)
-
-
-def _parse(line: bytes) -> Record:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        path = self.files[name]
+        end = min(self.ends[name], size_of(path))  # a resume cuts metrics back
+        found = read_lines(path, is_event if name == "events" else is_metrics, end)
+        self.ends[name] = found.end
+        self.damage += found.told(path)
+        return found.records
 
 
 def _event(data: Record) -> Line:
     rest = {k: v for k, v in data.items() if k not in ("time", "event")}
-    return Line(float(data.get("time") or 0), str(data.get("event", "event")), rest)
+    return Line(float(data["time"]), data["event"], rest)
 
 
 def _dated(records: list[Record], events: list[Record]) -> list[Line]:
@@ -128,10 +113,3 @@ def _short(value: Any) -> str:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.words import number
 from dreamlab.runs.launch.crew import Crew, work
 from dreamlab.runs.launch.job import Job, Outcome, Status, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits
-from dreamlab.runs.launch.view import View, number, result
+from dreamlab.runs.launch.view import View, result
 
 RANGES = ("uniform", "loguniform", "int")
 ELSEWHERE_S = 2.0  # how often to look at a job that another process has in hand

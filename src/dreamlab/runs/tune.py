@@ -12,10 +12,12 @@ from typing import Any
 
 from dreamlab.core.errors import ConfigError, LabError, require
 from dreamlab.core.files import write_atomic, write_json
+from dreamlab.core.readers import Tail
+from dreamlab.core.words import number
 from dreamlab.runs.launch.crew import Crew, work
 from dreamlab.runs.launch.job import Job, Lock, Outcome, returns, text_of
-from dreamlab.runs.launch.view import View, number
-from dreamlab.runs.live import Tail
+from dreamlab.runs.launch.view import View
+from dreamlab.runs.readers import is_metrics
 from dreamlab.runs.run import Run
 from dreamlab.runs.sweep import (
     Choice,
@@ -106,7 +108,7 @@ class Trial:
     """What the first run reports while it trains."""
 
     def __post_init__(self) -> None:
-        self.metrics = Tail(self.job.run_folder / "metrics.jsonl")
+        self.metrics = Tail(self.job.run_folder / "metrics.jsonl", is_metrics)
 
     @property
     def job(self) -> Job:
@@ -174,7 +176,7 @@ class Tuner:
     def _count(self) -> int | None:
         """Look at all trials; return how many the storage has, None if they are enough."""
         trials = self.study.get_trials(deepcopy=False)
-        counted = [t for t in valid(trials) if t.state != self.states.WAITING]
+        counted = begun(trials)
         self.shown = {str(t.number): WORDS[t.state.name] for t in counted}
         self.counted = time.monotonic()
         return None if len(counted) >= self.config.tune.trials else len(trials)
@@ -290,6 +292,17 @@ def valid(trials: Sequence[Any]) -> list[Any]:
     """Return the trials that were not replaced by another try at the same options."""
     again = {t.user_attrs.get("retry_of") for t in trials}
     return [t for t in trials if t.number not in again]
+
+
+def begun(trials: Sequence[Any]) -> list[Any]:
+    """Return those of them that do not wait in the queue."""
+    return [t for t in valid(trials) if t.state.name != "WAITING"]
+
+
+def is_over(tune: TuneConfig, study: Any) -> bool:
+    """Tell whether a study has all its trials, none of them still in hand."""
+    found = begun(study.get_trials(deepcopy=False))
+    return len(found) >= tune.trials and all(t.state.is_finished() for t in found)
 
 
 def retry_failed(study: Any) -> int:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dreamlab.core.errors import LabError
-from dreamlab.core.tree import tree_leaves
+from dreamlab.core.readers import FileError, Record, read_jsonl
 from dreamlab.runs.code import HERE, git, git_state, project_state
+from dreamlab.runs.options import differences, flatten
 from dreamlab.runs.run import Run, hardware, versions
 
 COUNTERS = ("env_frames", "decisions", "updates")
 KINDS = ("transitions", "losses", "weights")
-Link = dict[str, Any]
+Link = Record
 Rows = list[tuple[str, Any, Any]]
 
 
@@ -48,13 +48,15 @@ def read_chain(folder: Path) -> list[Link]:
             f"{folder} has no chain.jsonl: it was made by an older version, or with "
             "log.chain=false; there is nothing to compare with"
         )
-    links: list[Link] = []
-    for line in path.read_text().splitlines():
-        try:
-            links.append(json.loads(line))
-        except ValueError:
-            break
-    return links
+    found = read_jsonl(path, _is_link)
+    if found.damaged:  # links are compared one by one: none may be missing between them
+        raise FileError(path, f"is damaged: {found.damaged} of its lines are no links of a chain")
+    return found.records
+
+
+def _is_link(record: Record) -> bool:
+    numbers = all(type(record.get(k)) is int for k in (*COUNTERS, "missed"))
+    return numbers and all(type(record.get(k)) is str for k in (*KINDS, "link"))
 
 
 def whole_part(links: list[Link]) -> list[Link]:
@@ -86,7 +88,7 @@ def _losses(run: Run, second: Run, link: Link) -> Rows:
     """Return the metrics of training that differ at a link."""
     place = (link["env_frames"], link["updates"])
     pair = [
-        next((m for m in r.metrics() if (m["env_frames"], m["updates"]) == place), {})
+        next((m for m in r.metrics() if (m["env_frames"], m.get("updates")) == place), {})
         for r in (run, second)
     ]
     names = sorted(k for k in pair[0].keys() | pair[1].keys() if k.startswith("train/"))
@@ -99,18 +101,16 @@ def surroundings(run: Run) -> Rows:
     rows: Rows = []
     for part, now in (("versions", versions()), ("hardware", hardware())):
         then = manifest.get(part, {})
-        rows += [(f"{part}.{k}", a, b) for k, a, b in differences(then, now)]
+        rows += [(f"{part}.{k}", a, b) for k, a, b in changes(then, now)]
     if manifest.get("exact_resume") is False:
         rows.append(("resume", "some environments began a new episode", "never interrupted"))
     rows += _code("code", manifest.get("git", {}), git_state(), HERE)
     return [*rows, *_code("project", manifest.get("project", {}), project_state(), Path.cwd())]
 
 
-def differences(then: Any, now: Any) -> Rows:
+def changes(then: Any, now: Any) -> Rows:
     """Return the leaves of two trees that differ, by path."""
-    a, b = dict(tree_leaves(then)), dict(tree_leaves(now))
-    keys = sorted(a.keys() | b.keys())
-    return [(k.replace("/", "."), a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
+    return [(k, a, b) for k, (a, b) in differences([flatten(then), flatten(now)], None).items()]
 
 
 def _code(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,24 @@ def make_launcher(config: LauncherConfig, limits: Limits, slots: int, folder: Pa
 
         return Cluster(config, limits)
     return Local(limits, slots)
+
+
+class OnDemand:
+    """A launcher that is made when there is a job for it: a finished sweep needs no cluster."""
+
+    def __init__(self, make: Callable[[], Launcher]) -> None:
+        self.make = make
+
+    @cached_property
+    def made(self) -> Launcher:
+        return self.make()
+
+    def start(self, job: Job, slot: int) -> Handle | None:
+        return self.made.start(job, slot)
+
+    def close(self) -> None:
+        if "made" in self.__dict__:
+            self.made.close()
 
 
 @dataclass

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
-import os
 import re
 import shlex
 import sys
@@ -15,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamlab.core.files import write_json
-from dreamlab.runs.run import read_json
+from dreamlab.core.readers import FileError, MissingFileError, is_number, read_json
+from dreamlab.runs.readers import problems, read_manifest
+from dreamlab.runs.rows import BROKEN
 
 Status = Literal["waiting", "running", "interrupted", "failed", "pruned", "finished"]
 Outcome = Literal["finished", "failed", "interrupted", "taken"]
 PLAIN = re.compile(r"[\w./:+-]+")
-TAIL_BYTES = 1 << 16
 
 
 def text_of(value: Any) -> str:
@@ -132,19 +131,33 @@ class Job:
         return [*program(), "train", *self.overrides, *limit, place]
 
     def record(self) -> dict[str, Any]:
-        """Return what was written down of earlier attempts."""
-        path = self.folder / "job.json"
-        return read_json(path) if path.exists() else {}
+        """Return what was written down of earlier attempts; they failed if that is damaged."""
+        try:
+            return _checked(read_json(self.folder / "job.json"))
+        except MissingFileError:
+            return {}
+        except FileError as error:
+            return {"status": "failed", "error": [str(error)]}
 
     def write(self, **data: Any) -> None:
         """Change fields of the record."""
         described = {"overrides": self.overrides, "parameters": self.parameters}
         write_json(self.folder / "job.json", {**described, **self.record(), **data})
 
+    def error(self) -> list[str]:
+        """Return the last words of a job that failed."""
+        if self.manifest_status() == BROKEN:
+            return list(problems(self.run_folder))[:1]
+        return self.record().get("error", [])
+
     def manifest_status(self) -> str:
-        """Return what the run says of itself; empty before it has begun."""
-        path = self.run_folder / "manifest.json"
-        return str(read_json(path).get("status", "")) if path.exists() else ""
+        """Return what the run says of itself; empty before it has begun, `broken` if damaged."""
+        try:
+            return read_manifest(self.run_folder).get("status", BROKEN)
+        except MissingFileError:
+            return ""
+        except FileError:
+            return BROKEN
 
     def status(self) -> Status:
         """Return how it stands, from its files alone."""
@@ -153,11 +166,18 @@ class Job:
         if self.run_lock.held() or self.owner_lock.held():
             return "running"
         recorded = self.record().get("status")
-        if recorded == "failed":
+        if recorded == "failed" or seen == BROKEN:
             return "failed"
         if recorded == "pruned":
             return "pruned"
         return "interrupted" if seen else "waiting"
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without what cannot be counted with."""
+    numbers = {k: v for k, v in record.items() if k not in ("attempts", "seconds") or is_number(v)}
+    error = numbers.get("error", [])
+    return {**numbers, "error": [str(e) for e in error] if isinstance(error, list) else []}
 
 
 def program() -> list[str]:
@@ -172,23 +192,6 @@ def shell(command: Sequence[str]) -> str:
 
 
 # -- what a run has reported ----------------------------------------------------------------------
-
-
-def last_record(folder: Path) -> dict[str, Any]:
-    """Return the newest values of a run's metrics, from the end of the file alone."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return {}
-    with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    newest: dict[str, Any] = {}
-    for line in lines:
-        try:
-            newest.update(json.loads(line))
-        except ValueError:  # the first may be cut by us, the last by whoever writes it
-            continue
-    return newest
 
 
 def returns(records: Sequence[Mapping[str, Any]], key: str = "") -> list[tuple[int, float]]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.table import Table
 
-from dreamlab.runs.launch.job import Job, last_record, returns, text_of
-from dreamlab.runs.run import Run
+from dreamlab.core.console import WorkConsole
+from dreamlab.core.readers import FileError, Record
+from dreamlab.core.words import duration, number
+from dreamlab.runs.launch.job import Job, returns, text_of
+from dreamlab.runs.readers import config_if_readable, newest_metrics, read_metrics, total_frames
 
 PLAIN_EVERY_S = 60.0
 WIDTHS = {"frames": 16, "return": 6, "time left": 9}  # columns that would jump otherwise
@@ -28,7 +29,7 @@ class View:
 
     def __init__(self, title: str, size: int, console: Console | None = None) -> None:
         self.title, self.size = title, size
-        self.console = console or Console()
+        self.console = console or WorkConsole()
         self.live: Live | None = None
         self.took: list[float] = []
         self.due = time.monotonic() + PLAIN_EVERY_S
@@ -78,35 +79,27 @@ class View:
             side = "left" if name in ("job", "parameters") else "right"
             table.add_column(name, justify=side, min_width=WIDTHS.get(name), no_wrap=name in WIDTHS)
         for job in running:
-            record = last_record(job.run_folder)
+            record = newest_metrics(job.run_folder)
             share, rest = progress(job.run_folder, record)
             table.add_row(
                 job.name,
                 job.label,
-                f"{int(record.get('env_frames', 0)):,} ({share:.0%})",
+                f"{record.get('env_frames', 0):,} ({share:.0%})",
                 number(last_return(record)),
                 duration(rest),
             )
         return table
 
 
-@cache
-def planned_frames(config: Path) -> int:
-    """Return how many env frames a run will have; 0 if that is not known beforehand."""
-    training: dict[str, Any] = yaml.safe_load(config.read_text()).get("training", {})
-    total = training.get("total_frames")
-    return int(total or sum(p.get("duration_steps") or 0 for p in training.get("phases", [])))
-
-
 def progress(folder: Path, record: Mapping[str, Any]) -> tuple[float, float | None]:
     """Return how much of a run is over, and the seconds it still needs if that can be told."""
-    if not record or not (folder / "config.yaml").exists():
+    if not (done := record.get("env_frames")):
         return 0.0, None
-    planned, done = planned_frames(folder / "config.yaml"), record["env_frames"]
-    if not planned or not done:
+    planned, spent = total_frames(config_if_readable(folder)), record.get("time/wall_s")
+    if not planned or not isinstance(spent, int | float):
         return 0.0, None
     share = min(1.0, done / planned)
-    return share, record["time/wall_s"] * (1 / share - 1)
+    return share, spent * (1 / share - 1)
 
 
 def time_left(
@@ -119,7 +112,7 @@ def time_left(
     wholes: list[float] = []
     rests: list[float] = []
     for job in running:
-        record = last_record(job.run_folder)
+        record = newest_metrics(job.run_folder)
         share, rest = progress(job.run_folder, record)
         if rest is not None:
             wholes.append(record["time/wall_s"] / share)
@@ -139,25 +132,40 @@ def last_return(record: Mapping[str, Any]) -> float | None:
 
 def result(job: Job) -> float | None:
     """Return what a run has reached: its last evaluation, or episodes where there is none."""
-    points = returns(Run(job.run_folder).metrics())
+    points = returns(_records(job, []))
     return points[-1][1] if points else None
 
 
-def results(jobs: Iterable[Job], states: Mapping[str, str]) -> Table:
-    """Return a table of jobs with parameters, status, frames, best and last return."""
+def results(jobs: Iterable[Job], states: Mapping[str, str]) -> tuple[Table, list[str]]:
+    """Return a table of jobs with parameters, status, frames, best and last return.
+
+    Beside it stands what could not be read of them.
+    """
     jobs = list(jobs)
     keys = list(dict.fromkeys(k for job in jobs for k in job.parameters))
     table = Table(box=None, pad_edge=False)
     for name in ("job", *keys, "status", "frames", "best", "last"):
         table.add_column(name, overflow="fold", justify="left" if name == "job" else "right")
+    damage: list[str] = []
     for job in jobs:
-        points = returns(Run(job.run_folder).metrics())
+        records = _records(job, damage)
+        points = returns(records)
         best, last = (max(v for _, v in points), points[-1][1]) if points else (None, None)
-        frames = int(last_record(job.run_folder).get("env_frames", 0))
+        frames = records[-1]["env_frames"] if records else 0
         values = [cell(job.parameters[k]) if k in job.parameters else "-" for k in keys]
         row = (states[job.name], f"{frames:,}", number(best), number(last))
         table.add_row(job.name, *values, *row)
-    return table
+    return table, damage
+
+
+def _records(job: Job, damage: list[str]) -> list[Record]:
+    try:
+        lines = read_metrics(job.run_folder)
+    except FileError as error:
+        damage.append(str(error))
+        return []
+    damage += lines.told(job.run_folder / "metrics.jsonl")
+    return lines.records
 
 
 def cell(value: Any) -> str:
@@ -165,17 +173,3 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else text_of(value)
-
-
-def number(value: float | None) -> str:
-    """Return a number in few digits, or a dash."""
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    """Return seconds in a unit that reads well, or a dash."""
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,40 @@
+"""What the verbs print beside their results: JSON for programs, warnings for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+
+def warn(notes: Iterable[str]) -> None:
+    """Print each note once, on stderr."""
+    for note in dict.fromkeys(notes):
+        print(f"warning: {note}", file=sys.stderr)
+
+
+def json_text(data: Any, indent: int | None = 2) -> str:
+    """Return plain data as JSON; a number that JSON does not know is text, as in metrics.jsonl."""
+    return json.dumps(_finite(data), indent=indent, default=str, allow_nan=False)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {k: _finite(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(v) for v in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def hang_up() -> None:
+    """Send the rest of the output nowhere, once nobody reads it; an exit would complain of it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            with suppress(OSError):  # a stream without a file has nothing left to flush
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

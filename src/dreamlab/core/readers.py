@@ -1,0 +1,317 @@
+"""Readers, one for each kind of file that a run leaves: text, JSON, YAML, JSONL, a pointer.
+
+A file that cannot be used is one line that names it and says why, whatever is wrong with it: it is
+missing, a folder, a pipe, not readable for us, not UTF-8, cut off, nested without end. In a JSONL
+file only the lines that are damaged are lost; they are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from dreamlab.core.errors import LabError
+
+Record = dict[str, Any]
+Check = Callable[[Record], bool]
+"""Tells whether a record holds what its readers will ask for."""
+
+MOST_DEPTH = 64
+"""What is nested deeper was not written by us, and would fill the stack."""
+MOST_REPEATED = 20_000
+"""Entries that the aliases of a YAML file may stand for; a whole configuration has 200."""
+TAIL_BYTES = 1 << 16
+LARGEST = 1e300
+"""Numbers beyond are damage: no float of ours is there, and sums of them would overflow."""
+
+EXPONENT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$")
+"""Numbers that YAML 1.1 takes for text."""
+
+
+class FileError(LabError):
+    """A file is damaged, cannot be reached, or is not what it should be."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} {reason}")
+        self.path, self.reason = path, reason
+
+
+class MissingFileError(FileError):
+    """There is no such file."""
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Tell whether a value is a finite number that every calculation of ours can stand."""
+    return type(value) in (int, float) and -LARGEST < value < LARGEST
+
+
+# -- whole files ----------------------------------------------------------------------------------
+
+
+def read_bytes(path: Path, start: int = 0) -> bytes:
+    """Return a file's bytes from `start` on."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would keep us waiting for ever
+            raise FileError(path, "is not a file")
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read()
+    except FileNotFoundError:
+        raise MissingFileError(path, "does not exist") from None
+    except OSError as error:
+        raise FileError(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise FileError(path, f"is not UTF-8 text: byte {error.start} cannot be read") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file."""
+    text = read_text(path)
+    try:
+        node = _parse(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(path, f"is not valid JSON: {_one_line(error)}") from None
+    if not isinstance(node, dict):
+        raise FileError(path, f"holds {_kind(node)}, not an object")
+    return node
+
+
+def read_pointer(path: Path) -> str | None:
+    """Return the name in a file that points to its neighbour; None if there is no such file."""
+    try:
+        name = read_text(path).strip()
+    except MissingFileError:
+        return None
+    if not name or name in (".", "..") or not name.isprintable() or "/" in name:
+        raise FileError(path, "does not hold a name")
+    return name
+
+
+def _parse(text: str) -> Any:
+    """Return what a JSON text says; raise `ValueError` if nobody could work with that."""
+    node = json.loads(text)
+    if text.count("[") + text.count("{") > MOST_DEPTH and _depth_beyond(node, MOST_DEPTH):
+        raise ValueError("it is nested too deeply")
+    return _encodable(node) if "\\ud" in text.lower() else node
+
+
+def _depth_beyond(node: Any, most: int) -> bool:
+    level = [node]
+    for _ in range(most):
+        level = [v for n in level for v in _inner(n)]
+    return bool(level)
+
+
+def _inner(node: Any) -> list[Any]:
+    return [*node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []
+
+
+def _encodable(node: Any) -> Any:
+    """Return a tree without halves of characters, which JSON can name and nobody can print."""
+    if isinstance(node, dict):
+        return {_encodable(k): _encodable(v) for k, v in node.items()}
+    if isinstance(node, list):
+        return [_encodable(v) for v in node]
+    return node.encode(errors="replace").decode() if isinstance(node, str) else node
+
+
+def _kind(node: Any) -> str:
+    names = {list: "a list", str: "text", bool: "a truth value", type(None): "nothing"}
+    return names.get(type(node), "a number")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+# -- YAML -----------------------------------------------------------------------------------------
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, its keys as text; nothing in it is executed."""
+    import yaml
+
+    text = read_text(path)
+    try:
+        _check_yaml(text)
+        node = yaml.load(text, _yaml_loader())
+    except yaml.MarkedYAMLError as error:
+        at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = " ".join(str(error.problem or error.context).split())
+        raise FileError(path, f"is not valid YAML: {problem}{at}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise FileError(path, f"is not valid YAML: {_one_line(error)}") from None
+    if not isinstance(node, dict):
+        raise FileError(path, f"holds {_kind(node)}, not a mapping")
+    return {str(k): v for k, v in node.items()}
+
+
+def _check_yaml(text: str) -> None:
+    """Raise `ValueError` for what would fill the stack or the memory once it is built."""
+    import yaml
+
+    total, repeated, sizes = 0, 0, dict[str, int]()
+    opened: list[tuple[str | None, int]] = []
+    for event in yaml.parse(text, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, total))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes |= {anchor: total - before + 1} if anchor else {}
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in {anchor for anchor, _ in opened}:
+                raise ValueError(f"the alias {event.anchor!r} stands inside of what it names")
+            total, repeated = (n + sizes.get(event.anchor, 0) for n in (total, repeated))
+        elif isinstance(event, yaml.ScalarEvent) and event.anchor:
+            sizes[event.anchor] = 1
+        total += 1
+        if len(opened) > MOST_DEPTH:
+            raise ValueError("it is nested too deeply")
+        if repeated > MOST_REPEATED:
+            raise ValueError("its aliases stand for too much")
+
+
+@cache
+def _yaml_loader() -> Any:
+    """Return a loader that reads scalars as OmegaConf does, which writes these files, but fast.
+
+    `1e-3` is a number, a date is text, and a key that is there twice is an error.
+    """
+    import yaml
+
+    base: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    loader: Any = type("Loader", (base,), {"construct_mapping": _construct_mapping})
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789."))
+    loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
+        for first, known in loader.yaml_implicit_resolvers.items()
+    }
+    return loader
+
+
+def _construct_mapping(loader: Any, node: Any, deep: bool = False) -> Any:
+    import yaml
+
+    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+    if len(set(keys)) < len(keys):
+        twice = next(k for k in keys if keys.count(k) > 1)
+        raise yaml.constructor.ConstructorError(
+            None, None, f"the key {twice!r} is there twice", node.start_mark
+        )
+    return yaml.constructor.SafeConstructor.construct_mapping(loader, node, deep=deep)
+
+
+# -- JSONL ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Lines:
+    """The records of a JSONL file, and what was not fit to be one."""
+
+    records: list[Record] = field(default_factory=list[Record])
+    damaged: int = 0
+    """Lines that were skipped; one that is cut off at the end is still being written, or never
+    will be: that is no damage."""
+    end: int = 0
+    """Where the whole lines end, in bytes."""
+
+    def told(self, path: Path) -> list[str]:
+        """Return the sentence about damaged lines, if there are any."""
+        plural = "" if self.damaged == 1 else "s"
+        return [f"{path}: {self.damaged} damaged line{plural} skipped"] if self.damaged else []
+
+
+def read_jsonl(path: Path, check: Check) -> Lines:
+    """Return the records of a whole file; none if it does not exist yet."""
+    try:
+        data = read_bytes(path)
+    except MissingFileError:
+        return Lines()
+    found = _lines(data, check)
+    if rest := data[found.end :]:
+        last = _record(rest, check)
+        found.records += [last] if last is not None else []
+        found.damaged += last is None and not rest.startswith(b"{")
+    return found
+
+
+def read_lines(path: Path, check: Check, start: int = 0) -> Lines:
+    """Return the records of the whole lines after `start` bytes; none if there is no file yet."""
+    try:
+        found = _lines(read_bytes(path, start), check)
+    except MissingFileError:
+        return Lines(end=start)
+    return replace(found, end=start + found.end)
+
+
+def _lines(data: bytes, check: Check) -> Lines:
+    end = data.rfind(b"\n") + 1
+    found = [_record(line, check) for line in data[:end].split(b"\n") if line]
+    records = [r for r in found if r is not None]
+    return Lines(records, len(found) - len(records), end)
+
+
+def read_tail(path: Path, check: Check) -> Record:
+    """Return the newest value of every key, from the end of the file alone."""
+    try:
+        data = read_bytes(path, max(0, size_of(path) - TAIL_BYTES))
+    except MissingFileError:
+        return {}
+    newest: Record = {}
+    for line in data.split(b"\n"):  # the first may be cut by us, the last by whoever writes it
+        newest |= _record(line, check) or {}
+    return newest
+
+
+def _record(line: bytes, check: Check) -> Record | None:
+    try:
+        found = _parse(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and check(found) else None
+
+
+class Tail:
+    """Reads a JSONL file that grows; each look reads what was appended since the last."""
+
+    def __init__(self, path: Path, check: Check) -> None:
+        self.path, self.check = path, check
+        self.lines = Lines()
+        self.problem: str | None = None
+        """Why the last look read nothing."""
+
+    def read(self) -> list[Record]:
+        """Return every whole record; a file that was cut back (a resume) is read anew."""
+        self.problem, lines = None, self.lines
+        try:
+            if size_of(self.path) < lines.end:
+                lines = self.lines = Lines()
+            added = read_lines(self.path, self.check, lines.end)
+        except FileError as error:
+            self.problem = str(error)
+            return lines.records
+        lines.end = added.end
+        lines.records += added.records
+        lines.damaged += added.damaged
+        return lines.records
+
+
+def size_of(path: Path) -> int:
+    """Return a file's size in bytes; 0 if it cannot be told."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

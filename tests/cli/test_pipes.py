@@ -1,0 +1,85 @@
+"""A reader who leaves (`dreamlab ... | head -1`) is no error, in any verb."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dreamlab.cli import main
+from dreamlab.runs.run import Run
+from tests.runs.made import make
+
+SWEEPS = Path(__file__).parents[2] / "configs" / "sweep"
+QUICK = (
+    "+experiment=ppo_cartpole", "tiny=true", "training.total_frames=300", "eval.episodes=1",
+    "eval.every_frames=0", "eval.video=false", "log.every_frames=100", "device=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    assert main(["train", *QUICK, "log.terminal=off", f"run.dir={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def left(capfd, monkeypatch):
+    """A standard output that nobody reads any more."""
+    read, write = os.pipe()
+    os.close(read)
+    stream = open(write, "w")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", stream)
+    yield
+    stream.close()  # raises if anything was left to be written
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "", "--version", "list ROOT", "list ROOT --json", "show RUN", "tag RUN", "logs RUN",
+        "diff RUN RUN", "index ROOT", "watch ROOT --json", "watch ROOT --all",
+        "compare RUN", "export RUN", "report RUN --out ROOT/r.html", "cleanup ROOT", "sweep",
+        "sweep SWEEP --dry-run", "sweep SWEEP --show", "train", "train EXPERIMENT --cfg job",
+        "eval RUN --episodes 1", "export-policy RUN --format torchscript",
+        "check env=CartPole-v1", "resume RUN",
+    ],
+)  # fmt: skip
+def test_no_verb_minds_a_closed_pipe(command, trained, left, capfd):
+    places = {"ROOT": trained.parent, "RUN": trained, "SWEEP": SWEEPS / "ppo_cartpole_grid.yaml"}
+    places["EXPERIMENT"] = Path("+experiment=ppo_cartpole")
+    for word, path in places.items():
+        command = command.replace(word, str(path))
+    assert main(shlex.split(command)) == 0
+    assert "Error" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["list", "compare", "sweep", "verify", "eval", "cleanup"])
+def test_nor_does_its_help(verb, left, capfd):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_a_training_goes_on_when_nobody_looks(tmp_path, left):
+    assert main(["train", *QUICK, "log.terminal=plain", f"run.dir={tmp_path / 'r'}"]) == 0
+    assert Run(tmp_path / "r").manifest["status"] == "finished"
+
+
+def test_an_error_that_nobody_reads_is_no_traceback(tmp_path):
+    make(tmp_path / "a")
+    dreamlab = f"{shlex.quote(sys.executable)} -m dreamlab.cli"
+    for command in (
+        f"{dreamlab} sweep {SWEEPS / 'ppo_cartpole_grid.yaml'} --dry-run | head -1",
+        f"{dreamlab} list {tmp_path / 'nothing'} 2>&1 | true",
+    ):
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        assert done.stderr == ""
