@@ -13,6 +13,7 @@ from dreamlab import build
 from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import PositiveInt
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Mode, Spec
 from dreamlab.envs.imagined import ImaginedEnv
@@ -81,7 +82,7 @@ def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Latent]
         return RunDreamer(workflow, workflow.spec), visited(trained, workflow, starts)
 
 
-def make(task: str, length: int = 64, starts: int = 512) -> ImaginedEnv:
+def make(task: str, length: PositiveInt = 64, starts: PositiveInt = 512) -> ImaginedEnv:
     """Return the dream of the run in folder `task`; episodes begin in `starts` real states."""
     latest = Path(task) / "checkpoints" / "latest"
     newest = latest.read_text() if latest.is_file() else ""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dreamlab.core.errors import DivergedError
+from dreamlab.core.limits import Natural, NonNegative, SomeShare
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Batch
 from dreamlab.core.workflow import Workflow
@@ -30,11 +31,11 @@ class WatchConfig:
     """What is looked for; alerts go to the terminal, to events.jsonl and to every place named."""
 
     on_nan: Literal["stop", "warn", "off"] = "stop"
-    stall_frames: int = 0
+    stall_frames: Natural = 0
     """Warn when the return has not risen for this many env frames; 0 never warns."""
-    memory_share: float = 0.9
+    memory_share: SomeShare = 0.9
     """Warn when the machine's memory is used beyond this share."""
-    disk_gib: float = 1.0
+    disk_gib: NonNegative = 1.0
     """Warn when less than this is free where the run is written; 0 never warns."""
     published: bool = False
     """Warn when the return falls below the published curve of this task, less one deviation."""
@@ -46,7 +47,7 @@ class WatchConfig:
     """An address that gets a POST with JSON: `text` (as chat services read it), `kind`, `run`."""
     check_every_update: bool = False
     """Look at weights and gradients after every update (slow), and name the module that failed."""
-    profile_updates: int = 0
+    profile_updates: Natural = 0
     """Record a torch.profiler trace of this many updates into `report/trace.json`."""
 
 

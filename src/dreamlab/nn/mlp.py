@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.limits import NonNegative, Width
 from dreamlab.nn import fused
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -79,10 +80,10 @@ class Identity(Memoryless):
 class MLPConfig:
     """Hidden layers; the last one is the output."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[Width, ...] = (64, 64)
     act: Act = "tanh"
     norm: bool = False
-    gain: float | None = 2**0.5
+    gain: NonNegative | None = 2**0.5
     """Gain of the orthogonal initialisation; None uses torch's default."""
 
 
