@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import shutil
@@ -137,7 +136,9 @@ def _train(config: Any) -> str:
 def resume(args: list[str]) -> int:
     """Go on with a run from its own configuration."""
     from dreamlab.config import load_config, read_yaml
+    from dreamlab.core.config import convert
     from dreamlab.core.errors import ConfigError
+    from dreamlab.core.limits import PositiveInt
 
     if not args:
         raise LabError("dreamlab resume FOLDER")
@@ -145,12 +146,13 @@ def resume(args: list[str]) -> int:
     config = load_config(read_yaml(folder / "config.yaml"))
     for override in overrides:
         key, _, value = override.partition("=")
-        if key != "training.total_frames" or not value.replace("_", "").isdigit():
+        if key != "training.total_frames" or not value.replace("_", "").isdecimal():
             raise ConfigError(
                 f"resume: {override!r}: only training.total_frames=N may change; "
                 "for other options start a new run"
             )
-        config = replace(config, training=replace(config.training, total_frames=int(value)))
+        frames = convert(int(value), PositiveInt, key)
+        config = replace(config, training=replace(config.training, total_frames=frames))
     config = replace(config, run=replace(config.run, dir=str(folder)))
     return 130 if _train(config) == "interrupted" else 0
 
@@ -158,18 +160,19 @@ def resume(args: list[str]) -> int:
 def evaluate(args: list[str]) -> int:
     """Measure a trained policy."""
     from dreamlab import build
+    from dreamlab.commands.arguments import Parser, positive_int, seed
     from dreamlab.core.files import write_json
     from dreamlab.interop import hub
 
-    parser = argparse.ArgumentParser(prog="dreamlab eval")
+    parser = Parser(prog="dreamlab eval")
     parser.add_argument(
         "folder", type=Path, help="a run's folder, a hub's, or hub:OWNER/NAME[@REVISION]"
     )
-    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--episodes", type=positive_int, default=10)
     parser.add_argument(
         "--checkpoint", default="latest", help="latest, best, or a name in checkpoints/"
     )
-    parser.add_argument("--seed", type=int, default=20_000)
+    parser.add_argument("--seed", type=seed, default=20_000)
     parser.add_argument("--video", action="store_true")
     parser.add_argument("--out", type=Path, help="where results go; the run's folder otherwise")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
