@@ -25,11 +25,13 @@ from dreamlab.engine import accelerate
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
+from dreamlab.engine.feasible import check_feasible
 from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
 from dreamlab.engine.orchestrator import EngineConfig, Orchestrator, Parts
 from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available, not_finite
+from dreamlab.envs import suites
 from dreamlab.envs.drawing import painter
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.interop import hub
@@ -42,11 +44,14 @@ from dreamlab.runs.run import Run, command_line, new_folder
 
 
 def check(config: LabConfig) -> type[Workflow[Any]]:
-    """Raise if the configuration names what does not exist; allocate nothing."""
+    """Raise if the configuration names what does not exist or cannot train; allocate nothing."""
     cls = config.workflow.cls("workflow._target_")
     if not (isinstance(cls, type) and issubclass(cls, Workflow)):
         raise ConfigError(f"workflow._target_: {config.workflow.target} is not a Workflow")
-    check_phases(config.training.phases, cls, config.buffers)
+    training, env = config.training, config.env
+    check_phases(training.phases, cls, config.buffers)
+    check_feasible(training.phases, training.total_frames, config.buffers, env)
+    suites.maker(env.suite, env.options)
     _ = config.compute
     return cls
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import math
@@ -137,37 +136,40 @@ def _seeds(args: list[str]) -> list[list[str]]:
 def resume(args: list[str]) -> int:
     """Go on with a run from its own configuration."""
     from dreamlab import build
+    from dreamlab.core.config import convert
     from dreamlab.core.errors import ConfigError
+    from dreamlab.core.limits import PositiveInt
 
     if not args:
         raise LabError("dreamlab resume FOLDER")
     folder, overrides, frames = Path(args[0]), args[1:], None
     for override in overrides:
         key, _, value = override.partition("=")
-        if key != "training.total_frames" or not value.replace("_", "").isdigit():
+        if key != "training.total_frames" or not value.replace("_", "").isdecimal():
             raise ConfigError(
                 f"resume: {override!r}: only training.total_frames=N may change; "
                 "for other options start a new run"
             )
-        frames = int(value)
+        frames = convert(int(value), PositiveInt, key)
     return 130 if build.resume(folder, frames)[1] == "interrupted" else 0
 
 
 def evaluate(args: list[str]) -> int:
     """Measure a trained policy."""
     from dreamlab import build
+    from dreamlab.commands.arguments import Parser, positive_int, seed
     from dreamlab.core.files import write_json
     from dreamlab.interop import hub
 
-    parser = argparse.ArgumentParser(prog="dreamlab eval")
+    parser = Parser(prog="dreamlab eval")
     parser.add_argument(
         "folder", type=Path, help="a run's folder, a hub's, or hub:OWNER/NAME[@REVISION]"
     )
-    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--episodes", type=positive_int, default=10)
     parser.add_argument(
         "--checkpoint", default="latest", help="latest, best, or a name in checkpoints/"
     )
-    parser.add_argument("--seed", type=int, default=20_000)
+    parser.add_argument("--seed", type=seed, default=20_000)
     parser.add_argument("--video", action="store_true")
     parser.add_argument("--out", type=Path, help="where results go; the run's folder otherwise")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")

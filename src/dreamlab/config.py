@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
-from omegaconf import OmegaConf
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dreamlab.core import readers
 from dreamlab.core.config import Part, check_options, dump, load, locate
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.limits import PositiveInt, Range, Seed, shown
 from dreamlab.core.phase import Phase
-from dreamlab.core.readers import FileError, MissingFileError
-from dreamlab.engine.accelerate import ComputeConfig
+from dreamlab.core.readers import FileError, MissingFileError, parse_yaml
+from dreamlab.core.strict_yaml import MOST_VALUES
+from dreamlab.engine.accelerate import ComputeConfig, DeviceName, Precision, Threads
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.evaluator import EvalConfig
 from dreamlab.engine.logger import LogConfig
@@ -31,6 +34,7 @@ from dreamlab.envs.vector import EnvConfig
 
 SCHEMA = 1
 GROUPS = ("experiment", "env", "preset")
+LONGEST_ARGUMENT = 10_000
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,9 @@ class TrainingConfig:
     """The curriculum."""
 
     phases: tuple[Phase, ...] = ()
-    total_frames: int | None = None
+    total_frames: PositiveInt | None = None
     """Length of the whole training in env frames, whatever the phases say."""
-    accumulate: int = 1
+    accumulate: PositiveInt = 1
     """Update calls whose gradients are added up before the weights move."""
 
 
@@ -50,7 +54,7 @@ class RunConfig:
 
     dir: str | None = None
     """The run folder; an existing one is resumed. None makes a new one under `experiments/`."""
-    on_memory_shortage: str = "disk"
+    on_memory_shortage: Literal["disk", "refuse"] = "disk"
     """What to do if a replay does not fit into memory: put it on the `disk`, or `refuse`."""
     tags: tuple[str, ...] = ()
 
@@ -60,13 +64,13 @@ class LabConfig:
     """A whole experiment. Every default is written once, in the dataclass beside the code."""
 
     workflow: Part
-    schema: int = SCHEMA
+    schema: Annotated[int, Range(0, SCHEMA)] = SCHEMA
     name: str = "run"
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "fp32"
+    seed: Seed = 0
+    device: DeviceName = "auto"
+    precision: Precision = "fp32"
     deterministic: bool = False
-    threads: int = 0
+    threads: Threads = 0
     compile: bool | None = None
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
@@ -115,34 +119,71 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
                 node = hydra_compose("train", overrides=[o for o in overrides if o] + search)
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from None
-        except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
-            cause = f"\n  {error.__cause__}" if error.__cause__ else ""
-            raise ConfigError(f"{error}{cause}") from None
+        except RecursionError:
+            raise ConfigError("defaults: files that include themselves, or each other") from None
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            # Hydra has a ValueError for a list of defaults that is none
+            raise ConfigError(_one_line(error)) from None
     try:
-        plain = OmegaConf.to_container(node, resolve=True)
+        return _resolved(node, [MOST_VALUES])
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error)) from None
-    assert isinstance(plain, dict)
-    return {str(k): v for k, v in plain.items()}
+        raise ConfigError(_one_line(error)) from None
+
+
+def _one_line(error: Exception) -> str:
+    """Return what Hydra or OmegaConf says, its cause included, as a user can use it."""
+    text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
+    lines = (" ".join(line.split()).removesuffix(":") for line in text.splitlines())
+    noise = ("object_type=", "Config search path", "provider=", "reference_type=")
+    return "; ".join(x for x in lines if x and x != "full_key" and not x.startswith(noise))
+
+
+def _resolved(node: Any, left: list[int]) -> Any:
+    """Return a node as plain data with what its `${...}` stand for, up to so many values."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise ConfigError(f"what ${{...}} stand for has more than {MOST_VALUES:,} values")
+    if isinstance(node, DictConfig):
+        return {str(k): _resolved(node[k], left) for k in node}
+    if isinstance(node, ListConfig):
+        return [_resolved(v, left) for v in node]
+    return node
 
 
 def _prepare(argument: str, extra: Path) -> str:
     """Return the override that Hydra needs for what the user wrote."""
     if "=" not in argument and argument.endswith((".yaml", ".yml")):
-        argument = f"+experiment={argument}"
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException as error:
-        raise ConfigError(f"cannot read the argument {argument!r}: {error}") from None
+        return _group("experiment", [argument], extra)
+    override = _parsed(argument)
     key, value = override.key_or_group, override.value()
+    if key.split(".")[0] == "hydra":
+        raise ConfigError(f"{key}: options of Hydra itself have no effect here")
     if key in ("experiment", "preset"):
-        names = value if isinstance(value, list) else [value]
-        picked = [_by_path(key, str(v), extra) for v in names]
-        return f"+{key}={picked[0]}" if len(picked) == 1 else f"+{key}=[{','.join(picked)}]"
+        return _group(key, value if isinstance(value, list) else [value], extra)
     if key == "env" and isinstance(value, str) and value not in choices("env"):
-        return f"++env.id='{value}'"
+        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"++env.id='{quoted}'"
     plain = override.type.name == "CHANGE"
     return f"++{argument}" if plain and key not in GROUPS else argument
+
+
+def _parsed(argument: str) -> Override:
+    """Return an argument as Hydra reads it."""
+    if len(argument) > LONGEST_ARGUMENT:
+        raise ConfigError(f"an argument of {len(argument):,} characters is too long: use a file")
+    try:
+        return OverridesParser.create().parse_override(argument)
+    except RecursionError:
+        raise ConfigError(f"cannot read the argument {shown(argument)}: nested too deep") from None
+    except (HydraException, ValueError) as error:
+        text = _one_line(error)
+        raise ConfigError(f"cannot read the argument {shown(argument)}: {text}") from None
+
+
+def _group(group: str, values: Sequence[Any], extra: Path) -> str:
+    """Return the override that picks files of a group, by name or by path."""
+    picked = [_by_path(group, str(v), extra) for v in values]
+    return f"+{group}={picked[0]}" if len(picked) == 1 else f"+{group}=[{','.join(picked)}]"
 
 
 def _by_path(group: str, value: str, extra: Path) -> str:
@@ -154,9 +195,15 @@ def _by_path(group: str, value: str, extra: Path) -> str:
     path = Path(value)
     if not path.is_file():
         raise ConfigError(f"+{group}: there is no file {value!r}")
+    text = _text(path)
+    if "hydra" in parse_yaml(text, value):
+        raise ConfigError(f"{value}: hydra: options of Hydra itself have no effect here")
     (extra / group).mkdir(exist_ok=True)
-    shutil.copy(path, extra / group / f"{path.stem}.yaml")
-    return path.stem
+    name = re.sub(r"[^\w-]", "_", path.stem)
+    while name in choices(group) or (extra / group / f"{name}.yaml").exists():
+        name += "_"  # else Hydra would take ours
+    (extra / group / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return name
 
 
 def _missing(error: MissingConfigException) -> str:
@@ -164,7 +211,7 @@ def _missing(error: MissingConfigException) -> str:
     group, _, name = missing.strip("/").rpartition("/")
     if group in GROUPS:
         return unknown(group, name, choices(group), f"{group}={name}")
-    return str(error)
+    return _one_line(error)
 
 
 def load_config(node: dict[str, Any]) -> LabConfig:
@@ -175,25 +222,45 @@ def load_config(node: dict[str, Any]) -> LabConfig:
             "no algorithm was chosen: use +experiment=NAME\n  known: "
             + ", ".join(choices("experiment"))
         )
-    if node.get("tiny"):
-        node = shrink(node)
-    buffers = node.get("buffers", {})
-    node["workflow"] = _part(node["workflow"], "", "workflow")
+    buffers = _mapping(node.get("buffers", {}), "buffers")
     node["buffers"] = {
-        k: _part({"_target_": "replay", **v}, "dreamlab.data", f"buffers.{k}")
-        for k, v in buffers.items()
+        k: {"_target_": "replay", **_named(v, f"buffers.{k}")} for k, v in buffers.items()
     }
-    return load(LabConfig, node, "")
+    node["workflow"] = _named(node["workflow"], "workflow")
+    config = _typed(node)
+    return _typed(shrink(node)) if config.tiny else config
 
 
-def _part(node: Any, home: str, where: str) -> Part:
+def _typed(node: dict[str, Any]) -> LabConfig:
+    """Return the configuration whose sections have the right form, every option checked."""
+    parts = {k: _part(v, "dreamlab.data", f"buffers.{k}") for k, v in node["buffers"].items()}
+    workflow = _part(node["workflow"], "", "workflow")
+    return load(LabConfig, {**node, "workflow": workflow, "buffers": parts}, "")
+
+
+def _mapping(node: Any, where: str) -> Mapping[str, Any]:
+    """Return a section that must be a mapping."""
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, got {shown(node)}")
+    return node
+
+
+def _named(node: Any, where: str) -> dict[str, Any]:
+    """Return a part's options with its `_target_`, for which its name alone may stand."""
+    return {"_target_": node} if isinstance(node, str) else dict(_mapping(node, where))
+
+
+def _part(node: Mapping[str, Any], home: str, where: str) -> Part:
     """Return the part that a `_target_` node names, its options checked."""
-    if not isinstance(node, dict) or "_target_" not in node:
+    if "_target_" not in node:
         raise ConfigError(
             f"{where}: _target_ is missing: it names the class, e.g. dreamlab.workflows.ppo.PPO"
         )
+    if not isinstance(node["_target_"], str):
+        got = shown(node["_target_"])
+        raise ConfigError(f"{where}._target_: expected a class's name, got {got}")
     options = {k: v for k, v in node.items() if k != "_target_"}
-    result = Part(str(node["_target_"]), options, home)
+    result = Part(node["_target_"], options, home)
     check_options(result.cls(f"{where}._target_"), options, where)
     return result
 
@@ -236,7 +303,7 @@ def _shrink_phase(
             for b in (before, after)
         ]
         # a run's own configuration is shrunk again when it is read: by 1, to the last digit
-        out["train_ratio"] = phase["train_ratio"] * (sizes[1] / sizes[0])
+        out["train_ratio"] = float(phase["train_ratio"]) * (sizes[1] / sizes[0])
     return out
 
 
@@ -257,7 +324,9 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def migrate(node: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration of an older schema in today's form, or say why it cannot be read."""
     version = node.get("schema", SCHEMA)
-    if not isinstance(version, int) or version > SCHEMA or version < 0:
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise ConfigError(f"schema: expected int, got {shown(version)}")
+    if not 0 <= version <= SCHEMA:
         raise ConfigError(
             f"schema: this configuration has version {version}, this one reads up to {SCHEMA}; "
             "it was written by a newer version, which is needed to read it"
@@ -272,13 +341,18 @@ def migrate(node: dict[str, Any]) -> dict[str, Any]:
 def _from_schema_0(node: dict[str, Any]) -> dict[str, Any]:
     """Before 0.1: `experiment: {name, seed}`, `training.total_timesteps`, `replay_ratio`."""
     out = {k: v for k, v in node.items() if k != "experiment"}
-    out |= {k: v for k, v in node.get("experiment", {}).items() if k in ("name", "seed", "device")}
-    training = dict(out.get("training", {}))
+    old = _mapping(node.get("experiment", {}), "experiment")
+    out |= {k: v for k, v in old.items() if k in ("name", "seed", "device")}
+    training = dict(_mapping(out.get("training", {}), "training"))
     if "total_timesteps" in training:
         training["total_frames"] = training.pop("total_timesteps")
     renamed = {"replay_ratio": "train_ratio"}
+    phases = training.get("phases", [])
+    if not isinstance(phases, list):
+        raise ConfigError(f"training.phases: expected a list, got {shown(phases)}")
     training["phases"] = [
-        {renamed.get(k, k): v for k, v in p.items()} for p in training.get("phases", [])
+        {renamed.get(k, k): v for k, v in _mapping(p, f"training.phases[{i}]").items()}
+        for i, p in enumerate(phases)
     ]
     return {**out, "training": training}
 
@@ -292,7 +366,7 @@ def to_yaml(config: LabConfig) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a run's saved configuration."""
+    """Return a run's saved configuration, or a sweep's; nothing in it is interpolated."""
     try:
         return readers.read_yaml(path)
     except MissingFileError:
@@ -301,4 +375,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(str(error)) from None
 
 
-__all__ = ["LabConfig", "compose", "dump", "load_config", "read_yaml", "to_yaml"]
+def _text(path: Path) -> str:
+    """Return the text of a file that the user named; a byte order mark is left out."""
+    try:
+        return readers.read_text(path).removeprefix("\ufeff")
+    except FileError as error:
+        raise ConfigError(str(error)) from None
+
+
+def read_value(text: str, where: str) -> Any:
+    """Return what a value on the command line means; it is written as in YAML."""
+    return parse_yaml(f"value: {text}", where)["value"] if text else ""
+
+
+__all__ = ["LabConfig", "compose", "dump", "load_config", "read_value", "read_yaml", "to_yaml"]

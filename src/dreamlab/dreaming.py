@@ -14,6 +14,7 @@ from dreamlab import build
 from dreamlab.components.representation.dreams import Dreams
 from dreamlab.components.representation.protocol import map_latent
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import PositiveInt
 from dreamlab.core.readers import read_pointer
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Mode, Spec
@@ -83,7 +84,7 @@ def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Any]]:
         return RunDreamer(workflow, workflow.spec), visited(trained, workflow, starts)
 
 
-def make(task: str, length: int = 64, starts: int = 512) -> ImaginedEnv:
+def make(task: str, length: PositiveInt = 64, starts: PositiveInt = 512) -> ImaginedEnv:
     """Return the dream of the run in folder `task`; episodes begin in `starts` real states."""
     latest = Path(task) / "checkpoints" / "latest"
     newest = read_pointer(latest) or ""

@@ -246,7 +246,10 @@ def test_a_cleaned_run_says_so_to_every_verb(copy, capsys):
 
 def test_mistakes_with_cleanup_are_one_message(tmp_path, capsys):
     assert "there is no run" in run(capsys, "cleanup", tmp_path)[2]
-    assert "cannot be negative" in run(capsys, "cleanup", tmp_path, "--keep-best", -1)[2]
+    assert (
+        "--keep-best: must be at least 0, got -1"
+        in run(capsys, "cleanup", tmp_path, "--keep-best", -1)[2]
+    )
 
 
 CHILD = """

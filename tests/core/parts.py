@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dreamlab.core.limits import Share, Width
+
 PARTS = {"plain": "tests.core.parts.Plain", "configured": "tests.core.parts.Configured"}
 
 
@@ -29,3 +31,10 @@ class Configured:
 
     def __init__(self, config: ConfiguredConfig, size: int) -> None:
         self.config, self.size = config, size
+
+
+class Limited:
+    """Takes its options as arguments that state their limits."""
+
+    def __init__(self, size: int, rate: Share = 0.5, depth: Width = 1) -> None:
+        self.size, self.rate, self.depth = size, rate, depth

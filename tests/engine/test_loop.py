@@ -216,7 +216,7 @@ def test_an_offline_phase_on_an_empty_buffer_is_an_error(tmp_path):
         "training.phases=[{name: fit, type: offline, buffer: rollout, duration_updates: 3, "
         "workflow_hooks: [update_controller]}]"
     )
-    with pytest.raises(LabError, match="holds too little"):
+    with pytest.raises(LabError, match="holds 0 steps, but the first batch"):
         open_loop(tmp_path / "r", *SMALL, phases).run()
 
 

@@ -151,7 +151,7 @@ def test_the_number_of_rows_can_be_fixed(trained, tmp_path, capsys):
     assert about["batch"] == 3
     assert {i["shape"][0] for i in about["inputs"]} == {3}
     assert main([*arguments[:3], "0"]) == 2
-    assert "--batch must be at least 1" in capsys.readouterr().err
+    assert "--batch: must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torchscript"])

@@ -10,6 +10,8 @@ import torch
 
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
 from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.config import load
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.ops.returns import lambda_return
@@ -205,5 +207,5 @@ def test_the_explorer_collects_and_the_tasks_policy_is_measured():
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="reinforce"):
         Plan2ExploreConfig(actor_grad="dynamics", optimizer="adam")
-    with pytest.raises(ValueError, match="two"):
-        EnsembleConfig(num=1)
+    with pytest.raises(ConfigError, match=r"ensemble\.num: must be between 2 and 1000, got 1"):
+        load(EnsembleConfig, {"num": 1}, "ensemble")

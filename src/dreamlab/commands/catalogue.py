@@ -5,7 +5,6 @@ Exit codes: 0 if all went well, 1 if nothing was found, 2 for a mistake in what 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from dreamlab.commands.arguments import Parser, natural, positive_int
 from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.errors import LabError
 from dreamlab.runs import describe
@@ -52,8 +52,8 @@ def _verb(function: Verb) -> Verb:
     return run
 
 
-def _parser(verb: str, *, run: bool = True) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"dreamlab {verb}")
+def _parser(verb: str, *, run: bool = True) -> Parser:
+    parser = Parser(prog=f"dreamlab {verb}")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
     if run:
         parser.add_argument(
@@ -92,10 +92,8 @@ def list(args: Sequence[str]) -> int:
     )
     parser.add_argument("--sort", default="", metavar="KEY", help="numbers from the highest")
     parser.add_argument("--reverse", action="store_true")
-    parser.add_argument("--limit", type=int, metavar="N")
+    parser.add_argument("--limit", type=positive_int, metavar="N")
     options = parser.parse_args(args)
-    if options.limit is not None and options.limit < 1:
-        raise LabError(f"--limit {options.limit}: it has to be at least 1")
     filters = [parse_filter(f) for f in options.filter]
     roots = options.roots or [ROOT]
     answer = ask(roots, filters, options.sort, options.reverse, _read)
@@ -157,10 +155,8 @@ def logs(args: Sequence[str]) -> int:
     parser = _parser("logs")
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
-    parser.add_argument("--last", type=int, metavar="N", help="only the last N lines")
+    parser.add_argument("--last", type=natural, metavar="N", help="only the last N lines")
     options = parser.parse_args(args)
-    if options.last is not None and options.last < 0:
-        raise LabError(f"--last {options.last}: it cannot be negative")
     folder = find_run(options.run, options.root)
 
     def tell(line: Line) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dreamlab.commands.arguments import Parser, positive
 from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.console import ShowConsole
 from dreamlab.core.words import duration, number
@@ -29,14 +29,14 @@ WIDTHS = {"frames": 9, "": 4, "return": 6, "best": 6, "eval": 6, "left": 8}  # s
 
 def watch(args: list[str]) -> int:
     """Show live runs until Ctrl-C: returns, speed, time left, alerts."""
-    parser = argparse.ArgumentParser(prog="dreamlab watch", description=watch.__doc__)
+    parser = Parser(prog="dreamlab watch", description=watch.__doc__)
     parser.add_argument("roots", nargs="*", type=Path, help="runs, or folders of runs")
     parser.add_argument("--all", action="store_true", help="those that have ended as well")
     parser.add_argument(
         "--once", action="store_true", help="print one look and stop, as without a terminal"
     )
     parser.add_argument("--json", action="store_true", help="one look, for programs")
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between two looks")
+    parser.add_argument("--every", type=positive, default=2.0, help="seconds between two looks")
     options = parser.parse_args(args)
     watcher = Watcher(options.roots or [ROOT])
     if options.json:

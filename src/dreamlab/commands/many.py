@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from dreamlab.commands.arguments import Parser
 from dreamlab.commands.printing import warn
-from dreamlab.config import GROUPS, LabConfig, choices, config_dir, read_yaml
+from dreamlab.config import GROUPS, LabConfig, choices, config_dir, read_value, read_yaml
 from dreamlab.core.config import dump, load
 from dreamlab.core.console import ShowConsole
 from dreamlab.core.errors import ConfigError, LabError, unknown
 from dreamlab.core.files import write_text
+from dreamlab.core.limits import shown
 from dreamlab.core.words import number
 from dreamlab.runs.launch.crew import Crew, OnDemand, make_launcher
 from dreamlab.runs.launch.job import Job, shell
 from dreamlab.runs.launch.view import View, cell, results
-from dreamlab.runs.sweep import Sweep, SweepConfig, make_jobs
+from dreamlab.runs.sweep import Sweep, SweepConfig, corners, make_job, make_jobs, telling
 
 
 def sweep(args: list[str]) -> int:
@@ -31,6 +33,7 @@ def sweep(args: list[str]) -> int:
     folder = config.folder("sweep")
     jobs = make_jobs(config, folder)
     if options.dry_run:
+        _check(jobs)
         _list(jobs)
         return 0
     if options.show:
@@ -38,7 +41,7 @@ def sweep(args: list[str]) -> int:
         _console().print(table)
         warn(damage)
         return 0
-    _check(j for j in jobs if j.status() != "finished")
+    _check([j for j in jobs if j.status() != "finished"])
     _keep(config, folder)
     ends = {"finished"} if options.retry_failed else {"finished", "failed", "pruned"}
     crew, view = _staff(config, folder, over={j.status() for j in jobs} <= ends)
@@ -59,14 +62,13 @@ def tune(args: list[str]) -> int:
     from dreamlab.runs import tune as tuning
 
     folder = config.folder("tune")
-    sample = replace(config, method="random", samples=8)
-    jobs = make_jobs(sample, folder)
+    frames = _check([make_job(config, folder, p, s) for p in corners(config) for s in config.seeds])
     if options.dry_run:
-        _list(jobs[:1])
+        _list(make_jobs(replace(config, method="random", samples=1), folder)[:1])
         return 0
     if options.show and not (config.tune.storage or tuning.study_file(folder).exists()):
         raise LabError(f"{folder}: this study has not begun")
-    study = tuning.open_study(config, folder, _check(jobs))
+    study = tuning.open_study(config, folder, frames)
     if options.show:
         _console().print(_trials(study))
         return 0
@@ -100,7 +102,7 @@ def _staff(config: SweepConfig, folder: Path, over: bool) -> tuple[Crew, View]:
 
 def _read(verb: str, args: list[str]) -> tuple[argparse.Namespace, SweepConfig | None]:
     """Return the flags and the sweep; None if there is only to list what could be run."""
-    parser = argparse.ArgumentParser(prog=f"dreamlab {verb}")
+    parser = Parser(prog=f"dreamlab {verb}")
     parser.add_argument("file", nargs="?", help="a YAML file, or the name of one in configs/sweep")
     parser.add_argument("overrides", nargs="*", help="options of the sweep, or of all its jobs")
     parser.add_argument("--dry-run", action="store_true", help="list the jobs and stop")
@@ -141,8 +143,6 @@ def _find(name: str) -> Path:
 
 def _apply(node: dict[str, Any], override: str) -> None:
     """Change an option of the sweep; any other is added to the overrides of all jobs."""
-    from omegaconf import OmegaConf
-
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"cannot read the argument {override!r}: expected key=value")
@@ -151,37 +151,31 @@ def _apply(node: dict[str, Any], override: str) -> None:
         known = {*own, *GROUPS, *(f.name for f in fields(LabConfig))}
         if (name := head.lstrip("+~")) not in known:
             raise ConfigError(unknown("option of a sweep or a run", name, known, override))
-        node["overrides"] = [*node.get("overrides", []), override]
+        if not isinstance(node.setdefault("overrides", []), list):
+            raise ConfigError(f"overrides: expected a list, got {shown(node['overrides'])}")
+        node["overrides"] = [*node["overrides"], override]
         return
-    value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
-    assert isinstance(value, dict)
     inner = [rest] if head == "parameters" and rest else [k for k in rest.split(".") if k]
     for part in [head, *inner][:-1]:
-        node = node.setdefault(part, {})
-    node[inner[-1] if inner else head] = value["value"]
+        inside: Any = node.setdefault(part, {})
+        if not isinstance(inside, dict):
+            raise ConfigError(f"{part}: expected a mapping, got {shown(inside)}")
+        node = inside
+    node[inner[-1] if inner else head] = read_value(text, key)
 
 
-def _check(jobs: Iterable[Job]) -> int:
-    """Raise if a job could not begin; return the env frames of one, 0 if they are not known.
-
-    Jobs that differ in numbers alone are as good as each other: one of each kind is looked at.
-    """
+def _check(jobs: Sequence[Job]) -> int:
+    """Raise if a job could not begin; return the env frames of one, 0 if they are not known."""
     from dreamlab import build
     from dreamlab.config import compose, load_config
 
-    kinds = {tuple((k, _kind(v)) for k, v in j.parameters.items()): j for j in jobs}
     frames = 0
-    for job in kinds.values():
+    for job in telling(jobs):
         config = load_config(compose(job.overrides))
         build.check(config)
         planned = sum(p.duration_steps or 0 for p in config.training.phases)
         frames = max(frames, config.training.total_frames or planned)
     return frames
-
-
-def _kind(value: Any) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value).__name__ if number else repr(value)
 
 
 def _keep(config: SweepConfig, folder: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dreamlab.commands.arguments import Parser, positive_int
 from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_text
@@ -90,26 +91,23 @@ def report(args: list[str]) -> int:
     return 0
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
+def _parser(verb: str) -> Parser:
     """Return the arguments that the three verbs share."""
     about = "GROUP: a run, a folder of runs, or name=folder,folder"
-    parser = argparse.ArgumentParser(prog=f"dreamlab {verb}", epilog=about)
+    parser = Parser(prog=f"dreamlab {verb}", epilog=about)
     parser.add_argument("groups", nargs="+", metavar="GROUP")
     parser.add_argument(
         "--metrics", "--metric", default=["return"], type=lambda s: s.split(","), metavar="A,B",
         help="return, loss, or names as in metrics.jsonl",
     )  # fmt: skip
-    parser.add_argument("--at", type=_frames, metavar="FRAMES", help="env frames to compare at")
+    parser.add_argument(
+        "--at", type=positive_int, metavar="FRAMES", help="env frames to compare at"
+    )
     parser.add_argument(
         "--normalize", default="auto", metavar="RULE",
         help="how scores of several tasks are put together: auto, none, atari, dmc or minmax",
     )  # fmt: skip
     return parser
-
-
-def _frames(text: str) -> int:
-    """Read a number of frames: 500000, 500_000, 5e5."""
-    return int(float(text))
 
 
 def _compare(options: argparse.Namespace) -> tuple[Groups, dict[str, Comparison]]:

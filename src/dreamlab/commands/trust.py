@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dreamlab import build
+from dreamlab.commands.arguments import Parser, natural, positive, positive_int
 from dreamlab.commands.printing import json_text
 from dreamlab.commands.verify import plain_errors
 from dreamlab.config import LabConfig, compose, load_config
@@ -35,8 +36,8 @@ RECENT = 30
 
 def debug(args: list[str]) -> int:
     """Train for a few hundred frames with every check on; 1 if an error was found."""
-    parser = argparse.ArgumentParser(prog="dreamlab debug", allow_abbrev=False)
-    parser.add_argument("--frames", type=int, default=500)
+    parser = Parser(prog="dreamlab debug", allow_abbrev=False)
+    parser.add_argument("--frames", type=positive_int, default=500)
     options, overrides = parser.parse_known_args(args)
     config = _debug_config(overrides)
     build.check(config)
@@ -118,11 +119,11 @@ def _report_profile(loop: Orchestrator, seconds: dict[str, float]) -> None:
 
 def cleanup(args: list[str]) -> int:
     """Say what old runs would give back; with --yes remove it."""
-    parser = argparse.ArgumentParser(prog="dreamlab cleanup")
+    parser = Parser(prog="dreamlab cleanup")
     parser.add_argument("root", type=Path, nargs="?", default=ROOT)
-    parser.add_argument("--keep-best", type=int, default=10, help="of each experiment (10)")
+    parser.add_argument("--keep-best", type=natural, default=10, help="of each experiment (10)")
     parser.add_argument(
-        "--keep-recent", type=int, help=f"of all runs ({RECENT}, or 0 with --older-than)"
+        "--keep-recent", type=natural, help=f"of all runs ({RECENT}, or 0 with --older-than)"
     )
     parser.add_argument(
         "--older-than", type=_age_s, default=0.0, metavar="AGE",
@@ -134,8 +135,6 @@ def cleanup(args: list[str]) -> int:
     recent = options.keep_recent
     if recent is None:  # whoever names an age means all runs of that age
         recent = 0 if options.older_than else RECENT
-    if min(options.keep_best, recent) < 0:
-        raise LabError("cleanup: --keep-best and --keep-recent cannot be negative")
     with plain_errors():
         runs = cleaning.survey(options.root, options.keep_best, recent, options.older_than)
     if not runs:
@@ -187,19 +186,19 @@ def _mib(size: int) -> str:
 
 def export_policy(args: list[str]) -> int:
     """Write a run's policy for other programs, compared with the original before it counts."""
-    parser = argparse.ArgumentParser(prog="dreamlab export-policy")
+    parser = Parser(prog="dreamlab export-policy")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--format", choices=["onnx", "torchscript"], default="onnx")
     parser.add_argument("--checkpoint", default="latest", help="latest, best or a name")
     parser.add_argument("--out", type=Path, help="the file; FOLDER/export/policy.* otherwise")
-    parser.add_argument("--batch", type=int, help="fix the number of rows; any number otherwise")
-    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument(
+        "--batch", type=positive_int, help="fix the number of rows; any number otherwise"
+    )
+    parser.add_argument("--tolerance", type=positive, default=1e-4)
     parser.add_argument("--hub", type=Path, help="write a folder for a model hub instead")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload that folder to Hugging Face")
     parser.add_argument("--private", action="store_true", help="only you shall see what is pushed")
     options = parser.parse_args(args)
-    if options.batch is not None and options.batch < 1:
-        raise ConfigError("export-policy: --batch must be at least 1")
     options.folder = hub.resolve(options.folder)
     if not (options.folder / "config.yaml").exists():
         raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamlab import build
+from dreamlab.commands.arguments import Parser, natural
 from dreamlab.commands.printing import json_text
 from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
 from dreamlab.core.errors import ConfigError, LabError
@@ -39,9 +39,9 @@ def plain_errors() -> Iterator[None]:
 
 def verify(args: list[str]) -> int:
     """Run a part of a run again in a clean process; 0 if everything is the same, 1 if not."""
-    parser = argparse.ArgumentParser(prog="dreamlab verify")
+    parser = Parser(prog="dreamlab verify")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--frames", type=int, default=10_000, help="how far; 0: all recorded")
+    parser.add_argument("--frames", type=natural, default=10_000, help="how far; 0: all recorded")
     parser.add_argument("--from", dest="start", metavar="CHECKPOINT", help="latest, best or a name")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
     parser.add_argument("overrides", nargs="*", help="options to change in the second run")

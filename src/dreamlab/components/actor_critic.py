@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from dreamlab.components.heads import LatentPolicy, TwoHotHead
 from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.limits import Decay, Depth, NonNegative, Range, Share, SomeShare, Width
 from dreamlab.core.types import ArraySpec, Metrics
 from dreamlab.nn.norm import Style
 from dreamlab.nn.target import Follower, frozen_copy
@@ -20,17 +22,17 @@ from dreamlab.ops.scaling import Bins, follow_range
 class ActorCriticConfig:
     """Sizes and rates; the workflow knows them."""
 
-    units: int
-    layers: int
-    num_bins: int
+    units: Width
+    layers: Depth
+    num_bins: Annotated[int, Range(2, 65_536)]
     bins: Bins
-    unimix: float
+    unimix: Decay
     style: Style
-    lam: float
-    entropy: float
-    slow_rate: float
+    lam: Share
+    entropy: NonNegative
+    slow_rate: SomeShare
     """How far the slow critic moves towards the critic at each update."""
-    return_rate: float
+    return_rate: SomeShare
     """How fast the range of returns, by which advantages are divided, is followed."""
 
 

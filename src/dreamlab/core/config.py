@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.limits import Limit, shown
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class Part:
         cls = self.cls()
         if is_dataclass(config := getattr(cls, "Config", None)):
             return cls(load(config, self.options, self.target), *args)  # type: ignore[arg-type]
-        return cls(*args, **self.options)
+        return cls(*args, **arguments(cls, self.options, self.target))
 
 
 def part(target: str, home: str = "dreamlab.nn", **options: Any) -> Any:
@@ -48,7 +49,8 @@ def locate(name: str, where: str, home: str = "") -> Any:
     """Return what `name` means: a short name from `home`, or `package.module.Class`."""
     table = getattr(importlib.import_module(home), "PARTS", {}) if home else {}
     path = table.get(name, name)
-    if "." not in path:
+    words = path.replace(":", ".").split(".")
+    if len(words) < 2 or not all(w.isidentifier() for w in words):
         raise ConfigError(unknown("part", name, table, where))
     module_name, attr = path.replace(":", ".").rsplit(".", 1)
     module = _import(module_name, where)
@@ -80,7 +82,7 @@ def _siblings(package: str) -> list[str]:
 
 def load(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     """Return a `cls` filled from `node`; `where` is the config path shown in errors."""
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in node.items():
@@ -100,6 +102,8 @@ def load(cls: type[T], node: Mapping[str, Any], where: str) -> T:
 def convert(value: Any, hint: Any, path: str, default: Any = None) -> Any:
     """Return `value` as what `hint` says it must be; an int passes for a float."""
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _within(convert(value, args[0], path, default), args[1:], path)
     if hint is Any or isinstance(hint, TypeVar):
         return value
     if origin in (Union, types.UnionType):
@@ -116,29 +120,37 @@ def convert(value: Any, hint: Any, path: str, default: Any = None) -> Any:
         return _convert_sequence(value, origin, args, path)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{path}: expected a mapping, got {value!r}")
+            raise ConfigError(f"{path}: expected a mapping, got {shown(value)}")
         return {str(k): convert(v, args[1], f"{path}.{k}") for k, v in value.items()}
     return _convert_scalar(value, hint, path)
 
 
-def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)  # YAML reads 1e6 as a float
-    if hint is float and isinstance(value, str):
-        return _float_of_text(value, path)  # YAML reads 1e-4 (no dot) as text
-    wrong_bool = isinstance(value, bool) and hint in (int, float)
-    if isinstance(hint, type) and (wrong_bool or not isinstance(value, hint)):
-        raise ConfigError(f"{path}: expected {hint.__name__}, got {value!r}")
+def _within(value: Any, limits: Sequence[Any], path: str) -> Any:
+    """Return the value if it obeys every limit written beside its type."""
+    for limit in limits:
+        if isinstance(limit, Limit):
+            limit.check(value, path)
     return value
 
 
-def _float_of_text(value: str, path: str) -> float:
+def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return _float_of(value, path)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # YAML reads 1e6 as a float
+    if hint is float and isinstance(value, str):
+        return _float_of(value, path)  # YAML reads 1e-4 (no dot) as text
+    wrong_bool = isinstance(value, bool) and hint in (int, float)
+    if isinstance(hint, type) and (wrong_bool or not isinstance(value, hint)):
+        raise ConfigError(f"{path}: expected {hint.__name__}, got {shown(value)}")
+    return value
+
+
+def _float_of(value: str | int, path: str) -> float:
     try:
         return float(value)
-    except ValueError:
-        raise ConfigError(f"{path}: expected float, got {value!r}") from None
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{path}: expected float, got {shown(value)}") from None
 
 
 def _convert_union(value: Any, args: tuple[Any, ...], path: str, default: Any) -> Any:
@@ -157,16 +169,18 @@ def _convert_dataclass(value: Any, hint: Any, path: str) -> Any:
     if is_dataclass(value) and isinstance(value, hint):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: expected a mapping of {hint.__name__} options, got {value!r}")
+        raise ConfigError(
+            f"{path}: expected a mapping of {hint.__name__} options, got {shown(value)}"
+        )
     return load(hint, value, path)
 
 
 def _convert_sequence(value: Any, origin: Any, args: tuple[Any, ...], path: str) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{path}: expected a list, got {value!r}")
+        raise ConfigError(f"{path}: expected a list, got {shown(value)}")
     if origin is tuple and args and args[-1] is not Ellipsis:
         if len(args) != len(value):
-            raise ConfigError(f"{path}: expected {len(args)} values, got {list(value)!r}")
+            raise ConfigError(f"{path}: expected {len(args)} values, got {shown(list(value))}")
         return tuple(
             convert(v, a, f"{path}[{i}]") for i, (v, a) in enumerate(zip(value, args, strict=True))
         )
@@ -181,9 +195,11 @@ def _convert_part(value: Any, path: str, default: Any) -> Part:
     if isinstance(value, str):
         value = {"_target_": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: expected a part's name or options, got {value!r}")
+        raise ConfigError(f"{path}: expected a part's name or options, got {shown(value)}")
     options = {k: v for k, v in value.items() if k != "_target_"}
     target = value.get("_target_", base.target)
+    if not isinstance(target, str):
+        raise ConfigError(f"{path}._target_: expected a class's name, got {shown(target)}")
     merged = options if target != base.target else {**base.options, **options}
     result = Part(target, merged, base.home)
     check_options(result.cls(path), merged, path)
@@ -195,13 +211,41 @@ def check_options(cls: Any, options: Mapping[str, Any], path: str) -> None:
     if is_dataclass(config := getattr(cls, "Config", None)):
         load(config, options, path)  # type: ignore[arg-type]
         return
-    parameters = inspect.signature(cls).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    names = [p.name for p in parameters]
-    for key in options:
-        if key not in names:
-            raise ConfigError(unknown(f"{cls.__name__} option", key, names, f"{path}.{key}"))
+    arguments(cls, options, path)
+
+
+def arguments(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    path: str,
+    kind: str = "",
+    given: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the options as the types that `function` declares; raise on what it does not take.
+
+    `given` are parameters that come from elsewhere; `kind` is what errors call an option.
+    """
+    hints, parameters = _hints(function), inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    collected = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    names = [p.name for p in parameters.values() if p.kind not in collected and p.name not in given]
+    out = dict(options)
+    for key, value in options.items():
+        if key in names:
+            out[key] = convert(value, hints.get(key, Any), f"{path}.{key}")
+        elif not takes_any or key in given:
+            kind = kind or f"{function.__name__} option"
+            raise ConfigError(unknown(kind, str(key), names, f"{path}.{key}"))
+    return out
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a function's or a constructor's parameters, where they can be told."""
+    called: Any = function.__init__ if isinstance(function, type) else function
+    try:
+        return get_type_hints(called, include_extras=True)
+    except NameError:  # a name that only a type checker imports
+        return {}
 
 
 def dump(config: Any) -> Any:
@@ -221,4 +265,4 @@ def dump(config: Any) -> Any:
     return config
 
 
-__all__ = ["Part", "check_options", "convert", "dump", "load", "locate", "part"]
+__all__ = ["Part", "arguments", "check_options", "convert", "dump", "load", "locate", "part"]

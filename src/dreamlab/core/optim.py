@@ -9,21 +9,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.limits import Decay, Natural, NonNegative
+
 
 @dataclass(frozen=True)
 class OptimConfig:
     """Adam as every paper uses it, or LaProp as DreamerV3 does."""
 
     kind: Literal["adam", "laprop"] = "adam"
-    lr: float = 3e-4
-    eps: float = 1e-8
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    clip: float = 0.0
+    lr: NonNegative = 3e-4
+    eps: NonNegative = 1e-8
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    weight_decay: NonNegative = 0.0
+    clip: NonNegative = 0.0
     """Largest global gradient norm; 0 does not clip."""
-    agc: float = 0.0
+    agc: NonNegative = 0.0
     """Largest norm of each gradient as a share of its parameter's; 0 does not clip."""
-    warmup: int = 0
+    warmup: Natural = 0
     """Steps over which the learning rate rises from 0."""
 
 

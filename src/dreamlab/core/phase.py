@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from dreamlab.core.limits import Items, Positive, PositiveInt, Share
 
 ENGINE_HOOKS = ("collect", "evaluate", "checkpoint")
 
@@ -19,19 +21,19 @@ class Phase:
     """
 
     name: str
-    workflow_hooks: tuple[str, ...]
+    workflow_hooks: Annotated[tuple[str, ...], Items()]
     type: Literal["online", "offline", "eval_only"] = "online"
     buffer: str = "replay"
-    duration_steps: int | None = None
-    duration_updates: int | None = None
-    duration_cycles: int | None = None
-    collect_ticks: int = 1
+    duration_steps: PositiveInt | None = None
+    duration_updates: PositiveInt | None = None
+    duration_cycles: PositiveInt | None = None
+    collect_ticks: PositiveInt = 1
     """Vector ticks per `collect`; a rollout buffer is filled by `collect_ticks` = its length."""
-    train_ratio: float | None = None
+    train_ratio: Positive | None = None
     """Replayed steps per decision. None: each update hook runs once per cycle."""
     random_actions: bool = False
     """Collect with uniformly random actions instead of the policy's."""
-    progress: float = field(default=0.0, init=False)
+    progress: Share = field(default=0.0, init=False)
     """How much of the whole training is over, 0 to 1; set by the scheduler, read by hooks."""
 
     def at(self, progress: float) -> Phase:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from dreamlab.core.errors import LabError
+from dreamlab.core.errors import ConfigError, LabError
 
 Record = dict[str, Any]
 Check = Callable[[Record], bool]
@@ -25,8 +25,6 @@ Check = Callable[[Record], bool]
 
 MOST_DEPTH = 64
 """What is nested deeper was not written by us, and would fill the stack."""
-MOST_REPEATED = 20_000
-"""Entries that the aliases of a YAML file may stand for; a whole configuration has 200."""
 TAIL_BYTES = 1 << 16
 LARGEST = 1e300
 """Numbers beyond are damage: no float of ours is there, and sums of them would overflow."""
@@ -39,8 +37,9 @@ class FileError(LabError):
     """A file is damaged, cannot be reached, or is not what it should be."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} {reason}")
-        self.path, self.reason = path, reason
+        gap = "" if reason[:1] in (" ", ",", ":") else " "
+        super().__init__(f"{path}{gap}{reason}")
+        self.path, self.reason = path, reason.lstrip(" ,:")
 
 
 class MissingFileError(FileError):
@@ -142,76 +141,45 @@ def _one_line(error: BaseException) -> str:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, its keys as text; nothing in it is executed."""
-    import yaml
-
     text = read_text(path)
     try:
-        _check_yaml(text)
-        node = yaml.load(text, _yaml_loader())
-    except yaml.MarkedYAMLError as error:
-        at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = " ".join(str(error.problem or error.context).split())
-        raise FileError(path, f"is not valid YAML: {problem}{at}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise FileError(path, f"is not valid YAML: {_one_line(error)}") from None
-    if not isinstance(node, dict):
-        raise FileError(path, f"holds {_kind(node)}, not a mapping")
-    return {str(k): v for k, v in node.items()}
+        return parse_yaml(text.removeprefix("\ufeff"), str(path))
+    except ConfigError as error:
+        raise FileError(path, str(error).removeprefix(str(path))) from None
 
 
-def _check_yaml(text: str) -> None:
-    """Raise `ValueError` for what would fill the stack or the memory once it is built."""
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """Return the mapping that a YAML text holds; raise naming `where` if it is not plain."""
     import yaml
 
-    total, repeated, sizes = 0, 0, dict[str, int]()
-    opened: list[tuple[str | None, int]] = []
-    for event in yaml.parse(text, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            opened.append((event.anchor, total))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = opened.pop()
-            sizes |= {anchor: total - before + 1} if anchor else {}
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor in {anchor for anchor, _ in opened}:
-                raise ValueError(f"the alias {event.anchor!r} stands inside of what it names")
-            total, repeated = (n + sizes.get(event.anchor, 0) for n in (total, repeated))
-        elif isinstance(event, yaml.ScalarEvent) and event.anchor:
-            sizes[event.anchor] = 1
-        total += 1
-        if len(opened) > MOST_DEPTH:
-            raise ValueError("it is nested too deeply")
-        if repeated > MOST_REPEATED:
-            raise ValueError("its aliases stand for too much")
+    from dreamlab.core.strict_yaml import check_yaml, explain
+
+    check_yaml(text, where)
+    try:
+        node = yaml.load(text, _yaml_loader())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}{explain(error)}") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits
+        raise ConfigError(f"{where} is not valid YAML: {_one_line(error)}") from None
+    return {str(k): v for k, v in node.items()}
 
 
 @cache
 def _yaml_loader() -> Any:
     """Return a loader that reads scalars as OmegaConf does, which writes these files, but fast.
 
-    `1e-3` is a number, a date is text, and a key that is there twice is an error.
+    `1e-3` is a number, and a date is text.
     """
     import yaml
 
     base: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-    loader: Any = type("Loader", (base,), {"construct_mapping": _construct_mapping})
+    loader: Any = type("Loader", (base,), {})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789."))
     loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
         for first, known in loader.yaml_implicit_resolvers.items()
     }
     return loader
-
-
-def _construct_mapping(loader: Any, node: Any, deep: bool = False) -> Any:
-    import yaml
-
-    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-    if len(set(keys)) < len(keys):
-        twice = next(k for k in keys if keys.count(k) > 1)
-        raise yaml.constructor.ConstructorError(
-            None, None, f"the key {twice!r} is there twice", node.start_mark
-        )
-    return yaml.constructor.SafeConstructor.construct_mapping(loader, node, deep=deep)
 
 
 # -- JSONL ----------------------------------------------------------------------------------------

@@ -10,7 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dreamlab.core.phase import Phase
 from dreamlab.core.types import Array, Batch, Decision, Spec, Step
+
+
+@dataclass(frozen=True)
+class BufferConfig:
+    """What a buffer's options tell before it is made; a ValueError says what cannot work."""
+
+    def first_batch(self, num_envs: int) -> int:
+        """Return how many steps must be stored before a batch can be drawn."""
+        return 0
+
+    def check_phase(self, phase: Phase) -> None:
+        """Raise if the buffer cannot serve this phase."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -12,24 +12,25 @@ from torch import Tensor
 from dreamlab.core import rng as random
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
+from dreamlab.core.limits import Natural, PositiveInt, Range
 from dreamlab.core.types import Array, Batch, Decision, Step
-from dreamlab.data.buffer import Place, as_tensor, batch_of, record
+from dreamlab.data.buffer import BufferConfig, Place, as_tensor, batch_of, record
 from dreamlab.data.chunks import ChunkFiles
 from dreamlab.data.samplers import Sampler, Window
 from dreamlab.data.storage import Store, send
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(BufferConfig):
     """How much is kept, where, and what a batch looks like."""
 
-    capacity: int = 1_000_000
+    capacity: Annotated[int, Range(2)] = 1_000_000
     """Steps kept, over all environments."""
-    max_bytes: int | None = None
+    max_bytes: PositiveInt | None = None
     """Keep fewer steps if they would take more memory than this."""
-    batch: int = 16
-    length: int = 64
-    context: int = 0
+    batch: PositiveInt = 16
+    length: PositiveInt = 64
+    context: Natural = 0
     """Of these steps, how many only lead into the rest: a train ratio does not count them."""
     windows: Literal["across", "inside", "transitions"] = "across"
     """Where a window may lie: anywhere; inside one episode; or anywhere that starts with a
@@ -37,8 +38,31 @@ class ReplayConfig:
     sampler: Part = part("uniform", home="dreamlab.data")
     storage: Literal["auto", "ram", "pinned", "gpu", "disk"] = "auto"
     """`auto` is the GPU of the run if it takes at most 40 % of the memory free there, else RAM."""
-    min_steps: int = 0
+    min_steps: Natural = 0
     """Steps that must be stored before the first batch is drawn; a full replay is always enough."""
+
+    def __post_init__(self) -> None:
+        if self.context >= self.length:
+            raise ValueError(f"context={self.context} must be below length={self.length}")
+        if self.length >= self.capacity:
+            raise ValueError(f"length={self.length} must be below capacity={self.capacity}")
+        if self.min_steps > self.capacity:
+            raise ValueError(f"min_steps={self.min_steps} is more than capacity={self.capacity}")
+
+    def first_batch(self, num_envs: int) -> int:
+        """Return how many steps must be stored before a batch can be drawn."""
+        ticks = self.capacity // num_envs
+        if ticks <= self.length:
+            raise ValueError(
+                f"capacity={self.capacity} keeps {ticks} steps of each of {num_envs} environments, "
+                f"but a window of length={self.length} needs {self.length + 1}"
+            )
+        if (windows := (ticks - self.length + 1) * num_envs) < self.batch:
+            raise ValueError(
+                f"capacity={self.capacity} holds {windows} windows of length={self.length}, "
+                f"but a batch has {self.batch}"
+            )
+        return max(self.min_steps, (self.length + 1) * num_envs)
 
 
 class Replay:

@@ -8,16 +8,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dreamlab.core.limits import PositiveInt
+from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Step
-from dreamlab.data.buffer import Place, as_tensor, batch_of, record
+from dreamlab.data.buffer import BufferConfig, Place, as_tensor, batch_of, record
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(BufferConfig):
     """How long a rollout is."""
 
-    length: int = 128
+    length: PositiveInt = 128
     """Ticks; with N environments a batch holds N * length transitions."""
+
+    def first_batch(self, num_envs: int) -> int:
+        """Return how many steps a rollout has."""
+        return self.length * num_envs
+
+    def check_phase(self, phase: Phase) -> None:
+        """Raise if the phase would not fill the rollout exactly, and empty it when it is full."""
+        if "collect" not in phase.workflow_hooks:
+            return
+        if self.length % phase.collect_ticks:
+            raise ValueError(
+                f"length={self.length} must be a multiple of collect_ticks={phase.collect_ticks}"
+            )
+        if not phase.update_hooks or phase.train_ratio is not None:
+            raise ValueError(
+                "a rollout is used once, when it is full: with an update, no train_ratio"
+            )
 
 
 class Rollout:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import LabError
+from dreamlab.core.limits import Natural, NonNegative, Positive, PositiveInt, Share
 from dreamlab.core.types import Array
 
 MAX_TRIES = 100
@@ -119,7 +120,7 @@ class Uniform(_Stateless):
 class RecencyConfig:
     """Probability falls as a power of the age."""
 
-    exponent: float = 1.0
+    exponent: NonNegative = 1.0
 
 
 class Recency(_Stateless):
@@ -154,18 +155,14 @@ class Recency(_Stateless):
 class PrioritisedConfig:
     """Prioritised experience replay (Schaul et al. 2016)."""
 
-    exponent: float = 0.6
-    beta: float = 0.4
+    exponent: NonNegative = 0.6
+    beta: Share = 0.4
     """Strength of the importance weights at the beginning."""
-    beta_final: float = 1.0
-    beta_draws: int = 100_000
+    beta_final: Share = 1.0
+    beta_draws: PositiveInt = 100_000
     """Batches after which `beta_final` is reached."""
-    eps: float = 1e-6
+    eps: Positive = 1e-6
     """Added to every priority, so that a start without error can be drawn again."""
-
-    def __post_init__(self) -> None:
-        if self.eps <= 0:
-            raise ValueError(f"eps must be positive, got {self.eps}")
 
 
 class Prioritised:
@@ -267,16 +264,16 @@ class SumTree:
 class MixtureConfig:
     """Shares of each sampler; they need not sum to one."""
 
-    uniform: float = 1.0
-    prioritised: float = 0.0
-    recency: float = 0.0
+    uniform: NonNegative = 1.0
+    prioritised: NonNegative = 0.0
+    recency: NonNegative = 0.0
     prioritised_sampler: Part = part("prioritised", home="dreamlab.data")
     recency_sampler: Part = part("recency", home="dreamlab.data")
 
     def __post_init__(self) -> None:
         shares = (self.uniform, self.prioritised, self.recency)
-        if min(shares) < 0 or sum(shares) == 0:
-            raise ValueError(f"the shares must be positive or zero, and not all zero: {shares}")
+        if not any(shares):
+            raise ValueError("uniform, prioritised and recency are all 0: nothing could be drawn")
 
 
 class Mixture:
@@ -329,7 +326,7 @@ class OnlineConfig:
     """Fresh windows first, the rest by another sampler."""
 
     base: Part = part("uniform", home="dreamlab.data")
-    every: int = 0
+    every: Natural = 0
     """Ticks from one fresh window of a stream to the next; 0 is their length: they just touch."""
 
 

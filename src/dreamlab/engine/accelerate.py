@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -15,6 +15,7 @@ from threadpoolctl import ThreadpoolController
 from dreamlab.accel.compile import compile_methods, compile_updates
 from dreamlab.accel.cuda_graphs import graph_methods
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Range
 from dreamlab.core.workflow import Workflow, marked
 
 SMALL_WORK = (
@@ -23,19 +24,23 @@ SMALL_WORK = (
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["fp32", "bf16"]
+Threads = Annotated[int, Range(0, 1_024)]
+
 
 @dataclass(frozen=True)
 class ComputeConfig:
     """One place for everything that changes speed or the last digit."""
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    device: DeviceName = "auto"
+    precision: Precision = "fp32"
     deterministic: bool = False
     """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
     compile: bool | None = None
     """Compile updates with torch.compile, on a GPU capture them as CUDA graphs: faster after half a
     minute, or seconds the next time. None: on a GPU, where the workflow can be captured."""
-    threads: int = 0
+    threads: Threads = 0
     """CPU threads of torch; 0: one where an update is small (faster there), else all cores that
     the process was given (its affinity, OMP_NUM_THREADS)."""
 

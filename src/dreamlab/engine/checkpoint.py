@@ -12,12 +12,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json, write_text
+from dreamlab.core.limits import Natural, NonNegative, Range
 from dreamlab.core.tree import to_plain
 
 FORMAT = 1
@@ -38,14 +39,14 @@ class NewerFormatError(CheckpointError):
 class CheckpointConfig:
     """How often a run is saved and how much of the past is kept."""
 
-    every_frames: int = 50_000
-    every_s: float = 600.0
+    every_frames: Natural = 50_000
+    every_s: NonNegative = 600.0
     """Also save after this many seconds; 0 saves by frames only."""
-    keep: int = 2
+    keep: Annotated[int, Range(2)] = 2
     """Latest checkpoints kept; at least 2, so that a damaged one has a predecessor."""
     keep_best: bool = True
     """Save when an evaluation is the best so far, and keep that (or the best training return)."""
-    keep_every_frames: int = 0
+    keep_every_frames: Natural = 0
     """Keep the first one after each multiple of this for good; 0 keeps none. Like the best, it can
     be evaluated, but a replay keeps only the steps that the latest ones need."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 
 from dreamlab.core import rng as random
+from dreamlab.core.limits import Natural, PositiveInt, Range, Seed
 from dreamlab.core.types import Array, Mode, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.video import write_video
@@ -20,18 +21,18 @@ from dreamlab.engine.video import write_video
 class EvalConfig:
     """How often a policy is measured, and on how many episodes."""
 
-    every_frames: int = 0
+    every_frames: Natural = 0
     """Env frames between evaluations; 0 evaluates only where a phase says so, and at the end."""
-    episodes: int = 10
-    num_envs: int = 5
+    episodes: PositiveInt = 10
+    num_envs: Annotated[int, Range(1, 65_536)] = 5
     video: bool = True
     """Write a video of the first episode of the last evaluation (and of each, with video_every)."""
     video_every: bool = False
     sample: bool = False
     """Sample actions as in training instead of taking the mode."""
-    seed: int = 10_000
+    seed: Seed = 10_000
     """The same episodes every time: they begin from this seed."""
-    video_frames: int = 500
+    video_frames: PositiveInt = 500
     """Longest video; drawing can be much slower than playing."""
 
 

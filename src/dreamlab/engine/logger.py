@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from dreamlab.core.errors import require
+from dreamlab.core.limits import Natural
 
 Record = dict[str, float]
 
@@ -22,7 +23,7 @@ Record = dict[str, float]
 class LogConfig:
     """Where metrics go and how often; `metrics.jsonl` is always written."""
 
-    every_frames: int = 1_000
+    every_frames: Natural = 1_000
     terminal: Literal["auto", "live", "plain", "off"] = "auto"
     """auto: a live view on a terminal, plain lines elsewhere."""
     chain: bool = True

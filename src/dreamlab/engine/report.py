@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from dreamlab.core.limits import Natural, Range
 from dreamlab.core.types import Array, Curves, Report
 from dreamlab.engine.video import write_video
 
@@ -16,11 +18,11 @@ from dreamlab.engine.video import write_video
 class ReportConfig:
     """How often to look inside."""
 
-    every_frames: int = 0
+    every_frames: Natural = 0
     """Env frames between reports; 0 reports at the end only."""
-    length: int = 33
+    length: Annotated[int, Range(2)] = 33
     """Steps of the sequences looked at: one that leads in, half of the rest seen, half dreamt."""
-    fps: int = 15
+    fps: Annotated[int, Range(1, 1_000)] = 15
 
 
 Paint = Callable[[Array], Array]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dreamlab.core.errors import DivergedError
+from dreamlab.core.limits import Natural, NonNegative, SomeShare
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Batch
 from dreamlab.core.workflow import Workflow
@@ -33,11 +34,11 @@ class WatchConfig:
     on_nan: Literal["stop", "warn", "off"] = "stop"
     """What follows a value that is not finite: the run stops, or goes on, with an alert or without.
     Weights that are not finite are not saved in any case: the last finite checkpoint stays."""
-    stall_frames: int = 0
+    stall_frames: Natural = 0
     """Warn when the return has not risen for this many env frames; 0 never warns."""
-    memory_share: float = 0.9
+    memory_share: SomeShare = 0.9
     """Warn when the machine's memory is used beyond this share."""
-    disk_gib: float = 1.0
+    disk_gib: NonNegative = 1.0
     """Warn when less than this is free where the run is written; 0 never warns."""
     published: bool = False
     """Warn when the return falls below the published curve of this task, less one deviation."""
@@ -49,7 +50,7 @@ class WatchConfig:
     """An address that gets a POST with JSON: `text` (as chat services read it), `kind`, `run`."""
     check_every_update: bool = False
     """Look at weights and gradients after every update (slow), and name the module that failed."""
-    profile_updates: int = 0
+    profile_updates: Natural = 0
     """Record a torch.profiler trace of this many updates into `report/trace.json`."""
 
 

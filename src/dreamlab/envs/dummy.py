@@ -8,7 +8,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from dreamlab.core.config import arguments
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.limits import PositiveInt, Side, Width
 
 Info = dict[str, Any]
 
@@ -16,7 +18,7 @@ Info = dict[str, Any]
 class Counting(gym.Env[Any, Any]):
     """Counts its own steps and rewards with the action, so that a shuffled batch can be checked."""
 
-    def __init__(self, length: int = 5, terminal: bool = False, size: int = 1) -> None:
+    def __init__(self, length: PositiveInt = 5, terminal: bool = False, size: Width = 1) -> None:
         self.observation_space = spaces.Box(0, 10_000, (size,), np.float32)
         self.action_space = spaces.Box(-1, 1, (size,), np.float32)
         self.length, self.terminal, self.size, self.count = length, terminal, size, 0
@@ -36,7 +38,9 @@ class Counting(gym.Env[Any, Any]):
 class Identity(gym.Env[Any, Any]):
     """Rewards the agent for answering what it sees: one class of n, or a vector to copy."""
 
-    def __init__(self, classes: int = 4, length: int = 16, continuous: bool = False) -> None:
+    def __init__(
+        self, classes: Width = 4, length: PositiveInt = 16, continuous: bool = False
+    ) -> None:
         self.classes, self.length, self.continuous, self.count = classes, length, continuous, 0
         self.observation_space = spaces.Box(-1, 1, (classes,), np.float32)
         self.action_space = (
@@ -67,7 +71,7 @@ class Identity(gym.Env[Any, Any]):
 class Recall(gym.Env[Any, Any]):
     """Shows a cue at the first step only and rewards repeating it at the last: needs memory."""
 
-    def __init__(self, length: int = 5) -> None:
+    def __init__(self, length: PositiveInt = 5) -> None:
         self.observation_space = spaces.Box(-1, 1, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.length, self.count, self.cue = length, 0, 0
@@ -91,7 +95,7 @@ class Recall(gym.Env[Any, Any]):
 class Mixed(gym.Env[Any, Any]):
     """Image, vector and discrete observations together; several discrete actions at once."""
 
-    def __init__(self, size: int = 16, length: int = 10) -> None:
+    def __init__(self, size: Side = 16, length: PositiveInt = 10) -> None:
         self.observation_space = spaces.Dict(
             {
                 "image": spaces.Box(0, 255, (size, size, 3), np.uint8),
@@ -124,7 +128,9 @@ class Mixed(gym.Env[Any, Any]):
 class Pixels(gym.Env[Any, Any]):
     """A dot on a small image that the agent moves onto a target; the image is all it sees."""
 
-    def __init__(self, size: int = 16, length: int = 32, grid: int = 4) -> None:
+    def __init__(self, size: Side = 16, length: PositiveInt = 32, grid: Side = 4) -> None:
+        if grid > size:
+            raise ConfigError(f"env.options.grid: must be at most size={size}, got {grid}")
         self.observation_space = spaces.Box(0, 255, (size, size, 3), np.uint8)
         self.action_space = spaces.Discrete(4)
         self.size, self.length, self.grid, self.count = size, length, grid, 0
@@ -168,4 +174,4 @@ def make(task: str, **options: Any) -> gym.Env[Any, Any]:
     """Return the dummy environment called `task`."""
     if task not in DUMMIES:
         raise ConfigError(unknown("dummy environment", task, DUMMIES, "env.id"))
-    return DUMMIES[task](**options)
+    return DUMMIES[task](**arguments(DUMMIES[task], options, "env.options"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dreamlab.core.limits import Positive, Share
 from dreamlab.core.types import Array, Spec, Step
 
 
@@ -14,8 +15,8 @@ from dreamlab.core.types import Array, Spec, Step
 class NormalizeConfig:
     """Divide by the running standard deviation and clip; observations are centred too."""
 
-    clip: float = 10.0
-    gamma: float = 0.99
+    clip: Positive = 10.0
+    gamma: Share = 0.99
     """Discount of the return whose deviation scales the reward; not used for observations."""
 
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from dreamlab.core.errors import EnvError
+from dreamlab.core.limits import PositiveInt, Range, Side
 from dreamlab.core.types import Array, ArraySpec, Spec, Step
 from dreamlab.envs import suites, wrappers
 from dreamlab.envs.normalize import NormalizeConfig, Normalizer
@@ -30,15 +31,15 @@ class EnvConfig:
     suite: str = "gym"
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the suite's `make`."""
-    num_envs: int = 1
+    num_envs: Annotated[int, Range(1, 65_536)] = 1
     vector: Literal["sync", "async"] = "sync"
-    repeat: int = 1
+    repeat: Annotated[int, Range(1, 1_000)] = 1
     """Frames per decision, times what the suite repeats by itself (Atari: `frames_per_step`)."""
-    time_limit: int | None = None
+    time_limit: PositiveInt | None = None
     """Decisions after which an episode is cut off (not a termination)."""
-    size: tuple[int, int] | None = None
+    size: tuple[Side, Side] | None = None
     gray: bool = False
-    frame_stack: int = 1
+    frame_stack: Annotated[int, Range(1, 1_000)] = 1
     scale_actions: bool = True
     """Take continuous actions in [-1, 1] whatever the environment's own range is."""
     normalize_obs: NormalizeConfig | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.limits import Depth, Items, Width
 from dreamlab.nn.mlp import linear
 from dreamlab.nn.transformer import Block
 
@@ -46,8 +48,8 @@ def conv(in_dim: int, out_dim: int, kernel: int, stride: int = 1, padding: int =
 class CNNConfig:
     """Three strided convolutions (Mnih et al. 2015), with kernels that fit small images too."""
 
-    depth: int = 32
-    out_dim: int = 512
+    depth: Width = 32
+    out_dim: Width = 512
 
 
 class CNN(ImageEncoder):
@@ -73,8 +75,8 @@ class CNN(ImageEncoder):
 class ImpalaConfig:
     """Residual network (Espeholt et al. 2018)."""
 
-    depths: tuple[int, ...] = (16, 32, 32)
-    out_dim: int = 256
+    depths: Annotated[tuple[Width, ...], Items()] = (16, 32, 32)
+    out_dim: Width = 256
 
 
 class Residual(nn.Module):
@@ -108,11 +110,15 @@ class Impala(ImageEncoder):
 class PatchesConfig:
     """Vision transformer (Dosovitskiy et al. 2021), small."""
 
-    patch: int = 8
-    dim: int = 64
-    heads: int = 4
-    layers: int = 2
-    out_dim: int = 128
+    patch: Width = 8
+    dim: Width = 64
+    heads: Width = 4
+    layers: Depth = 2
+    out_dim: Width = 128
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} must be a multiple of heads={self.heads}")
 
 
 class PatchBody(nn.Module):

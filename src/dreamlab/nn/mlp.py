@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dreamlab.accel.fused_mlp import fused_mlp, usable
+from dreamlab.core.limits import NonNegative, Width
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -79,10 +80,10 @@ class Identity(Memoryless):
 class MLPConfig:
     """Hidden layers; the last one is the output."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[Width, ...] = (64, 64)
     act: Act = "tanh"
     norm: bool = False
-    gain: float | None = 2**0.5
+    gain: NonNegative | None = 2**0.5
     """Gain of the orthogonal initialisation; None uses torch's default."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.limits import Width
 from dreamlab.nn.mlp import Act, stack
 
 
@@ -16,8 +17,8 @@ class RNNConfig:
     """One recurrent layer after an optional MLP."""
 
     cell: Literal["gru", "lstm"] = "gru"
-    hidden: int = 128
-    before: tuple[int, ...] = (64,)
+    hidden: Width = 128
+    before: tuple[Width, ...] = (64,)
     act: Act = "tanh"
 
 

@@ -9,15 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dreamlab.core.limits import Depth, Width
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
     """A small decoder; `context` is how many steps back it can see."""
 
-    dim: int = 64
-    heads: int = 4
-    layers: int = 2
-    context: int = 16
+    dim: Width = 64
+    heads: Width = 4
+    layers: Depth = 2
+    context: Width = 16
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} must be a multiple of heads={self.heads}")
 
 
 class Block(nn.Module):

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dreamlab.core.limits import Positive, PositiveInt
+
 Score = Callable[[Tensor], Tensor]
 """Candidates [b, n, h, a] of b problems to how good each is [b, n]."""
 
@@ -17,14 +19,14 @@ Score = Callable[[Tensor], Tensor]
 class CEMConfig:
     """The cross-entropy method with PlaNet's numbers."""
 
-    horizon: int = 12
+    horizon: PositiveInt = 12
     """Steps that are planned ahead."""
-    iterations: int = 10
-    samples: int = 1000
+    iterations: PositiveInt = 10
+    samples: PositiveInt = 1000
     """Candidates drawn in each iteration."""
-    elites: int = 100
+    elites: PositiveInt = 100
     """The best candidates, from which the next ones are drawn."""
-    std: float = 1.0
+    std: Positive = 1.0
     """Deviation of the first candidates around zero."""
 
     def __post_init__(self) -> None:

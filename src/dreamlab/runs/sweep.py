@@ -9,15 +9,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.limits import Items, Natural, PositiveInt, Seed
+from dreamlab.core.limits import Range as Bounds
 from dreamlab.core.words import number
 from dreamlab.runs.launch.crew import Crew, work
 from dreamlab.runs.launch.job import Job, Outcome, Status, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits
 from dreamlab.runs.launch.view import View, result
 
+MOST_JOBS = 100_000
 RANGES = ("uniform", "loguniform", "int")
 ELSEWHERE_S = 2.0  # how often to look at a job that another process has in hand
 
@@ -73,6 +76,8 @@ def distribution(key: str, node: Any) -> Choice | Range:
     if kind == "choice":
         return Choice(tuple(values))
     low, high = _bounds(values, f"{where}.{kind}")
+    if kind == "int" and not (low.is_integer() and high.is_integer()):
+        raise ConfigError(f"{where}.int: expected whole numbers, got {values!r}")
     if kind == "loguniform" and low <= 0:
         raise ConfigError(f"{where}.loguniform: must begin above 0, got {low}")
     return Range(kind, low, high)
@@ -83,6 +88,8 @@ def _bounds(values: list[Any], where: str) -> tuple[float, float]:
         low, high = (float(v) for v in values)
     except (TypeError, ValueError):
         raise ConfigError(f"{where}: expected [low, high], got {values!r}") from None
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ConfigError(f"{where}: must be finite, got {values!r}")
     if not low < high:
         raise ConfigError(f"{where}: {low} is not below {high}")
     return low, high
@@ -95,7 +102,7 @@ def _bounds(values: list[Any], where: str) -> tuple[float, float]:
 class TuneConfig:
     """How `dreamlab tune` searches."""
 
-    trials: int = 20
+    trials: PositiveInt = 20
     """Trials of the whole study, pruned and failed ones included."""
     metric: str = "eval/return"
     """What a finished run is worth: the last value of this metric, mean over the seeds."""
@@ -103,13 +110,13 @@ class TuneConfig:
     pruner: Literal["median", "hyperband", "none"] = "median"
     prune_on: str = "episode/return"
     """The metric that is looked at while a run trains; only that of the first seed."""
-    report_every_frames: int = 5_000
+    report_every_frames: PositiveInt = 5_000
     """Runs are compared at multiples of this."""
-    warmup_frames: int = 0
+    warmup_frames: Natural = 0
     """No run is pruned before it has as many."""
-    startup_trials: int = 5
+    startup_trials: Natural = 5
     """Trials before the first is pruned, and before TPE learns from them."""
-    seed: int = 0
+    seed: Seed = 0
     storage: str | None = None
     """An RDB url that several machines reach; None: SQLite in the study's folder."""
 
@@ -129,23 +136,24 @@ class SweepConfig:
     """Option: its values (grid) or their distribution (random, tune)."""
     jobs: tuple[dict[str, Any], ...] = ()
     """For `listed`: the options of every job."""
-    samples: int = 10
+    samples: Annotated[int, Bounds(1, MOST_JOBS)] = 10
     """For `random`: how many draws."""
-    sample_seed: int = 0
+    sample_seed: Seed = 0
     """For `random`: draw number i is a function of this, of i and of the option's name."""
-    seeds: tuple[int, ...] = (0,)
-    parallel_jobs: int = 1
+    seeds: Annotated[tuple[Seed, ...], Items()] = (0,)
+    parallel_jobs: Annotated[int, Bounds(1, MOST_JOBS)] = 1
     limits: Limits = field(default_factory=Limits)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     tune: TuneConfig = field(default_factory=TuneConfig)
 
     def __post_init__(self) -> None:
-        least = {"parallel_jobs": self.parallel_jobs, "samples": self.samples}
-        for name, value in {**least, "tune.trials": self.tune.trials}.items():
-            if value < 1:
-                raise ConfigError(f"{name}: must be at least 1, got {value}")
-        if not self.seeds:
-            raise ConfigError("seeds: there must be one at least")
+        for override in self.overrides:
+            _check_own(override.partition("=")[0], override, "overrides")
+        for point in (self.parameters, *self.jobs):
+            for key in point:
+                _check_own("" if key == "seed" else key, key, "parameters")
+            if "seed" in point and self.seeds != (0,):
+                raise ConfigError("seeds: they are given twice, as seeds and as the option seed")
 
     def base(self) -> tuple[str, ...]:
         """Return the overrides that all jobs share."""
@@ -155,6 +163,14 @@ class SweepConfig:
     def folder(self, kind: str) -> Path:
         """Return where its runs, logs and locks are."""
         return Path(self.dir or f"experiments/{kind}_{self.name}").resolve()
+
+
+def _check_own(key: str, text: str, where: str) -> None:
+    """Raise on an option that a sweep sets by itself, so that it would have no effect."""
+    if (name := key.lstrip("+~")) == "seed":
+        raise ConfigError(f"{where}: {text!r} has no effect: a sweep's seeds are `seeds: [...]`")
+    if name == "run.dir":
+        raise ConfigError(f"{where}: {text!r} has no effect: every job has a folder within `dir`")
 
 
 def points(config: SweepConfig) -> list[dict[str, Any]]:
@@ -177,20 +193,62 @@ def _grid(parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(values, list) or not values:
             hint = "; for a distribution set method: random" if isinstance(values, dict) else ""
             raise ConfigError(f"parameters.{key}: a grid needs a list of values{hint}")
+    if (num := math.prod(len(values) for values in parameters.values())) > MOST_JOBS:
+        raise ConfigError(f"parameters: they have {num:,} combinations, at most {MOST_JOBS:,} run")
     combinations = itertools.product(*parameters.values())
     return [dict(zip(parameters, c, strict=True)) for c in combinations]
 
 
 def make_job(config: SweepConfig, folder: Path, point: Mapping[str, Any], seed: int) -> Job:
-    """Return the job of these options and this seed."""
-    own = [f"{k}={text_of(v)}" for k, v in point.items()]
-    return Job(folder, (*config.base(), *own, f"seed={seed}"), {**point, "seed": seed})
+    """Return the job of these options and this seed, unless the options have a seed themselves."""
+    options = {k: v for k, v in point.items() if k != "seed"} | {"seed": point.get("seed", seed)}
+    own = [f"{k}={text_of(v)}" for k, v in options.items()]
+    return Job(folder, (*config.base(), *own), options)
 
 
 def make_jobs(config: SweepConfig, folder: Path) -> list[Job]:
     """Return every job of a sweep, each once, all seeds of the same options together."""
     jobs = [make_job(config, folder, p, s) for p in points(config) for s in config.seeds]
     return list({job.name: job for job in jobs}.values())
+
+
+def corners(config: SweepConfig) -> list[dict[str, Any]]:
+    """Return points of a search that together have every choice, and both ends of every range."""
+    ends: dict[str, Sequence[Any]] = {}
+    for key, node in config.parameters.items():
+        space = distribution(key, node)
+        cast = int if isinstance(space, Range) and space.kind == "int" else short
+        is_choice = isinstance(space, Choice)
+        ends[key] = space.values if is_choice else [cast(space.low), cast(space.high)]
+    rows = max(map(len, ends.values()), default=1)
+    return [{k: values[i % len(values)] for k, values in ends.items()} for i in range(rows)]
+
+
+def telling(jobs: Sequence[Job]) -> list[Job]:
+    """Return jobs that together have every value, and of numbers the least and the greatest.
+
+    The limits of a number are a range: what lies between two that are allowed is allowed.
+    """
+    columns: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        for key, value in job.parameters.items():
+            columns.setdefault(key, {})[text_of(value)] = value
+    left = {(k, text_of(v)) for k, seen in columns.items() for v in _extremes([*seen.values()])}
+    out: list[Job] = []
+    for job in jobs:
+        own = {(k, text_of(v)) for k, v in job.parameters.items()}
+        if own & left or not out:
+            out.append(job)
+            left -= own
+    return out
+
+
+def _extremes(values: Sequence[Any]) -> list[Any]:
+    """Return the least and the greatest number of each type, and all that are no numbers."""
+    numbers = [v for v in values if type(v) in (int, float) and math.isfinite(v)]
+    kinds = ([v for v in numbers if type(v) is kind] for kind in (int, float))
+    ends = [end(kind) for kind in kinds if kind for end in (min, max)]
+    return [*(v for v in values if type(v) not in (int, float) or not math.isfinite(v)), *ends]
 
 
 # -- carrying it out ------------------------------------------------------------------------------

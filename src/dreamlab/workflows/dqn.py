@@ -9,7 +9,7 @@ together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) but for its noisy la
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from dreamlab.components.critics.transitions import Transitions, transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Finite, NonNegative, PositiveInt, Range, Share, SomeShare
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -33,9 +34,13 @@ from dreamlab.ops.losses import project_categorical
 class C51Config:
     """A return as a distribution over evenly spaced atoms."""
 
-    atoms: int = 51
-    low: float = -10.0
-    high: float = 10.0
+    atoms: Annotated[int, Range(2, 65_536)] = 51
+    low: Finite = -10.0
+    high: Finite = 10.0
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ValueError(f"low={self.low:g} must be below high={self.high:g}")
 
 
 @dataclass(frozen=True)
@@ -51,22 +56,22 @@ class DQNConfig:
     """Predict the state's value and the actions' advantages apart."""
     c51: C51Config | None = None
     """Predict the return's distribution instead of its mean."""
-    minibatch: int | None = None
+    minibatch: PositiveInt | None = None
     """Windows per gradient step, so that one batch is learnt from in several steps; None takes the
     batch whole. The target network moves between batches only."""
-    lr: float = 3e-4
-    adam_eps: float = 1e-8
-    max_grad_norm: float = 10.0
-    gamma: float = 0.99
-    target_every: int = 1_000
+    lr: NonNegative = 3e-4
+    adam_eps: NonNegative = 1e-8
+    max_grad_norm: NonNegative = 10.0
+    gamma: Share = 0.99
+    target_every: PositiveInt = 1_000
     """Gradient steps between two changes of the target network."""
-    tau: float = 1.0
+    tau: SomeShare = 1.0
     """How far the target network then moves towards the online one; 1 copies it."""
-    epsilon: float = 1.0
-    epsilon_final: float = 0.05
-    epsilon_decisions: int = 10_000
+    epsilon: Share = 1.0
+    epsilon_final: Share = 0.05
+    epsilon_decisions: PositiveInt = 10_000
     """Decisions (of all environments together) over which epsilon falls, linearly."""
-    eval_epsilon: float = 0.0
+    eval_epsilon: Share = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_final <= self.epsilon <= 1:

@@ -27,6 +27,7 @@ from dreamlab.components.representation.world_model_classic import (
     NormalHead,
     check_continuous,
 )
+from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share, Width
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -41,41 +42,41 @@ from dreamlab.ops.returns_classic import own_lambda_return
 class DreamerV1Config:
     """Defaults of the paper."""
 
-    deter: int = 200
-    hidden: int = 200
-    stoch: int = 30
-    depth: int = 32
-    units: int = 400
+    deter: Width = 200
+    hidden: Width = 200
+    stoch: Width = 30
+    depth: Width = 32
+    units: Width = 400
     """Of every head, and for vectors."""
-    vector_layers: int = 2
-    reward_layers: int = 2
-    cont_layers: int = 3
-    value_layers: int = 3
-    actor_layers: int = 4
+    vector_layers: Depth = 2
+    reward_layers: Depth = 2
+    cont_layers: Depth = 3
+    value_layers: Depth = 3
+    actor_layers: Depth = 4
     symlog: bool = False
     """Compress the numbers of vectors before they are seen and predicted."""
-    kl_scale: float = 1.0
-    free_nats: float = 3.0
+    kl_scale: NonNegative = 1.0
+    free_nats: NonNegative = 3.0
     """Divergence, averaged over a batch, below which it is left alone."""
-    cont_scale: float = 0.0
+    cont_scale: NonNegative = 0.0
     """Weight of predicted continuation; 0 predicts none, nothing ever ends. The paper's: 10."""
-    gamma: float = 0.99
-    lam: float = 0.95
-    imagine: int = 15
+    gamma: Share = 0.99
+    lam: Share = 0.95
+    imagine: PositiveInt = 15
     """Steps of each dream."""
-    imagine_last: int = 0
+    imagine_last: Natural = 0
     """Dream from this many last states of each window only; 0 takes all, as the paper does."""
-    noise: float = 0.3
+    noise: NonNegative = 0.3
     """Deviation of what is added to actions in training."""
-    init_std: float = 5.0
+    init_std: Positive = 5.0
     """Deviation, before squashing, that the policy starts with."""
-    mode_samples: int = 100
+    mode_samples: PositiveInt = 100
     """In evaluation the likeliest of this many samples is done."""
-    model_lr: float = 6e-4
-    actor_lr: float = 8e-5
-    critic_lr: float = 8e-5
-    eps: float = 1e-7
-    clip: float = 100.0
+    model_lr: NonNegative = 6e-4
+    actor_lr: NonNegative = 8e-5
+    critic_lr: NonNegative = 8e-5
+    eps: NonNegative = 1e-7
+    clip: NonNegative = 100.0
 
 
 class TanhPolicy(nn.Module):

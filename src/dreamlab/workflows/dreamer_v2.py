@@ -9,7 +9,7 @@ Defaults are those for Atari; docs/algorithms/dreamer_v2.md lists those for cont
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from dreamlab.components.representation.world_model_classic import (
     NormalHead,
     check_range,
 )
+from dreamlab.core.limits import Depth, Natural, NonNegative, PositiveInt, Range, Share, Width
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Report, Spec, Tree
@@ -45,46 +46,46 @@ from dreamlab.ops.returns_classic import own_lambda_return
 class DreamerV2Config:
     """Defaults of the paper's Atari agent."""
 
-    deter: int = 600
-    hidden: int = 600
-    stoch: int = 32
-    classes: int = 32
+    deter: Width = 600
+    hidden: Width = 600
+    stoch: Width = 32
+    classes: Annotated[int, Range(0, 65_536)] = 32
     """0 makes the random part of a state `stoch` normals."""
-    depth: int = 48
-    units: int = 400
-    layers: int = 4
+    depth: Width = 48
+    units: Width = 400
+    layers: Depth = 4
     """Hidden layers of every head, of the actor, the critic, and for vectors."""
     symlog: bool = False
     """Compress the numbers of vectors before they are seen and predicted."""
     squash_reward: bool = False
     """Learn tanh of the rewards, as the paper does on Atari."""
-    kl_scale: float = 0.1
-    kl_balance: float = 0.8
+    kl_scale: NonNegative = 0.1
+    kl_balance: Share = 0.8
     """Share of the divergence that moves the prior; the rest moves the posterior."""
-    free_nats: float = 0.0
+    free_nats: NonNegative = 0.0
     """Divergence, averaged over a batch, below which it is left alone."""
-    cont_scale: float = 5.0
+    cont_scale: NonNegative = 5.0
     """Weight of predicted continuation; 0 predicts none, nothing ever ends."""
-    gamma: float = 0.999
-    lam: float = 0.95
-    imagine: int = 15
+    gamma: Share = 0.999
+    lam: Share = 0.95
+    imagine: PositiveInt = 15
     """Steps of each dream."""
-    imagine_last: int = 0
+    imagine_last: Natural = 0
     """Dream from this many last states of each window only; 0 takes all, as the paper does."""
     actor_grad: Literal["auto", "reinforce", "dynamics", "both"] = "auto"
     """How the actor learns: from scores of its actions, through the dream, or from both;
     `auto` is `reinforce` for discrete actions and `dynamics` for continuous ones."""
-    actor_mix: float = 0.1
+    actor_mix: Share = 0.1
     """With `both`, the share of what comes through the dream."""
-    entropy: float = 1e-3
-    slow_every: int = 100
+    entropy: NonNegative = 1e-3
+    slow_every: PositiveInt = 100
     """Updates after which the slow critic becomes a copy of the critic."""
-    model_lr: float = 2e-4
-    actor_lr: float = 4e-5
-    critic_lr: float = 1e-4
-    eps: float = 1e-5
-    clip: float = 100.0
-    decay: float = 1e-6
+    model_lr: NonNegative = 2e-4
+    actor_lr: NonNegative = 4e-5
+    critic_lr: NonNegative = 1e-4
+    eps: NonNegative = 1e-5
+    clip: NonNegative = 100.0
+    decay: Share = 1e-6
     """Share by which every weight shrinks at each update."""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,18 @@ from dreamlab.components.representation.open_loop import Sequences
 from dreamlab.components.representation.protocol import Policy
 from dreamlab.components.representation.rssm import Latent, RSSMConfig
 from dreamlab.components.representation.world_model import WorldModel, WorldModelConfig
+from dreamlab.core.limits import (
+    Decay,
+    Depth,
+    Items,
+    Natural,
+    NonNegative,
+    PositiveInt,
+    Range,
+    Share,
+    SomeShare,
+    Width,
+)
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -64,14 +76,14 @@ SIZES: dict[str, Sizes] = {
 class Scales:
     """Weights of the losses; `rec` is that of every observation."""
 
-    rec: float = 1.0
-    rew: float = 1.0
-    con: float = 1.0
-    dyn: float = 1.0
-    rep: float = 0.1
-    policy: float = 1.0
-    value: float = 1.0
-    repval: float = 0.3
+    rec: NonNegative = 1.0
+    rew: NonNegative = 1.0
+    con: NonNegative = 1.0
+    dyn: NonNegative = 1.0
+    rep: NonNegative = 0.1
+    policy: NonNegative = 1.0
+    value: NonNegative = 1.0
+    repval: NonNegative = 0.3
 
 
 @dataclass(frozen=True)
@@ -79,35 +91,35 @@ class DreamerV3Config:
     """Defaults of the original; a size sets five of them unless they are given."""
 
     size: Size = "200m"
-    deter: int | None = None
-    hidden: int | None = None
-    classes: int | None = None
-    depth: int | None = None
-    units: int | None = None
-    stoch: int = 32
-    blocks: int = 8
-    mults: tuple[int, ...] = (2, 3, 4, 4)
-    layers: int = 3
+    deter: Width | None = None
+    hidden: Width | None = None
+    classes: Width | None = None
+    depth: Width | None = None
+    units: Width | None = None
+    stoch: Width = 32
+    blocks: Width = 8
+    mults: Annotated[tuple[Width, ...], Items()] = (2, 3, 4, 4)
+    layers: Depth = 3
     """Hidden layers of the vector encoder and decoder, the actor and the critic."""
-    num_bins: int = 255
-    horizon: int = 333
+    num_bins: Annotated[int, Range(2, 65_536)] = 255
+    horizon: PositiveInt = 333
     """Steps that count: the discount is 1 - 1 / horizon."""
-    imagine: int = 15
+    imagine: PositiveInt = 15
     """Steps of each dream."""
-    imagine_last: int = 0
+    imagine_last: Natural = 0
     """Dream from this many last states of each window only; 0 takes all."""
-    lam: float = 0.95
-    entropy: float = 3e-4
-    slow_rate: float = 0.02
+    lam: Share = 0.95
+    entropy: NonNegative = 3e-4
+    slow_rate: SomeShare = 0.02
     """How far the slow critic moves towards the critic at each update."""
-    return_rate: float = 0.01
+    return_rate: SomeShare = 0.01
     """How fast the range of returns, by which advantages are divided, is followed."""
     scales: Scales = field(default_factory=Scales)
-    free_nats: float = 1.0
-    unimix: float = 0.01
-    lr: float = 4e-5
-    agc: float = 0.3
-    warmup: int = 1000
+    free_nats: NonNegative = 1.0
+    unimix: Decay = 0.01
+    lr: NonNegative = 4e-5
+    agc: NonNegative = 0.3
+    warmup: Natural = 1000
     schedule: Literal["const", "linear", "cosine"] = "const"
     """How the learning rate falls, to a tenth at the end of the training."""
     norm: NormKind = "rms"
@@ -116,7 +128,7 @@ class DreamerV3Config:
     """`symlog` is that of 2023."""
     actor_grad: Literal["reinforce", "dynamics"] = "reinforce"
     """`dynamics` lets the gradient of returns flow back through the dream (2023, continuous)."""
-    actor_unimix: float = 0.0
+    actor_unimix: Decay = 0.0
     """0.01 until 2024."""
     optimizer: Literal["laprop", "adam"] = "laprop"
     """`adam`: one each for model, actor and critic, as in 2023; `lr` is that of the model."""
@@ -124,6 +136,9 @@ class DreamerV3Config:
     def __post_init__(self) -> None:
         if self.actor_grad == "dynamics" and self.optimizer != "adam":
             raise ValueError("actor_grad=dynamics needs optimizer=adam: one for each part")
+        if self.sizes.deter % self.blocks:
+            deter = self.sizes.deter
+            raise ValueError(f"deter={deter} must be a multiple of blocks={self.blocks}")
 
     @property
     def sizes(self) -> Sizes:

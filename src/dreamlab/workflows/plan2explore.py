@@ -20,6 +20,7 @@ from dreamlab.components.actor_critic import ActorCritic, ActorCriticConfig
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
 from dreamlab.components.representation.codec import width
 from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.limits import NonNegative, SomeShare
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -33,8 +34,8 @@ class Plan2ExploreConfig(DreamerV3Config):
     """DreamerV3's defaults, the explorer's policy among them, and an ensemble."""
 
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
-    ensemble_lr: float = 3e-4
-    novelty_rate: float = 0.01
+    ensemble_lr: NonNegative = 3e-4
+    novelty_rate: SomeShare = 0.01
     """How fast the mean disagreement, by which rewards are divided, is followed."""
 
     def __post_init__(self) -> None:

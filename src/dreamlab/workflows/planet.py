@@ -7,7 +7,7 @@ for the actions that promise most reward, and the first of them is carried out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from dreamlab.components.representation.world_model_classic import (
     Followed,
     check_continuous,
 )
+from dreamlab.core.limits import Depth, NonNegative, Range, Width
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -33,28 +34,28 @@ from dreamlab.ops.planning import CEMConfig, cem, fixed_noise
 class PlaNetConfig:
     """Defaults of the paper."""
 
-    deter: int = 200
-    hidden: int = 200
-    stoch: int = 30
-    depth: int = 32
-    bits: int = 5
+    deter: Width = 200
+    hidden: Width = 200
+    stoch: Width = 30
+    depth: Width = 32
+    bits: Annotated[int, Range(1, 8)] = 5
     """Bits of each colour that are kept."""
-    units: int = 300
+    units: Width = 300
     """Of the reward's head, and for vectors."""
-    reward_layers: int = 3
-    vector_layers: int = 2
+    reward_layers: Depth = 3
+    vector_layers: Depth = 2
     symlog: bool = False
     """Compress the numbers of vectors before they are seen and predicted."""
-    reward_scale: float = 10.0
-    kl_scale: float = 1.0
-    free_nats: float = 3.0
+    reward_scale: NonNegative = 10.0
+    kl_scale: NonNegative = 1.0
+    free_nats: NonNegative = 3.0
     """Divergence that each step has for nothing."""
     planner: CEMConfig = field(default_factory=CEMConfig)
-    noise: float = 0.3
+    noise: NonNegative = 0.3
     """Deviation of what is added to actions in training."""
-    lr: float = 1e-3
-    eps: float = 1e-4
-    clip: float = 1000.0
+    lr: NonNegative = 1e-3
+    eps: NonNegative = 1e-4
+    clip: NonNegative = 1000.0
 
 
 class PlaNet(Dreams, Workflow[PlaNetConfig]):

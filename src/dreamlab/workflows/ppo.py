@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.heads import policy_head
 from dreamlab.core.config import Part, part
+from dreamlab.core.limits import NonNegative, Positive, PositiveInt, Share
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -33,25 +34,25 @@ class PPOConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     network: Part = part("mlp")
     """Between the encoder and the heads; the actor and the critic have one each."""
-    lr: float = 3e-4
+    lr: NonNegative = 3e-4
     anneal_lr: bool = True
     """Let the learning rate fall linearly to zero over the training."""
-    gamma: float = 0.99
-    lam: float = 0.95
-    epochs: int = 10
-    minibatch: int = 256
+    gamma: Share = 0.99
+    lam: Share = 0.95
+    epochs: PositiveInt = 10
+    minibatch: PositiveInt = 256
     """Transitions per gradient step (rounded to whole sequences if the network is recurrent)."""
-    clip: float = 0.2
+    clip: Positive = 0.2
     anneal_clip: bool = False
-    clip_value: float | None = None
+    clip_value: Positive | None = None
     """Largest change of the value per update; None does not clip."""
-    value_coef: float = 0.5
-    entropy_coef: float = 0.0
+    value_coef: NonNegative = 0.5
+    entropy_coef: NonNegative = 0.0
     normalize_advantage: bool = True
-    target_kl: float | None = None
+    target_kl: Positive | None = None
     """Stop the epochs once the policy has moved this far; None never stops."""
-    max_grad_norm: float = 0.5
-    adam_eps: float = 1e-5
+    max_grad_norm: NonNegative = 0.5
+    adam_eps: NonNegative = 1e-5
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from dreamlab.components.critics.transitions import Transitions, transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.heads import TanhGaussianHead
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Finite, NonNegative, Positive, Range, Share, SomeShare, Width
 from dreamlab.core.optim import OptimConfig
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -35,20 +36,20 @@ class SACConfig:
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Learns from the critics' loss alone; the actor reads what it sees."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden: tuple[Width, ...] = (256, 256)
     """Hidden layers of the actor and of each critic."""
     act: Act = "relu"
-    num_critics: int = 2
-    lr: float = 3e-4
+    num_critics: Annotated[int, Range(1, 1_000)] = 2
+    lr: NonNegative = 3e-4
     """Of the critics, and of the actor and the temperature unless they have their own."""
-    actor_lr: float | None = None
-    alpha_lr: float | None = None
-    gamma: float = 0.99
-    tau: float = 0.005
+    actor_lr: NonNegative | None = None
+    alpha_lr: NonNegative | None = None
+    gamma: Share = 0.99
+    tau: SomeShare = 0.005
     """How far the target critics move towards the critics at each update."""
-    alpha: float = 1.0
+    alpha: Positive = 1.0
     """Temperature at first."""
-    target_entropy: float | None = None
+    target_entropy: Finite | None = None
     """The entropy that the temperature aims at; None takes -|A|, or 0.98 log |A| if discrete."""
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.limits import Depth, Range, Width
 from dreamlab.nn.ensemble import EnsembleMLP
 
 
@@ -14,13 +16,9 @@ from dreamlab.nn.ensemble import EnsembleMLP
 class EnsembleConfig:
     """Predictors of one step; those of the authors' later program."""
 
-    num: int = 10
-    layers: int = 4
-    units: int = 400
-
-    def __post_init__(self) -> None:
-        if self.num < 2:
-            raise ValueError(f"num={self.num}: it takes two to disagree")
+    num: Annotated[int, Range(2, 1_000)] = 10
+    layers: Depth = 4
+    units: Width = 400
 
 
 class LatentEnsemble(nn.Module):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Depth, Items, Width
 from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.image import PoolEncoder, UpDecoder
 from dreamlab.nn.norm import Style, Tower, dense
@@ -20,12 +22,12 @@ from dreamlab.ops.scaling import symexp, symlog
 class CodecConfig:
     """Layers of the encoder or of the decoder."""
 
-    depth: int = 64
-    mults: tuple[int, ...] = (2, 3, 4, 4)
+    depth: Width = 64
+    mults: Annotated[tuple[Width, ...], Items()] = (2, 3, 4, 4)
     """Channels of each convolution, in units of `depth`; each halves (doubles) the map."""
-    layers: int = 3
-    units: int = 1024
-    blocks: int = 8
+    layers: Depth = 3
+    units: Width = 1024
+    blocks: Width = 8
     style: Style = Style()
 
     @property

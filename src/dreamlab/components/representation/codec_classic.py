@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from dreamlab.components.representation.codec import one_hot, split_spec, width
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Depth, Range, Width
 from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.image_classic import SIZE, StrideDecoder, StrideEncoder, centred
 from dreamlab.nn.norm import ActKind, Style, Tower, dense
@@ -20,14 +22,14 @@ from dreamlab.ops.scaling import symexp, symlog
 class ClassicCodecConfig:
     """Layers of encoder and decoder."""
 
-    depth: int = 32
+    depth: Width = 32
     """Channels of the first convolution of the encoder; the others have multiples of it."""
-    layers: int = 2
+    layers: Depth = 2
     """Hidden layers for vectors."""
-    units: int = 400
+    units: Width = 400
     act: ActKind = "elu"
     conv_act: ActKind = "relu"
-    bits: int = 8
+    bits: Annotated[int, Range(1, 8)] = 8
     """Bits of each colour that are kept."""
     symlog: bool = False
     """Compress the numbers of vectors, which the originals leave as they are."""

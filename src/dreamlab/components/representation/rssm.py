@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from dreamlab.core.limits import Decay, Depth, Width
 from dreamlab.core.types import Mode
 from dreamlab.nn import scan
 from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, Tower, dense, norm
@@ -51,16 +52,16 @@ class Latent(NamedTuple):
 class RSSMConfig:
     """Sizes and layers."""
 
-    deter: int = 8192
-    hidden: int = 1024
-    stoch: int = 32
-    classes: int = 64
-    blocks: int = 8
-    unimix: float = 0.01
+    deter: Width = 8192
+    hidden: Width = 1024
+    stoch: Width = 32
+    classes: Width = 64
+    blocks: Width = 8
+    unimix: Decay = 0.01
     """Share of the uniform distribution in every latent, so that nothing is impossible."""
-    prior_layers: int = 2
-    post_layers: int = 1
-    dyn_layers: int = 1
+    prior_layers: Depth = 2
+    post_layers: Depth = 1
+    dyn_layers: Depth = 1
     style: Style = Style()
 
     def __post_init__(self) -> None:

@@ -12,13 +12,14 @@ They differ in the random part of the state (normals, or choices as one-hot) and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.components.representation.rssm import Latent, OneHot, follow
+from dreamlab.core.limits import Positive, Range, Width
 from dreamlab.core.types import Mode
 from dreamlab.nn.norm import ActKind, LayerNorm, NormAct, Style, dense
 from dreamlab.ops.functional import gumbel, log_softmax, tanh
@@ -30,14 +31,14 @@ CellKind = Literal["reset_before", "reset_after", "layer_norm"]
 class ClassicRSSMConfig:
     """Sizes and layers."""
 
-    deter: int = 200
-    hidden: int = 200
-    stoch: int = 30
-    classes: int = 0
+    deter: Width = 200
+    hidden: Width = 200
+    stoch: Width = 30
+    classes: Annotated[int, Range(0, 65_536)] = 0
     """Classes of each choice; 0 makes the random part normals."""
     cell: CellKind = "reset_after"
     act: ActKind = "elu"
-    min_std: float = 0.1
+    min_std: Positive = 0.1
     """Least deviation of the normals."""
 
     @property

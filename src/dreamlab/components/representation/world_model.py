@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from dreamlab.components.representation.codec import (
 )
 from dreamlab.components.representation.protocol import Advance, Policy, roll_out
 from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
+from dreamlab.core.limits import Depth, NonNegative, PositiveInt, Range, Width
 from dreamlab.core.types import ArraySpec, Obs, Spec
 from dreamlab.core.workflow import compilable
 from dreamlab.ops.scaling import Bins
@@ -31,14 +32,14 @@ class WorldModelConfig:
     rssm: RSSMConfig
     encoder: CodecConfig
     decoder: CodecConfig
-    units: int
-    reward_layers: int = 1
-    cont_layers: int = 1
-    num_bins: int = 255
+    units: Width
+    reward_layers: Depth = 1
+    cont_layers: Depth = 1
+    num_bins: Annotated[int, Range(2, 65_536)] = 255
     bins: Bins = "symexp"
-    horizon: int = 333
+    horizon: PositiveInt = 333
     """Continuation is learnt with the discount 1 - 1 / horizon in it."""
-    free_nats: float = 1.0
+    free_nats: NonNegative = 1.0
 
 
 @dataclass(frozen=True)

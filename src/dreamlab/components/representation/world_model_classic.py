@@ -19,6 +19,7 @@ from dreamlab.components.representation.rssm_classic import (
     ResetBeforeCell,
 )
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Depth, Share, Width
 from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
 from dreamlab.nn.glorot import glorot
 from dreamlab.nn.norm import Style, Tower, dense
@@ -47,12 +48,12 @@ class ClassicModelConfig:
 
     rssm: ClassicRSSMConfig
     codec: ClassicCodecConfig
-    units: int = 400
+    units: Width = 400
     """Of the heads."""
-    reward_layers: int = 2
-    cont_layers: int = 0
+    reward_layers: Depth = 2
+    cont_layers: Depth = 0
     """0: there is no head for continuation, nothing ever ends."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Continuation is learnt with this discount in it."""
 
     @property

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from gymnasium import Env
 
-from dreamlab.core.config import convert, locate
+from dreamlab.core.config import arguments, locate
 from dreamlab.core.errors import ConfigError, unknown
 
 # The function `make(task, **options)` of each suite; imported when asked for.
@@ -35,28 +34,18 @@ SUITES: dict[str, str] = {
 
 def make(suite: str, task: str, options: Mapping[str, Any], where: str = "env") -> Env[Any, Any]:
     """Return one environment of a suite, with the original's preprocessing."""
+    function, typed = maker(suite, options, where)
+    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
+    return function(task, **typed)
+
+
+def maker(
+    suite: str, options: Mapping[str, Any], where: str = "env"
+) -> tuple[Callable[..., Env[Any, Any]], dict[str, Any]]:
+    """Return a suite's `make` and its options as it declares them; make nothing yet."""
     if suite not in SUITES:
         raise ConfigError(unknown("suite", suite, SUITES, f"{where}.suite"))
     function = locate(SUITES[suite], where)
-    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
-    return function(task, **_typed(function, suite, options, f"{where}.options"))
-
-
-def _typed(
-    function: Callable[..., Any], suite: str, options: Mapping[str, Any], where: str
-) -> dict[str, Any]:
-    """Return the options as the types `function` declares; raise on what it does not take."""
-    hints = get_type_hints(function)
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-    typed: dict[str, Any] = {}
-    for key, value in options.items():
-        if key in names:
-            typed[key] = convert(value, hints[key], f"{where}.{key}")
-        elif takes_any:
-            typed[key] = value
-        else:
-            raise ConfigError(unknown(f"option of suite {suite}", key, names, f"{where}.{key}"))
-    return typed
+    kind = f"option of suite {suite}"
+    return function, arguments(function, options, f"{where}.options", kind, ("task",))

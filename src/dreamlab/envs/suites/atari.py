@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, require, unknown
+from dreamlab.core.limits import Range
 
 Info = dict[str, Any]
 
@@ -102,11 +103,11 @@ class Atari(gym.Env[Any, Any]):
 
 def make(
     task: str,
-    repeat: int = 4,
+    repeat: Annotated[int, Range(1, 1_000)] = 4,
     sticky: bool = True,
     actions: Literal["all", "needed"] = "all",
     lives: Literal["unused", "discount", "reset"] = "unused",
-    noops: int = 30,
+    noops: Annotated[int, Range(0, 10_000)] = 30,
     clip_reward: bool = False,
 ) -> gym.Env[Any, Any]:
     """Return a game by its name, e.g. `pong` (the 57 of `ATARI_57`, or any that ALE has).

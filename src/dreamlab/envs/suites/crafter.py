@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, require, unknown
+from dreamlab.core.limits import PositiveInt, Side
 
 Info = dict[str, Any]
 TASKS = {"reward": True, "noreward": False}
@@ -78,7 +79,7 @@ class Crafter(gym.Env[Any, Any]):
 
 
 def make(
-    task: str = "reward", size: tuple[int, int] = (64, 64), length: int = 10_000
+    task: str = "reward", size: tuple[Side, Side] = (64, 64), length: PositiveInt = 10_000
 ) -> gym.Env[Any, Any]:
     """Return the game; `noreward` gives none for achievements and health, `reward` does."""
     if task not in TASKS:

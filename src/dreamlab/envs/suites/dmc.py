@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, require, unknown
+from dreamlab.core.limits import Natural, Side
 from dreamlab.envs.compat import give_numpy
 from dreamlab.envs.rendering import draw_fast, setup_gl
 
@@ -94,8 +95,8 @@ class ControlSuite(gym.Env[Any, Any]):
 def make(
     task: str,
     obs: Literal["proprio", "vision", "both"] = "proprio",
-    size: tuple[int, int] = (64, 64),
-    camera: int | str | None = None,
+    size: tuple[Side, Side] = (64, 64),
+    camera: Natural | str | None = None,
     fast_render: bool = False,
 ) -> gym.Env[Any, Any]:
     """Return a task by `domain_task`, e.g. `walker_walk` (`cup_catch` is ball_in_cup)."""

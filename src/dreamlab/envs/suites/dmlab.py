@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import MissingExtraError, require
+from dreamlab.core.limits import PositiveInt, Side
 
 Info = dict[str, Any]
 
@@ -89,7 +90,9 @@ class DMLab(gym.Env[Any, Any]):
         self.lab.close()
 
 
-def make(task: str, size: tuple[int, int] = (64, 64), repeat: int = 4) -> gym.Env[Any, Any]:
+def make(
+    task: str, size: tuple[Side, Side] = (64, 64), repeat: PositiveInt = 4
+) -> gym.Env[Any, Any]:
     """Return a level of DMLab-30 by its name, e.g. `explore_goal_locations_small`."""
     try:
         deepmind_lab = require("deepmind_lab", "dmlab")

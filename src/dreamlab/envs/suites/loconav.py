@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, require, unknown
+from dreamlab.core.limits import Positive
 from dreamlab.envs.rendering import setup_gl
 
 Info = dict[str, Any]
@@ -145,7 +146,7 @@ def _task(walker: Any, arena: Any) -> Any:
     )
 
 
-def make(task: str = "ant_maze_m", seconds: float = 60.0) -> gym.Env[Any, Any]:
+def make(task: str = "ant_maze_m", seconds: Positive = 60.0) -> gym.Env[Any, Any]:
     """Return the ant in a maze: `ant_maze_s`, `ant_maze_m` or `ant_maze_l`; 50 steps a second."""
     if task not in TASKS:
         raise ConfigError(unknown("task of loconav", task, TASKS, "env.id"))

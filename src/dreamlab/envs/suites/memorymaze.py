@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, require, unknown
+from dreamlab.core.limits import Side
 from dreamlab.envs.rendering import setup_gl
 
 Info = dict[str, Any]
@@ -75,7 +76,7 @@ class MemoryMaze(gym.Env[Any, Any]):
         return self.image.repeat(4, 0).repeat(4, 1)
 
 
-def make(task: str = "9x9", size: int = 64, extra_obs: bool = False) -> gym.Env[Any, Any]:
+def make(task: str = "9x9", size: Side = 64, extra_obs: bool = False) -> gym.Env[Any, Any]:
     """Return a maze of a size, e.g. `9x9`; `extra_obs` adds the true positions, for probing."""
     if task not in SIZES:
         raise ConfigError(unknown("memory maze", task, SIZES, "env.id"))

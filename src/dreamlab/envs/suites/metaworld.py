@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.limits import Side
 from dreamlab.envs.compat import need
 from dreamlab.envs.rendering import draw_fast, setup_gl, share_context
 
@@ -54,7 +55,7 @@ class MetaWorld(gym.Wrapper[Any, Any, Any, Any]):
 def make(
     task: str,
     obs: Literal["state", "vision", "both"] = "state",
-    size: tuple[int, int] = (64, 64),
+    size: tuple[Side, Side] = (64, 64),
     camera: str = "corner2",
     fast_render: bool = False,
 ) -> gym.Env[Any, Any]:

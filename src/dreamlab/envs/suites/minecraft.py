@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, MissingExtraError, require, unknown
+from dreamlab.core.limits import Positive, PositiveInt, Side
 
 Info = dict[str, Any]
 Command = dict[str, Any]
@@ -189,9 +190,9 @@ def _spec(size: tuple[int, int], break_speed: float) -> Any:
 
 def make(
     task: str = "diamond",
-    size: tuple[int, int] = (64, 64),
-    break_speed: float = 100.0,
-    length: int = 36_000,
+    size: tuple[Side, Side] = (64, 64),
+    break_speed: Positive = 100.0,
+    length: PositiveInt = 36_000,
 ) -> gym.Env[Any, Any]:
     """Return the game; blocks break `break_speed` times faster than for a human."""
     if task != "diamond":

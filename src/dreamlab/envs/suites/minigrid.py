@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, require, unknown
+from dreamlab.core.limits import Range
 
 Info = dict[str, Any]
 
@@ -58,7 +59,9 @@ class Success(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def make(
-    task: str, obs: Literal["symbolic", "partial", "full"] = "symbolic", tile: int = 8
+    task: str,
+    obs: Literal["symbolic", "partial", "full"] = "symbolic",
+    tile: Annotated[int, Range(1, 256)] = 8,
 ) -> gym.Env[Any, Any]:
     """Return a task by its Gymnasium id, e.g. `MiniGrid-DoorKey-8x8-v0`.
 

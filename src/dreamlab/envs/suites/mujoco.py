@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import require
+from dreamlab.core.limits import Side
 from dreamlab.envs.rendering import draw_fast, setup_gl, share_context
 from dreamlab.envs.suites.gym import make as make_gym
 from dreamlab.envs.wrappers import resize
@@ -51,7 +52,7 @@ class Pixels(gym.Wrapper[Any, Any, Any, Any]):
 def make(
     task: str,
     obs: Literal["state", "vision", "both"] = "state",
-    size: tuple[int, int] = (64, 64),
+    size: tuple[Side, Side] = (64, 64),
     camera: str = "track",
     fast_render: bool = False,
     **options: Any,

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.limits import PositiveInt
 
 Info = dict[str, Any]
 
@@ -107,7 +108,7 @@ class PinPad(gym.Env[Any, Any]):
         return self._obs().repeat(4, 0).repeat(4, 1)
 
 
-def make(task: str = "three", length: int = 10_000) -> gym.Env[Any, Any]:
+def make(task: str = "three", length: PositiveInt = 10_000) -> gym.Env[Any, Any]:
     """Return the room with that many pads, `three` to `eight`."""
     if task not in PADS:
         raise ConfigError(unknown("pin pad", task, PADS, "env.id"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.limits import Range
 from dreamlab.envs.compat import need
 
 Info = dict[str, Any]
@@ -66,11 +67,14 @@ class Procgen(gym.Env[Any, Any]):
             self.env = None
 
 
+Level = Annotated[int, Range(0, 2**31 - 1)]
+
+
 def make(
     task: str,
     mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "hard",
-    num_levels: int = 0,
-    start_level: int = 0,
+    num_levels: Level = 0,
+    start_level: Level = 0,
     hires: bool = False,
 ) -> gym.Env[Any, Any]:
     """Return a game by name, e.g. `coinrun`; zero levels means no end of them.

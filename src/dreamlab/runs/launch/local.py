@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from dreamlab.core.errors import LabError
+from dreamlab.core.limits import NonNegative, Positive, Range
 from dreamlab.runs.launch.job import Job, Outcome
 
 ERROR_LINES = 20
@@ -27,23 +28,18 @@ GRACE_S = 60.0  # how long a run beyond its limits may take to save
 class Limits:
     """What one job may use."""
 
-    cpus: int = 0
+    cpus: Annotated[int, Range(0, 1_024)] = 0
     """Cores and threads; 0 leaves both to the run."""
-    gpus: float | None = None
+    gpus: NonNegative | None = None
     """GPUs, 0.5 for two jobs on each; 0 hides them, None leaves them to the run."""
-    memory_gb: float | None = None
+    memory_gb: Positive | None = None
     """Memory of all its processes; beyond it a job saves, ends and counts as failed."""
-    time_min: float | None = None
+    time_min: Positive | None = None
     """Minutes of one attempt, after which it does the same; SLURM queues it again instead."""
 
     def __post_init__(self) -> None:
-        if self.cpus < 0 or (self.gpus or 0) < 0:
-            raise ValueError("cpus and gpus cannot be fewer than 0")
         if (self.gpus or 0) > 1 and (self.gpus or 0) % 1:
             raise ValueError("gpus: above 1 only whole GPUs can be had")
-        for name in ("memory_gb", "time_min"):
-            if (most := getattr(self, name)) is not None and most <= 0:
-                raise ValueError(f"{name}: must be above 0, got {most:g}")
 
 
 @dataclass(frozen=True)

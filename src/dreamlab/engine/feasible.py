@@ -1,0 +1,113 @@
+"""Refuses, before anything is allocated, a curriculum that could never train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+
+from dreamlab.core.config import Part, load
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.phase import Phase
+from dreamlab.data.buffer import BufferConfig
+from dreamlab.engine.phase_scheduler import PhaseScheduler
+from dreamlab.envs.vector import EnvConfig
+
+
+def check_feasible(
+    phases: Sequence[Phase], total_frames: int | None, buffers: Mapping[str, Part], env: EnvConfig
+) -> None:
+    """Raise if a buffer is too small for its batches, or a phase too short for its first one."""
+    configs = {k: c for k, p in buffers.items() if (c := _config(p, f"buffers.{k}")) is not None}
+    needed = {k: _first_batch(c, k, env.num_envs) for k, c in configs.items()}
+    stored = dict.fromkeys((*buffers, *(p.buffer for p in phases)), 0.0)
+    learns = False
+    for phase, frames in _reached(phases, total_frames, env):
+        if phase.buffer in configs:
+            _check_phase(configs[phase.buffer], phase)
+        if frames:
+            begins = not any(stored.values())
+            stored[phase.buffer] += _steps_of(phase, frames, env, begins)
+        if phase.update_hooks:
+            _check_filled(phase, stored[phase.buffer], needed.get(phase.buffer, 0))
+            learns = True
+    if not learns and any(p.update_hooks for p in phases):
+        first = next(p.name for p in phases if p.update_hooks)
+        raise ConfigError(
+            f"training.total_frames: must be more than {total_frames:,}: the training ends before "
+            f"phase {first!r} begins, so that nothing is ever learnt"
+        )
+
+
+def _config(part: Part, where: str) -> BufferConfig | None:
+    """Return what a buffer's options tell; None for one that tells nothing."""
+    schema = getattr(part.cls(where), "Config", None)
+    if not (is_dataclass(schema) and isinstance(schema, type) and issubclass(schema, BufferConfig)):
+        return None
+    return load(schema, part.options, where)
+
+
+def _first_batch(config: BufferConfig, name: str, num_envs: int) -> int:
+    try:
+        return config.first_batch(num_envs)
+    except ValueError as error:
+        raise ConfigError(f"buffers.{name}: {error}") from None
+
+
+def _check_phase(config: BufferConfig, phase: Phase) -> None:
+    try:
+        config.check_phase(phase)
+    except ValueError as error:
+        raise ConfigError(f"phase {phase.name!r}: buffers.{phase.buffer}: {error}") from None
+
+
+def _check_filled(phase: Phase, stored: float, needed: int) -> None:
+    if stored < needed:
+        raise ConfigError(
+            f"phase {phase.name!r}: it ends when buffers.{phase.buffer} holds {stored:,.0f} steps, "
+            f"but the first batch can be drawn from {needed:,}: nothing would be learnt. Train for "
+            "longer, or lower min_steps, length or env.num_envs."
+        )
+
+
+def _reached(
+    phases: Sequence[Phase], total_frames: int | None, env: EnvConfig
+) -> list[tuple[Phase, float]]:
+    """Return the phases that the training comes to, each with the most env frames it has."""
+    out: list[tuple[Phase, float]] = []
+    left = math.inf if total_frames is None else float(total_frames)
+    extended = PhaseScheduler(phases, total_frames).extended
+    for i, phase in enumerate(phases):
+        if "collect" not in phase.workflow_hooks:
+            out.append((phase, 0.0))
+            continue
+        if left <= 0:
+            break
+        stretched = total_frames is not None and i == extended
+        frames = min(left, math.inf if stretched else _frames_of(phase, env))
+        out.append((phase, frames))
+        left -= frames
+    return out
+
+
+def _frames_of(phase: Phase, env: EnvConfig) -> float:
+    """Return how many env frames a phase asks for; those of updates cannot be told."""
+    if phase.duration_steps is not None:
+        return float(phase.duration_steps)
+    if phase.duration_cycles is not None:
+        return float(phase.duration_cycles * phase.collect_ticks * env.num_envs * env.repeat)
+    return math.inf
+
+
+def _steps_of(phase: Phase, frames: float, env: EnvConfig, begins: bool) -> float:
+    """Return the steps that so many env frames store: a phase ends with a whole collection.
+
+    The first tick of all has no frame; those of later episodes cannot be told.
+    """
+    if not math.isfinite(frames):
+        return frames
+    ticks = frames / (env.repeat * env.num_envs) + begins
+    return math.ceil(ticks / phase.collect_ticks) * phase.collect_ticks * env.num_envs
+
+
+__all__ = ["check_feasible"]
