@@ -12,7 +12,7 @@ from dreamlab.core.errors import ConfigError
 
 MOST_BYTES = 2**20
 MOST_DEPTH = 50
-MOST_VALUES = 100_000
+MOST_VALUES = 300_000
 """Values of a file once every alias is replaced by what it stands for."""
 
 
