@@ -19,7 +19,7 @@ from dreamlab.core.types import Batch
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
 from dreamlab.engine.accelerate import ComputeConfig, autocast
-from dreamlab.engine.alerts import send
+from dreamlab.engine.alerts import Alerts
 from dreamlab.engine.chain import Chain
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.collector import Collected, Collector
@@ -91,6 +91,7 @@ class Orchestrator:
         self.scheduler = PhaseScheduler(phases, total_frames)
         self.counters = Counters()
         self.watch = Watch(config.watch, self.alert, parts.run.folder, parts.floor)
+        self.alerts = Alerts(config.watch, parts.run.folder, self._say_and_record)
         folder = parts.run.folder / "checkpoints"
         self.checkpoints = Checkpoints(folder, config.checkpoint, self._say_and_record)
         if config.log.chain:
@@ -134,6 +135,8 @@ class Orchestrator:
                 self.run_log.update(status="failed")
             raise
         finally:
+            with suppress(OSError):
+                self.alerts.close()
             self.parts.terminal.close()
             self.parts.logger.close()
         return status
@@ -280,13 +283,14 @@ class Orchestrator:
         last = {"last_return": record.get("episode/return"), "last_eval": record.get("eval/return")}
         self.run_log.update(env_frames=frames, updates=updates, **last)
         self.watch.flushed(record, self.workflow, self.batch)
+        self.alerts.tell()
         return record
 
     def alert(self, kind: str, text: str) -> None:
         """Tell the terminal, events.jsonl and the user's command."""
         self.parts.terminal.say(f"alert ({kind}): {text}")
         self.run_log.event("alert", alert=kind, text=text)
-        send(self.config.watch, kind, text, self.run_log.folder, self._say_and_record)
+        self.alerts.send(kind, text)
 
     def _say_and_record(self, text: str) -> None:
         self.parts.terminal.say(text)
