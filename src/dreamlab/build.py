@@ -214,7 +214,10 @@ def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
     return run, merged, True
 
 
-FREE = ("run", "log", "watch", "checkpoint", "eval", "report", "schema", "training.total_frames")
+FREE = (
+    "run", "log", "watch", "checkpoint", "eval", "report", "schema", "training.total_frames",
+    "env.step_timeout_s",
+)  # fmt: skip
 
 
 def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:

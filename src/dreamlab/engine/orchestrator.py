@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -131,7 +132,8 @@ class Orchestrator:
                 status = self._finish()
         except BaseException as error:
             with suppress(OSError):  # a disk that is full must not hide what happened
-                self.run_log.event("failed", error=f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                self.run_log.event("failed", error=text, traceback=traceback.format_exc())
                 self.run_log.update(status="failed")
             raise
         finally:

@@ -13,12 +13,14 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dreamlab.core.errors import EnvError
 from dreamlab.core.types import Array, ArraySpec, Spec, Step
 from dreamlab.envs import suites, wrappers
+from dreamlab.envs.guard import Guarded, making
 from dreamlab.envs.normalize import NormalizeConfig, Normalizer
+from dreamlab.envs.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ class EnvConfig:
     """Arguments of the suite's `make`."""
     num_envs: int = 1
     vector: Literal["sync", "async"] = "sync"
+    step_timeout_s: float = 300.0
+    """Seconds after which a reset or step that has not returned is an error; 0: none. With `sync` a
+    call that hangs outside of Python can only be reported."""
     repeat: int = 1
     """Frames per decision, times what the suite repeats by itself (Atari: `frames_per_step`)."""
     time_limit: int | None = None
@@ -47,7 +52,8 @@ class EnvConfig:
 
 def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     """Return one environment with every wrapper its config asks for."""
-    env = suites.make(config.suite, config.id, config.options)
+    with making(config.id, index):
+        env = suites.make(config.suite, config.id, config.options)
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
@@ -59,6 +65,7 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
         env = wrappers.MapImages(env, config.size, config.gray)
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
+    env = Guarded(env, index, config.step_timeout_s)
     return wrappers.Episodes(env, seed, index, context=config.frame_stack)
 
 
@@ -258,13 +265,7 @@ def _arrays(state: dict[str, Any]) -> dict[str, Any]:
 def _vector(config: EnvConfig, makers: list[Callable[[], Any]]) -> Any:
     if config.vector == "sync":
         return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
-    return AsyncVectorEnv(
-        makers,
-        shared_memory=True,
-        copy=False,
-        context=_context(),
-        autoreset_mode=AutoresetMode.NEXT_STEP,
-    )
+    return Workers(makers, _context(), config.step_timeout_s)
 
 
 def _context() -> str:

@@ -20,7 +20,9 @@ from dreamlab.runs.stats import Array
 
 # What may differ between the seeds of one configuration. Runs on several tasks (`env.id`) belong
 # together too: statistics are stratified over them.
-FREE = ("seed", "schema", "env.id", "run", "log", "watch", "checkpoint", "report")
+FREE = (
+    "seed", "schema", "env.id", "env.step_timeout_s", "run", "log", "watch", "checkpoint", "report",
+)  # fmt: skip
 FREE_PREFIXES = tuple(f"{name}." for name in FREE)
 
 
