@@ -112,7 +112,7 @@ def _call(command: str, env: dict[str, str]) -> str | None:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Takes a redirect for what it is: an alert that did not arrive."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 

@@ -22,6 +22,8 @@ LOOK_S = 0.2
 STUCK_S = 10.0
 """How long after its deadline a call must have heard the watchdog."""
 
+SILENCE = "no answer within"
+
 
 class Overdue(BaseException):
     """A call of an environment takes longer than it may."""
@@ -92,6 +94,19 @@ def told(error: BaseException) -> str:
 
 
 @contextmanager
+def watched(seconds: float) -> Iterator[None]:
+    """Raise `Overdue` in the block if it takes longer than this; 0: it may take as it likes."""
+    dog = _own_watchdog() if seconds > 0 else None
+    if dog is not None:
+        dog.deadline = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        if dog is not None:
+            dog.deadline = math.inf
+
+
+@contextmanager
 def making(name: str, index: int) -> Iterator[None]:
     """Turn whatever the making of an environment raises into an `EnvError`."""
     try:
@@ -152,7 +167,7 @@ class Guarded(gym.Wrapper[Any, Any, Any, Any]):
 
     def _why(self, error: BaseException) -> str:
         if isinstance(error, Overdue):
-            return f": no answer within {self.timeout_s:g} s (env.step_timeout_s)"
+            return f": {SILENCE} {self.timeout_s:g} s (env.step_timeout_s)"
         return f": {told(error)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -21,6 +21,9 @@ from dreamlab.envs import suites, wrappers
 from dreamlab.envs.guard import Guarded, making
 from dreamlab.envs.normalize import NormalizeConfig, Normalizer
 from dreamlab.envs.workers import Workers
+
+WITHIN = ("is_terminal", "raw_reward")
+"""What a suite may say of a step within an episode; all else is of the episode, at its end."""
 
 
 @dataclass(frozen=True)
@@ -194,18 +197,28 @@ class Envs:
             self._collect_finals(info)
             # A suite may cut the bootstrap within an episode (Atari: a lost life).
             terminated = terminated | np.asarray(info.get("is_terminal", False), bool)
-        self.raw_reward = reward.astype(np.float32)
-        step = Step(self._named(obs), self.raw_reward, first, self.is_last, terminated)
-        return self.normalizer(step)
+        reward = reward.astype(np.float32)
+        self.raw_reward = _raw(reward, info)
+        return self.normalizer(Step(self._named(obs), reward, first, self.is_last, terminated))
 
     def _named(self, obs: Any) -> dict[str, Array]:
         named = obs if self.key is None else {self.key: obs}
         return {k: v.astype(self.spec.obs[k].dtype, copy=False) for k, v in named.items()}
 
     def _collect_finals(self, info: dict[str, Any]) -> None:
-        names = [k for k in info if not k.startswith("_") and k != "is_terminal"]
+        names = [k for k in info if not k.startswith("_") and k not in WITHIN]
         for i in np.flatnonzero(self.is_last):
             self.finals.append({k: float(info[k][i]) for k in names if info[f"_{k}"][i]})
+
+    def cut(self, which: Array) -> None:
+        """End the running episodes of these environments, as a time limit would."""
+        finals = self.vec.call("cut", which.tolist())
+        self.finals += [finals[i] for i in np.flatnonzero(which)]
+        self.is_last[which] = True
+
+    def summary(self, finals: Sequence[dict[str, float]]) -> dict[str, float]:
+        """Return what the suite computes from what was reported at the end of episodes."""
+        return suites.summary(self.config.suite, finals)
 
     def pop_finals(self) -> list[dict[str, float]]:
         """Return what was reported at the end of each episode that ended since the last call."""
@@ -255,6 +268,13 @@ class Envs:
                 self.receive()
         finally:
             self.vec.close()
+
+
+def _raw(reward: Array, info: dict[str, Any]) -> Array:
+    """Return rewards as the environments count them, where a suite gives training other ones."""
+    if "raw_reward" not in info:
+        return reward
+    return np.where(info["_raw_reward"], info["raw_reward"], reward).astype(np.float32)
 
 
 def _arrays(state: dict[str, Any]) -> dict[str, Any]:
