@@ -158,7 +158,6 @@ def evaluate(args: list[str]) -> int:
     """Measure a trained policy."""
     from dreamlab import build
     from dreamlab.commands.arguments import Parser, positive_int, seed
-    from dreamlab.core.files import write_json
     from dreamlab.interop import hub
 
     parser = Parser(prog="dreamlab eval")
@@ -181,8 +180,7 @@ def evaluate(args: list[str]) -> int:
     trained = build.load_policy(folder, options.checkpoint)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
     evaluator = build.build_evaluator(replace(trained.config, eval=changed))
-    video = out / "videos" / f"eval_seed{options.seed}.mp4" if out and options.video else None
-    result = evaluator.run(trained.workflow, trained.statistics, video)
+    result = evaluator.run(trained.workflow, trained.statistics, film=options.video)
     metrics = {"env_frames": trained.env_frames, **result.metrics()}
     if wrong := [k for k, v in metrics.items() if not math.isfinite(v)]:
         raise LabError(
@@ -190,17 +188,46 @@ def evaluate(args: list[str]) -> int:
             "its rewards are not finite (`dreamlab check` tries the environment)"
         )
     measured = {**metrics, "returns": result.returns}
-    if out is not None:
+    faults = _keep_eval(result, measured, out, f"eval_seed{options.seed}.mp4")
+    _print_eval(metrics, {**measured, "video": result.video and str(result.video)}, options.json)
+    if result.cut:
+        print(result.cut_text(changed.max_steps), file=sys.stderr)
+    for what, fault in faults.items():
+        print(f"eval: the {what} could not be written: {fault}", file=sys.stderr)
+    asked = "video" in faults or options.out is not None
+    return 2 if faults and asked else 0
+
+
+def _keep_eval(
+    result: Any, measured: dict[str, Any], out: Path | None, film: str
+) -> dict[str, OSError]:
+    """Write what was measured, and the video; return what the disk refused, and why."""
+    from dreamlab.core.files import write_json
+    from dreamlab.engine.video import write_video
+
+    faults: dict[str, OSError] = {}
+    if out is None:
+        return faults
+    try:
         write_json(out / "report" / "eval.json", measured)
-    if options.json:
-        video_path = None if result.video is None else str(result.video)
-        print(json.dumps({**measured, "video": video_path}, indent=2))
-        return 0
+    except OSError as error:
+        faults["result"] = error
+    if result.frames:
+        try:
+            result.video = write_video(out / "videos" / film, result.frames)
+        except OSError as error:
+            faults["video"] = error
+    return faults
+
+
+def _print_eval(metrics: dict[str, float], measured: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(measured, indent=2))
+        return
     for name, value in metrics.items():
         print(f"{name:18s} {value:.6g}")
-    if result.video:
-        print(f"video              {result.video}")
-    return 0
+    if measured["video"]:
+        print(f"video              {measured['video']}")
 
 
 def import_(args: list[str]) -> int:

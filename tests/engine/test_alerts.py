@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dreamlab import build
 from dreamlab.config import compose, load_config
 from dreamlab.core.errors import ConfigError
-from dreamlab.engine.alerts import send
+from dreamlab.engine.alerts import Alerts
 from dreamlab.engine.watch import Watch, WatchConfig
 from dreamlab.runs.run import Run
 
 
-@pytest.fixture
-def server():
-    got: list[dict[str, str]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    httpd = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{httpd.server_port}", got
-    httpd.shutdown()
-
-
-def wait_for(what):
+def wait_for(what: Callable[[], Any]) -> None:
     for _ in range(200):
         if what():
             return
@@ -44,47 +32,174 @@ def wait_for(what):
     raise AssertionError("nothing came")
 
 
-def test_a_webhook_gets_what_happened(server, tmp_path):
-    address, got = server
-    send(WatchConfig(webhook=address), "stall", "nothing rises", tmp_path / "run", print)
-    wait_for(lambda: got)
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def well(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+
+
+def drip(handler: BaseHTTPRequestHandler) -> None:
+    """Send a byte of a header now and then, for ever."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    while True:
+        handler.wfile.write(b"x")
+        time.sleep(0.1)
+
+
+def garbage(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(bytes(range(256)) * 4)
+
+
+def code(number: int, **headers: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(number)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+
+    return answer
+
+
+@contextmanager
+def server(answer: Answer = well) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    got: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            with suppress(OSError):  # whoever was kept waiting for too long has gone
+                answer(self)
+
+        def log_message(self, *args):
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}", got
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def sent(folder: Path, kind: str = "nan", text: str = "x", **options: Any) -> list[str]:
+    """Send an alert, end the run, and return what was said about it."""
+    said: list[str] = []
+    alerts = Alerts(WatchConfig(**options), folder, said.append)
+    alerts.send(kind, text)
+    alerts.close()
+    return said
+
+
+def test_a_webhook_gets_what_happened(tmp_path):
+    with server() as (address, got):
+        assert sent(tmp_path / "run", "stall", "nothing rises", webhook=address) == []
     assert got == [{"text": "run: stall: nothing rises", "kind": "stall", "run": "run"}]
 
 
 def test_a_server_that_is_not_there_is_said_and_stops_nothing(tmp_path):
-    said: list[str] = []
-    config = WatchConfig(webhook="http://127.0.0.1:9/none", file=str(tmp_path / "no" / "file"))
-    send(config, "nan", "x", tmp_path, said.append)
-    wait_for(lambda: len(said) == 2)
+    said = sent(tmp_path, webhook="http://127.0.0.1:9/none", file=str(tmp_path / "no" / "file"))
+    assert len(said) == 2
     assert any("No such file" in s for s in said)
     assert any("webhook" in s for s in said)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (code(404), "HTTP Error 404"),
+        (code(500), "HTTP Error 500"),
+        (code(302, Location="file:///etc/passwd"), "HTTP Error 302"),
+        (code(301, Location="http://127.0.0.1:9/elsewhere"), "HTTP Error 301"),
+        (garbage, "could not be reached"),
+    ],
+    ids=["not found", "broken", "to a file", "elsewhere", "garbage"],
+)
+def test_a_bad_answer_is_said_and_is_no_traceback(answer, words, tmp_path, capfd):
+    with server(answer) as (address, _):
+        (said,) = sent(tmp_path, webhook=address)
+    assert said.startswith("alerts: the webhook")
+    assert words in said
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "ftp://x", "nonsense", "http://:x"])
+def test_what_is_no_web_address_is_said(address, tmp_path, capfd):
+    (said,) = sent(tmp_path, webhook=address)
+    assert said.startswith("alerts: the webhook could not be reached")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_server_that_drips_is_given_up_while_the_run_goes_on(tmp_path):
+    said: list[str] = []
+    with server(drip) as (address, got):
+        alerts = Alerts(WatchConfig(webhook=address), tmp_path, said.append)
+        alerts.send("nan", "x")
+        wait_for(lambda: got)
+        alerts.tell()
+        assert said == []  # it still has time
+        alerts.tell(patience_s=0.0)
+        assert said == ["alerts: the webhook took more than 0 s and is left to itself"]
+        alerts.tell(patience_s=0.0)
+        assert len(said) == 1
+
+
+ENDS = """
+import sys
+from pathlib import Path
+from dreamlab.engine.alerts import Alerts
+from dreamlab.engine.watch import WatchConfig
+alerts = Alerts(WatchConfig(webhook=sys.argv[1], command="sleep 60"), Path("run"), print)
+alerts.send("nan", "the last words")
+alerts.close()
+"""
+
+
+def test_a_process_ends_though_a_server_drips_and_a_command_hangs(tmp_path):
+    with server(drip) as (address, got):
+        line = [sys.executable, "-c", ENDS, address]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert sorted(done.stdout.splitlines()) == [
+        "alerts: the command took more than 3 s and is left to itself",
+        "alerts: the webhook took more than 3 s and is left to itself",
+    ]
+    assert [g["kind"] for g in got] == ["nan"]
 
 
 def test_a_file_collects_alerts_and_a_command_sees_them(tmp_path):
     path, seen = tmp_path / "alerts.txt", tmp_path / "seen.txt"
     command = f'echo "$ALERT_RUN $ALERT_KIND $ALERT_TEXT" > {seen}'
-    config = WatchConfig(file=str(path), command=command)
-    send(config, "disk", "full", tmp_path / "a", print)
-    wait_for(lambda: seen.exists() and seen.read_text())
+    assert sent(tmp_path / "a", "disk", "full", file=str(path), command=command) == []
     assert seen.read_text().split() == [str(tmp_path / "a"), "disk", "full"]
-    send(WatchConfig(file=str(path)), "nan", "bad", tmp_path / "b", print)
+    sent(tmp_path / "b", "nan", "bad", file=str(path))
     first, second = path.read_text().splitlines()
     assert first.endswith("a disk: full")
     assert second.endswith("b nan: bad")
 
 
 def test_a_command_that_fails_is_said(tmp_path):
-    said: list[str] = []
-    send(WatchConfig(command="no_such_program"), "nan", "x", tmp_path, said.append)
-    wait_for(lambda: said)
-    assert said[0].startswith("alerts: the command ended with 127: ")
-    assert "no_such_program" in said[0]
+    (said,) = sent(tmp_path, command="no_such_program")
+    assert said.startswith("alerts: the command ended with 127: ")
+    assert "no_such_program" in said
 
 
-def test_training_does_not_wait_for_a_command(tmp_path):
+def test_a_command_that_cannot_be_started_is_said(tmp_path, capfd):
+    (said,) = sent(tmp_path, text="x" * 10_000_000, command="true")
+    assert "Argument list too long" in said
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_training_waits_for_no_command_and_for_no_reader_of_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # to open it waits until somebody reads
     began = time.monotonic()
-    send(WatchConfig(command="sleep 1"), "nan", "x", tmp_path, print)
+    alerts = Alerts(WatchConfig(command="sleep 5", file=str(pipe)), tmp_path, print)
+    alerts.send("nan", "x")
     assert time.monotonic() - began < 0.5
+    assert pipe.open().read().endswith("nan: x\n")
 
 
 def watch_of(tmp_path, floor=lambda frames: None, **options):

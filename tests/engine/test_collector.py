@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from dreamlab.core.errors import EnvError
 from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Place
@@ -141,24 +142,22 @@ class Fragile(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
-@pytest.mark.filterwarnings("ignore:.*ERROR")
 @pytest.mark.parametrize("vector", ["sync", "async"])
 def test_an_environment_that_breaks_says_why(vector: Any):
     envs = Envs(EnvConfig("tests.engine.test_collector:Fragile", num_envs=2, vector=vector), 0)
     collector = Collector(envs, Adder(None, envs.spec), seed=0)
     replay = Replay(ReplayConfig(capacity=60, length=2), Place(envs.spec, 2))
-    with pytest.raises(ArithmeticError, match="the gearbox is gone"):
+    with pytest.raises(EnvError, match=r"env 0: step 3.*ArithmeticError: the gearbox is gone"):
         collector.collect(4, replay)
     assert replay.added == 3
     assert not envs.pending
 
 
-@pytest.mark.filterwarnings("ignore:.*ERROR")
 def test_an_error_on_the_way_is_told_when_the_state_is_asked_for():
     envs = Envs(EnvConfig("tests.engine.test_collector:Fragile", vector="async"), 0)
     collector = Collector(envs, Adder(None, envs.spec), seed=0)
     collector.collect(3, Replay(ReplayConfig(capacity=60, length=2), Place(envs.spec, 1)))
-    with pytest.raises(ArithmeticError, match="the gearbox is gone"):
+    with pytest.raises(EnvError, match=r"env 0: step 3.*ArithmeticError: the gearbox is gone"):
         collector.get_state()
 
 

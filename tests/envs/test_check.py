@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -135,7 +137,37 @@ class Raises(Good):
         raise ValueError("the motor is off")
 
 
+class Exits(Good):
+    def step(self, action: Any) -> Any:
+        sys.exit(0)
+
+
+class Hangs(Good):
+    def reset(self, **kwargs: Any) -> Any:
+        time.sleep(600)
+
+
+class HangsLater(Good):
+    """Answers the first questions, and hangs in a vector."""
+
+    def step(self, action: Any) -> Any:
+        HangsLater.steps = getattr(HangsLater, "steps", 0) + 1
+        if HangsLater.steps > 12:
+            time.sleep(600)
+        return super().step(action)
+
+
+class Falls(Good):
+    """Ends only where something happens, as a pole falls."""
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self._obs(), 1.0, self.count >= 5, False, {}
+
+
 def found(cls: type, **config: Any) -> list[tuple[str, str]]:
+    if cls in (Hangs, HangsLater):
+        config = {"step_timeout_s": 1.0}
     findings = check(EnvConfig(f"tests.envs.test_check:{cls.__name__}", **config), QUICK)
     return [(f.level, f.text) for f in findings]
 
@@ -171,10 +203,23 @@ def test_a_sound_environment_has_nothing_but_ok():
         (ChannelsFirst, "error", "channels first"),
         (NoSpaces, "error", "`observation_space` is None"),
         (Raises, "error", "ValueError: the motor is off"),
+        (Exits, "error", "SystemExit: 0"),
+        (Hangs, "error", "no answer within 1 s"),
+        (HangsLater, "error", "no answer within 1 s"),
+        (Falls, "warning", "no time limit was found"),
     ],
 )
 def test_each_fault_is_named_with_its_remedy(cls: type, level: str, words: str):
     assert any(lv == level and words in text for lv, text in found(cls)), found(cls)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("CartPole-v1", {}), ("tests.envs.test_check:Falls", {"time_limit": 9})]
+)
+def test_a_time_limit_is_seen(name: str, config: dict[str, Any]):
+    texts = [f.text for f in check(EnvConfig(name, **config), QUICK)]
+    assert any("was terminated after" in t for t in texts)
+    assert not any("no time limit" in t for t in texts)
 
 
 def test_an_environment_that_cannot_be_made_is_one_error():

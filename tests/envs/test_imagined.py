@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.utils.env_checker import check_env
 
 from dreamlab import build
@@ -13,6 +14,8 @@ from dreamlab.config import compose, load_config
 from dreamlab.core.errors import ConfigError
 from dreamlab.envs.suites import make
 from dreamlab.envs.vector import EnvConfig
+from dreamlab.runs.run import Run
+from tests.helpers import metrics, open_loop, run_for
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +62,21 @@ def test_another_algorithm_trains_inside_the_dream_and_resumes_exactly(run, tmp_
     options = [
         "+experiment=ppo_cartpole", "tiny=true", "env.suite=imagined", f"env.id={run}",
         "env.options={length: 6, starts: 20}", "env.num_envs=2", "eval.episodes=2",
-        "training.total_frames=80", "log.terminal=off", "eval.video=false", "device=cpu",
-        f"run.dir={tmp_path / 'ppo'}",
+        "training.total_frames=80", "log.every_frames=10", "eval.video=false", "device=cpu",
+        "checkpoint.every_frames=0", "checkpoint.every_s=0",
     ]  # fmt: skip
-    finished, status = build.train(load_config(compose(options)))
-    assert status == "finished"
-    assert build.load_policy(finished.folder).env_frames >= 80
+    whole = open_loop(tmp_path / "whole", *options)
+    assert whole.run() == "finished"
+    for actions in (1, 2):
+        assert run_for(open_loop(tmp_path / "cut", *options), actions) == "interrupted"
+    resumed = open_loop(tmp_path / "cut", *options)
+    assert 0 < resumed.counters.env_frames < 80
+    assert resumed.run() == "finished"
+    assert Run(tmp_path / "cut").manifest["exact_resume"]
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    for a, b in zip(whole.workflow.parameters(), resumed.workflow.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert build.load_policy(tmp_path / "cut").env_frames >= 80
 
 
 def test_a_run_without_a_world_model_is_refused(tmp_path):

@@ -32,6 +32,10 @@ class DivergedError(LabError):
     """Training produced a value that is not a finite number."""
 
 
+class Stopped(KeyboardInterrupt):
+    """The user wants to stop at once; no environment and no library raises this."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str], where: str) -> str:
     """Return the text for a name that is not among the known ones."""
     names = sorted(known)

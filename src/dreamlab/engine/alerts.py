@@ -10,60 +10,115 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from dreamlab.engine.watch import WatchConfig
 
-TIMEOUT_S = 10.0
+DEADLINE_S = 10.0
+"""How long an alert may take altogether, whatever the other side does meanwhile."""
+LAST_S = 3.0
+"""How long all alerts together may still take once the run is over."""
 
 
-def send(
-    config: WatchConfig, kind: str, text: str, run: Path, failed: Callable[[str], None]
-) -> None:
-    """Tell everyone, in the background; what cannot be reached is said through `failed`."""
-    if config.file is not None:
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {run.name} {kind}: {text}\n"
+class Errand(threading.Thread):
+    """One message on its way to one place; the process does not wait for it to end."""
+
+    def __init__(self, place: str, deliver: Callable[[], str | None]) -> None:
+        super().__init__(daemon=True)
+        self.place, self.deliver = place, deliver
+        self.began = time.monotonic()
+        self.fault: str | None = None
+
+    def run(self) -> None:
+        """Deliver; whatever a server, a command or a disk answers is a text, not a traceback."""
         try:
-            with Path(config.file).expanduser().open("a") as file:
-                file.write(line)
-        except OSError as error:
-            failed(f"alerts: {config.file}: {error.strerror}")
-    # training does not wait for anybody, and the process may end before they answer
-    if config.command is not None:
-        env = {
-            **os.environ,
-            "ALERT_KIND": kind,
-            "ALERT_TEXT": text,
-            "ALERT_RUN": str(run.resolve()),
-        }
-        threading.Thread(target=_call, args=(config.command, env, failed)).start()
-    if config.webhook is not None:
-        body = {"text": f"{run.name}: {kind}: {text}", "kind": kind, "run": run.name}
-        threading.Thread(target=_post, args=(config.webhook, body, failed)).start()
+            self.fault = self.deliver()
+        except (OSError, ValueError, HTTPException) as error:
+            self.fault = f"could not be reached: {error}"
+
+    def complaint(self) -> str | None:
+        """Return what went wrong, or None; one that is not over yet is late."""
+        if not self.is_alive():
+            return self.fault and f"alerts: {self.place} {self.fault}"
+        spent = time.monotonic() - self.began
+        return f"alerts: {self.place} took more than {spent:.0f} s and is left to itself"
 
 
-def _call(command: str, env: dict[str, str], failed: Callable[[str], None]) -> None:
-    """Run a command; one that takes longer than a server may goes on without us."""
+class Alerts:
+    """Tells everyone in the background; what went wrong is said from the caller's own thread."""
+
+    def __init__(self, config: WatchConfig, run: Path, say: Callable[[str], None]) -> None:
+        self.config, self.run, self.say = config, run, say
+        self.errands: list[Errand] = []
+
+    def send(self, kind: str, text: str) -> None:
+        """Send an alert to every place that is named, without waiting for any of them."""
+        config, run = self.config, self.run
+        if config.file is not None:
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {run.name} {kind}: {text}\n"
+            self._start(f"the file {config.file}", partial(_append, config.file, line))
+        if config.command is not None:
+            told = {"ALERT_KIND": kind, "ALERT_TEXT": text, "ALERT_RUN": str(run.resolve())}
+            self._start("the command", partial(_call, config.command, {**os.environ, **told}))
+        if config.webhook is not None:
+            body = {"text": f"{run.name}: {kind}: {text}", "kind": kind, "run": run.name}
+            self._start("the webhook", partial(_post, config.webhook, body))
+
+    def _start(self, place: str, deliver: Callable[[], str | None]) -> None:
+        errand = Errand(place, deliver)
+        self.errands.append(errand)
+        errand.start()
+
+    def tell(self, patience_s: float = DEADLINE_S) -> None:
+        """Say what went wrong with the alerts that are over, or that take longer than this."""
+        now = time.monotonic()
+        done = [e for e in self.errands if not e.is_alive() or now - e.began >= patience_s]
+        self.errands = [e for e in self.errands if e not in done]
+        for errand in done:
+            if complaint := errand.complaint():
+                self.say(complaint)
+
+    def close(self) -> None:
+        """Give what is still on its way a last chance, then leave it alone."""
+        until = time.monotonic() + LAST_S
+        for errand in self.errands:
+            errand.join(max(0.0, until - time.monotonic()))
+        self.tell(patience_s=0.0)
+
+
+def _append(path: str, line: str) -> None:
+    with Path(os.path.expanduser(path)).open("a") as file:
+        file.write(line)
+
+
+def _call(command: str, env: dict[str, str]) -> str | None:
+    """Run a command and return how it failed; one that takes long goes on without us."""
     quiet = subprocess.DEVNULL
     # a file of its own, not a pipe: whatever it starts in the background may write there for long
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             command, shell=True, env=env, stdin=quiet, stdout=quiet, stderr=errors
         )
-        try:
-            code = child.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return
+        code = child.wait()
         errors.seek(0)
         words = errors.read().decode(errors="replace").strip()
-    if code:
-        failed(f"alerts: the command ended with {code}: {words or command}")
+    return f"ended with {code}: {words or command}" if code else None
 
 
-def _post(address: str, body: dict[str, str], failed: Callable[[str], None]) -> None:
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect for what it is: an alert that did not arrive."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _post(address: str, body: dict[str, str]) -> None:
+    if (scheme := urlsplit(address).scheme) not in ("http", "https"):
+        raise ValueError(f"watch.webhook must begin with http:// or https://, not {scheme!r}")
     data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
-    try:
-        request = urllib.request.Request(address, data, kind, method="POST")
-        urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
-    except (OSError, ValueError) as error:
-        failed(f"alerts: the webhook could not be reached: {error}")
+    request = urllib.request.Request(address, data, kind, method="POST")
+    urllib.request.build_opener(_NoRedirect).open(request, timeout=DEADLINE_S).close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -14,7 +14,6 @@ from dreamlab.core import rng as random
 from dreamlab.core.limits import Natural, PositiveInt, Range, Seed
 from dreamlab.core.types import Array, Mode, Step
 from dreamlab.core.workflow import Workflow
-from dreamlab.engine.video import write_video
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,9 @@ class EvalConfig:
     """Env frames between evaluations; 0 evaluates only where a phase says so, and at the end."""
     episodes: PositiveInt = 10
     num_envs: Annotated[int, Range(1, 65_536)] = 5
+    max_steps: Natural = 27_000
+    """Decisions after which an episode is cut, for an environment without a time limit of its own:
+    half an hour of Atari. 0 never cuts."""
     video: bool = True
     """Write a video of the first episode of the last evaluation (and of each, with video_every)."""
     video_every: bool = False
@@ -36,7 +38,8 @@ class EvalConfig:
     """Longest video; drawing can be much slower than playing."""
 
 
-Episode = tuple[float, int, float | None]  # return, length, success if the environment tells
+class UnfinishedError(Exception):
+    """An evaluation was told to stop; what it had measured is dropped."""
 
 
 class EvalEnv(Protocol):
@@ -48,9 +51,21 @@ class EvalEnv(Protocol):
 
     def reset(self) -> Step: ...
     def step(self, action: Array) -> Step: ...
+    def cut(self, which: Array) -> None: ...
     def pop_finals(self) -> list[dict[str, float]]: ...
+    def summary(self, finals: Sequence[dict[str, float]]) -> dict[str, float]: ...
     def render(self) -> Array | None: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What one episode came to; `final` is what the environment reported at its end."""
+
+    total: float
+    length: int
+    final: dict[str, float]
+    was_cut: bool
 
 
 @dataclass
@@ -59,23 +74,63 @@ class EvalResult:
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    successes: list[float] = field(default_factory=list)
+    finals: list[dict[str, float]] = field(default_factory=list)
+    summary: dict[str, float] = field(default_factory=dict)
+    """What only all episodes together tell, by the environments' own rule."""
+    cut: int = 0
+    """Episodes that were cut after `max_steps`."""
+    frames: list[Array] = field(default_factory=list)
+    """Pictures of the first episode, if they were asked for."""
     video: Path | None = None
 
     def metrics(self) -> dict[str, float]:
         """Return the summary that is logged under `eval/`."""
         r = np.array(self.returns)
         out = {
-            "eval/return": float(r.mean()),
-            "eval/return_std": float(r.std()),
-            "eval/return_min": float(r.min()),
-            "eval/return_max": float(r.max()),
-            "eval/length": float(np.mean(self.lengths)),
-            "eval/episodes": float(len(r)),
+            "return": float(r.mean()),
+            "return_std": float(r.std()),
+            "return_min": float(r.min()),
+            "return_max": float(r.max()),
+            "length": float(np.mean(self.lengths)),
+            "episodes": float(len(r)),
         }
-        if self.successes:
-            out["eval/success"] = float(np.mean(self.successes))
-        return out
+        for name in dict.fromkeys(k for final in self.finals for k in final):
+            out[name] = float(np.mean([f[name] for f in self.finals if name in f]))
+        if self.cut:
+            out["cut"] = float(self.cut)
+        return {f"eval/{k}": v for k, v in {**out, **self.summary}.items()}
+
+    def cut_text(self, max_steps: int) -> str:
+        """Return what to say about episodes that were cut."""
+        return (
+            f"{self.cut} of {len(self.returns)} episodes of the evaluation were cut after "
+            f"{max_steps:,} decisions (eval.max_steps); env.time_limit sets a limit of its own"
+        )
+
+
+class Tally:
+    """Counts the episodes of N environments; one that goes on for too long is cut."""
+
+    def __init__(self, envs: EvalEnv, max_steps: int) -> None:
+        self.envs, self.max_steps = envs, max_steps
+        self.totals, self.lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64)
+        self.played: list[list[Episode]] = [[] for _ in range(envs.num_envs)]
+
+    def add(self, step: Step) -> None:
+        """Take in a step of every environment."""
+        self.totals += self.envs.raw_reward
+        self.lengths += ~step.is_first
+        self._end(step.is_last, was_cut=False)
+        late = self.lengths >= (self.max_steps or np.inf)
+        if late.any():
+            self.envs.cut(late)
+            self._end(late, was_cut=True)
+
+    def _end(self, which: Array, was_cut: bool) -> None:
+        for i, final in zip(np.flatnonzero(which), self.envs.pop_finals(), strict=True):
+            episode = Episode(float(self.totals[i]), int(self.lengths[i]), final, was_cut)
+            self.played[i].append(episode)
+            self.totals[i], self.lengths[i] = 0.0, 0
 
 
 class Evaluator:
@@ -85,52 +140,61 @@ class Evaluator:
         self.config, self.make_envs = config, make_envs
 
     def run(
-        self, workflow: Workflow[Any], statistics: dict[str, Any] | None, video: Path | None = None
+        self,
+        workflow: Workflow[Any],
+        statistics: dict[str, Any] | None,
+        film: bool = False,
+        stop: Callable[[], bool] = lambda: False,
     ) -> EvalResult:
-        """Return what the policy achieves; `statistics` are those that training normalises with."""
+        """Return what the policy achieves; `statistics` are those that training normalises with.
+
+        With `film` it holds pictures of the first episode. Once `stop` says so, raise
+        `UnfinishedError`.
+        """
         num = max(1, min(self.config.num_envs, self.config.episodes))
+        was_training = workflow.training
         with random.fork(self.config.seed):
             envs = self.make_envs(num, self.config.seed)
             try:
                 if statistics is not None:
                     envs.normalizer.set_state(statistics)
                 envs.normalizer.frozen = True
-                was_training = workflow.training
                 workflow.eval()
-                result = self._play(workflow, envs, video)
-                workflow.train(was_training)
+                return self._play(workflow, envs, film, stop)
             finally:
+                workflow.train(was_training)
                 envs.close()
-        return result
 
     @torch.no_grad()
-    def _play(self, workflow: Workflow[Any], envs: EvalEnv, video: Path | None) -> EvalResult:
+    def _play(
+        self, workflow: Workflow[Any], envs: EvalEnv, film: bool, stop: Callable[[], bool]
+    ) -> EvalResult:
         quota = -(-self.config.episodes // envs.num_envs)
         mode = Mode.SAMPLE if self.config.sample else Mode.EVAL
         step, state = envs.reset(), workflow.initial_state(envs.num_envs)
-        totals, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64)
-        played: list[list[Episode]] = [[] for _ in range(envs.num_envs)]
-        frames = [envs.render()] if video is not None else []
-        while min(len(p) for p in played) < quota:
+        tally = Tally(envs, self.config.max_steps)
+        frames = [envs.render()] if film else []
+        while min(len(p) for p in tally.played) < quota:
+            if stop():
+                raise UnfinishedError
             decision = workflow.act(step, state, mode)
             state = decision.state
             step = envs.step(decision.action.cpu().numpy())
-            totals += envs.raw_reward
-            lengths += ~step.is_first
-            for i, final in zip(np.flatnonzero(step.is_last), envs.pop_finals(), strict=True):
-                played[i].append((float(totals[i]), int(lengths[i]), final.get("success")))
-                totals[i], lengths[i] = 0.0, 0
-            if video is not None and not played[0] and len(frames) < self.config.video_frames:
+            tally.add(step)
+            if film and not tally.played[0] and len(frames) < self.config.video_frames:
                 frames.append(envs.render())
-        return self._result(played, quota, [f for f in frames if f is not None], video)
-
-    def _result(
-        self, played: list[list[Episode]], quota: int, frames: list[Array], video: Path | None
-    ) -> EvalResult:
         # whole rounds, so that short episodes are not counted more often than long ones
-        rounds = [p[k] for k in range(quota) for p in played][: self.config.episodes]
-        result = EvalResult([r for r, _, _ in rounds], [n for _, n, _ in rounds])
-        result.successes = [s for _, _, s in rounds if s is not None]
-        if frames and video is not None:
-            result.video = write_video(video, frames)
-        return result
+        rounds = [p[k] for k in range(quota) for p in tally.played][: self.config.episodes]
+        return _result(rounds, envs, [f for f in frames if f is not None])
+
+
+def _result(rounds: Sequence[Episode], envs: EvalEnv, frames: list[Array]) -> EvalResult:
+    finals = [e.final for e in rounds]
+    return EvalResult(
+        [e.total for e in rounds],
+        [e.length for e in rounds],
+        finals,
+        envs.summary(finals),
+        sum(e.was_cut for e in rounds),
+        frames,
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,21 +13,24 @@ from typing import Any, Protocol
 import torch
 
 from dreamlab.core import rng as random
-from dreamlab.core.errors import CheckpointError, LabError
+from dreamlab.core.errors import CheckpointError, EnvError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
 from dreamlab.engine.accelerate import ComputeConfig, autocast
-from dreamlab.engine.alerts import send
+from dreamlab.engine.alerts import Alerts
 from dreamlab.engine.chain import Chain
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.collector import Collected, Collector
-from dreamlab.engine.evaluator import EvalConfig, EvalResult, Evaluator
+from dreamlab.engine.evaluator import EvalConfig, EvalResult, Evaluator, UnfinishedError
+from dreamlab.engine.every import Every
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.phase_scheduler import UPDATE, Counters, PhaseScheduler
 from dreamlab.engine.report import Paint, ReportConfig, write_report
+from dreamlab.engine.signals import on_stop
 from dreamlab.engine.terminal import Terminal
+from dreamlab.engine.video import write_video
 from dreamlab.engine.watch import Floor, Watch, WatchConfig, not_finite
 
 
@@ -72,19 +75,6 @@ class Parts:
     floor: Floor = lambda frames: None
 
 
-class Every:
-    """Fires once whenever a count passes the next multiple of `period`; 0 never fires."""
-
-    def __init__(self, period: int) -> None:
-        self.period, self.last = period, 0
-
-    def __call__(self, count: int) -> bool:
-        if self.period <= 0 or count // self.period <= self.last // self.period:
-            return False
-        self.last = count
-        return True
-
-
 class Orchestrator:
     """Asks the scheduler what is next, does it; looks after logs, evaluation and checkpoints."""
 
@@ -96,6 +86,7 @@ class Orchestrator:
         self.scheduler = PhaseScheduler(phases, total_frames)
         self.counters = Counters()
         self.watch = Watch(config.watch, self.alert, parts.run.folder, parts.floor)
+        self.alerts = Alerts(config.watch, parts.run.folder, self._say_and_record)
         folder = parts.run.folder / "checkpoints"
         self.checkpoints = Checkpoints(folder, config.checkpoint, self._say_and_record)
         if config.log.chain:
@@ -107,6 +98,8 @@ class Orchestrator:
         self.save_due = Every(config.checkpoint.every_frames)
         self.report_due = Every(config.report.every_frames)
         self.stop_requested = False
+        self.owed = False  # an evaluation that was interrupted, to be made up for first
+        self.said_cut = False
         self.batch: Batch | None = None
         self.score: float | None = None
         self.profiler: Any = None
@@ -118,30 +111,51 @@ class Orchestrator:
 
     def run(self) -> str:
         """Train until the end or an interruption; return 'finished' or 'interrupted'."""
-        if self.scheduler.next_action() is None:
+        if self.scheduler.next_action() is None and not self.owed:
             return "finished"
         self.watch.prepare(self.workflow)
         self.parts.terminal.start()
         self._restart_clock()
         self.run_log.update(status="running")
         try:
-            with self._signals():
-                while (
-                    action := self.scheduler.next_action()
-                ) is not None and not self.stop_requested:
-                    self._announce_phase()
-                    self._do(action)
-                    self._housekeeping()
-                status = self._finish()
+            with on_stop(lambda: self.stop_requested, self._request_stop):
+                try:
+                    self._loop()
+                    status = self._interrupt() if self.stop_requested else self._finish()
+                except UnfinishedError:
+                    status = self._interrupt()
         except BaseException as error:
             with suppress(OSError):  # a disk that is full must not hide what happened
-                self.run_log.event("failed", error=f"{type(error).__name__}: {error}")
-                self.run_log.update(status="failed")
+                self._record_failure(error)
             raise
         finally:
+            with suppress(OSError):
+                self.alerts.close()
             self.parts.terminal.close()
             self.parts.logger.close()
         return status
+
+    def _loop(self) -> None:
+        if self.owed:
+            self._housekeeping()
+        while (action := self.scheduler.next_action()) is not None and not self.stop_requested:
+            self._announce_phase()
+            self._do(action)
+            self._housekeeping()
+
+    def _request_stop(self) -> None:
+        self.stop_requested = True
+        self.parts.terminal.say("stopping: saving a checkpoint (once more to stop at once)")
+
+    def _record_failure(self, error: BaseException) -> None:
+        text = f"{type(error).__name__}: {error}"
+        self.run_log.event("failed", error=text, traceback=traceback.format_exc())
+        self.run_log.update(status="failed")
+        if isinstance(error, EnvError) and (names := self.checkpoints.names()):
+            self.parts.terminal.say(
+                f"what was saved at frame {int(names[0]):,} is whole: `dreamlab resume "
+                f"{self.run_log.folder}` goes on from there"
+            )
 
     def _do(self, action: str) -> None:
         if action == "collect":
@@ -208,9 +222,10 @@ class Orchestrator:
         self.parts.terminal.tick(s.phase.name, done, done / max(s.progress(), 1e-9), unit)
         self.counters.cycles = s.cycles
         count = frames if planned else s.updates
-        measured = self.eval_due(count)
+        measured = self.eval_due.passed(count)
         if measured:
-            self.evaluate()
+            self._measure()
+            self.eval_due.last = count
         if self.report_due(count):
             self.report()
         if self.log_due(count):
@@ -223,14 +238,17 @@ class Orchestrator:
         if measured:
             self.score = None  # what is saved from now on has not been measured
 
+    def _interrupt(self) -> str:
+        """Save; what the end would have done is done when the run goes on."""
+        self.owed = self.owed or self.scheduler.next_action() is None
+        self.save()
+        self.run_log.event("interrupted", env_frames=self.counters.env_frames)
+        self.run_log.update(status="interrupted")
+        return "interrupted"
+
     def _finish(self) -> str:
-        """Evaluate and save at the end; an interrupted run only saves."""
-        if self.stop_requested:
-            self.save()
-            self.run_log.event("interrupted", env_frames=self.counters.env_frames)
-            self.run_log.update(status="interrupted")
-            return "interrupted"
-        result = self.evaluate(video=self.config.eval.video)
+        """Evaluate and save at the end."""
+        result = self._measure(video=self.config.eval.video)
         self.report()
         self.flush()
         self.save()
@@ -239,16 +257,30 @@ class Orchestrator:
         self.run_log.update(status="finished", final_eval=result.metrics(), video=video)
         return "finished"
 
+    def _measure(self, **options: Any) -> EvalResult:
+        """Evaluate outside of the phases' own plan; if interrupted, it is still owed."""
+        self.owed = True
+        result = self.evaluate(**options)
+        self.owed = False
+        return result
+
     def evaluate(self, video: bool = False) -> EvalResult:
-        """Measure the policy and report it under `eval/`."""
+        """Measure the policy and report it under `eval/`; raise if a stop was asked for."""
         path = self.run_log.folder / "videos" / f"eval_{self.counters.env_frames:012d}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
         self.parts.collector.settle()
         statistics = self.parts.collector.envs.normalizer.get_state()
-        result = self.parts.evaluator.run(self.workflow, statistics, path if wanted else None)
+        result = self.parts.evaluator.run(
+            self.workflow, statistics, wanted, lambda: self.stop_requested
+        )
+        if result.frames:
+            result.video = write_video(path, result.frames)
         metrics = result.metrics()
         self.parts.logger.add(metrics)
         self.score = metrics["eval/return"]
+        if result.cut and not self.said_cut:
+            self.said_cut = True
+            self._say_and_record(result.cut_text(self.config.eval.max_steps))
         return result
 
     def report(self) -> list[Path]:
@@ -285,13 +317,14 @@ class Orchestrator:
         last = {"last_return": record.get("episode/return"), "last_eval": record.get("eval/return")}
         self.run_log.update(env_frames=frames, updates=updates, **last)
         self.watch.flushed(record, self.workflow, self.batch)
+        self.alerts.tell()
         return record
 
     def alert(self, kind: str, text: str) -> None:
         """Tell the terminal, events.jsonl and the user's command."""
         self.parts.terminal.say(f"alert ({kind}): {text}")
         self.run_log.event("alert", alert=kind, text=text)
-        send(self.config.watch, kind, text, self.run_log.folder, self._say_and_record)
+        self.alerts.send(kind, text)
 
     def _say_and_record(self, text: str) -> None:
         self.parts.terminal.say(text)
@@ -321,29 +354,6 @@ class Orchestrator:
             self.profiler.export_chrome_trace(str(path))
             self._say_and_record(f"profile of {wanted} updates: {path}")
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn the first Ctrl-C or SIGTERM into a request to save; a second one stops at once."""
-
-        def handle(number: int, frame: Any) -> None:
-            if self.stop_requested:
-                raise KeyboardInterrupt
-            self.stop_requested = True
-            self.parts.terminal.say("stopping: saving a checkpoint (once more to stop at once)")
-
-        try:
-            before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
-        except (
-            ValueError
-        ):  # signals belong to the main thread; inside another one nobody presses Ctrl-C
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
-
     # -- state ------------------------------------------------------------------------------------
 
     def _dues(self) -> dict[str, Every]:
@@ -371,6 +381,7 @@ class Orchestrator:
             "rng": random.get_state(),
             "due": {name: due.last for name, due in self._dues().items()},
             "score": self.score,
+            "owed": self.owed,
             "wall_s": self.wall_s,
         }
         marks = {k: {m: v for m, v in s.items() if isinstance(v, int)} for k, s in buffers.items()}
@@ -398,6 +409,7 @@ class Orchestrator:
         for name, due in self._dues().items():
             due.last = state["due"][name]
         self.score = None if self.config.eval.every_frames else state["score"]
+        self.owed = state.get("owed", False)  # older checkpoints have none
         self.wall_s = state["wall_s"]
         lost = self.parts.collector.set_state(state["collector"])
         if lost:

@@ -14,10 +14,14 @@ from gymnasium import spaces
 from dreamlab.core.errors import LabError
 from dreamlab.core.types import Step
 from dreamlab.envs import suites
+from dreamlab.envs.guard import SILENCE, Overdue, is_ctrl_c, making, told, watched
 from dreamlab.envs.vector import EnvConfig, Envs, make_env
 from dreamlab.envs.wrappers import checksum
 
 SIGNATURE = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ..."
+NO_LIMIT = (
+    "an episode that never ends keeps an evaluation busy until eval.max_steps; set env.time_limit"
+)
 NUMBERS = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 
 
@@ -45,12 +49,13 @@ def check(config: EnvConfig, limits: Limits | None = None) -> list[Finding]:
     """Return what was found, in the order it was tried; a fault that hides others ends it."""
     limits = limits or Limits()
     try:
-        env = suites.make(config.suite, config.id, config.options)
-    except Exception as error:
-        return [_fault(f"making {config.id!r} failed:", error)]
+        with making(config.id, index=0):
+            env = suites.make(config.suite, config.id, config.options)
+    except LabError as error:
+        return [Finding("error", str(error))]
     found: list[Finding] = []
     for basic in (_check_spaces(env), _check_reset(env), _check_steps(env, limits)):
-        found += _run(basic)
+        found += _run(basic, config)
         if any(f.level == "error" for f in found):
             return found
     through = (
@@ -62,27 +67,27 @@ def check(config: EnvConfig, limits: Limits | None = None) -> list[Finding]:
         _check_resume(config, limits),
     )
     for part in through:
-        found += _run(part)
+        found += _run(part, config)
+        if any(SILENCE in f.text for f in found):
+            break
     env.close()
     return found
 
 
-def _run(part: Iterator[Finding]) -> Iterator[Finding]:
+def _run(part: Iterator[Finding], config: EnvConfig) -> Iterator[Finding]:
+    """Yield what a part finds; whatever ends it, `SystemExit` and a hang included, is found too."""
     try:
-        yield from part
-    except Exception as error:
-        yield _fault("the environment raised", error)
-
-
-def _fault(what: str, error: Exception) -> Finding:
-    """Return an exception as a finding: one of ours says it all, another one where it arose."""
-    if isinstance(error, LabError):
-        return Finding("error", str(error))
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    where = f" ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})" if frame else ""
-    return Finding("error", f"{what} {type(error).__name__}: {error}{where}")
+        with watched(config.step_timeout_s):
+            yield from part
+    except Overdue:
+        limit = f"{config.step_timeout_s:g} s (env.step_timeout_s)"
+        yield Finding("error", f"the environment hangs: {SILENCE} {limit}")
+    except LabError as error:
+        yield Finding("error", str(error))
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        yield Finding("error", f"the environment raised {told(error)}")
 
 
 def _check_spaces(env: gym.Env[Any, Any]) -> Iterator[Finding]:
@@ -329,11 +334,21 @@ def _check_end(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
         if env.ended:
             why = "terminated" if terminated else "truncated"
             yield Finding("ok", f"an episode of random actions was {why} after {steps} steps")
+            if terminated and not _has_limit(env, config):
+                yield Finding("warning", f"no time limit was found: {NO_LIMIT}")
             break
     else:
-        text = f"no episode ended within {steps} random steps; if none ever does, "
-        yield Finding("warning", text + "set env.time_limit")
+        yield Finding("warning", f"no episode ended within {steps} random steps: {NO_LIMIT}")
     env.close()
+
+
+def _has_limit(env: gym.Env[Any, Any], config: EnvConfig) -> bool:
+    """Tell whether something is known to end every episode; suites of ours do so themselves."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.TimeLimit):
+            return True
+        env = env.env
+    return config.suite not in ("gym", "mujoco")
 
 
 def _check_timeline(config: EnvConfig, limits: Limits) -> Iterator[Finding]:

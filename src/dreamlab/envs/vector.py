@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -13,13 +13,18 @@ from typing import Annotated, Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dreamlab.core.errors import EnvError
-from dreamlab.core.limits import PositiveInt, Range, Side
+from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
 from dreamlab.core.types import Array, ArraySpec, Spec, Step
 from dreamlab.envs import suites, wrappers
+from dreamlab.envs.guard import Guarded, making
 from dreamlab.envs.normalize import NormalizeConfig, Normalizer
+from dreamlab.envs.workers import Workers
+
+WITHIN = ("is_terminal", "raw_reward")
+"""What a suite may say of a step within an episode; all else is of the episode, at its end."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class EnvConfig:
     """Arguments of the suite's `make`."""
     num_envs: Annotated[int, Range(1, 65_536)] = 1
     vector: Literal["sync", "async"] = "sync"
+    step_timeout_s: NonNegative = 300.0
+    """Seconds after which a reset or step that has not returned is an error; 0: none. With `sync` a
+    call that hangs outside of Python can only be reported."""
     repeat: Annotated[int, Range(1, 1_000)] = 1
     """Frames per decision, times what the suite repeats by itself (Atari: `frames_per_step`)."""
     time_limit: PositiveInt | None = None
@@ -48,7 +56,8 @@ class EnvConfig:
 
 def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     """Return one environment with every wrapper its config asks for."""
-    env = suites.make(config.suite, config.id, config.options)
+    with making(config.id, index):
+        env = suites.make(config.suite, config.id, config.options)
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
@@ -60,6 +69,7 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
         env = wrappers.MapImages(env, config.size, config.gray)
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
+    env = Guarded(env, index, config.step_timeout_s)
     return wrappers.Episodes(env, seed, index, context=config.frame_stack)
 
 
@@ -188,18 +198,28 @@ class Envs:
             self._collect_finals(info)
             # A suite may cut the bootstrap within an episode (Atari: a lost life).
             terminated = terminated | np.asarray(info.get("is_terminal", False), bool)
-        self.raw_reward = reward.astype(np.float32)
-        step = Step(self._named(obs), self.raw_reward, first, self.is_last, terminated)
-        return self.normalizer(step)
+        reward = reward.astype(np.float32)
+        self.raw_reward = _raw(reward, info)
+        return self.normalizer(Step(self._named(obs), reward, first, self.is_last, terminated))
 
     def _named(self, obs: Any) -> dict[str, Array]:
         named = obs if self.key is None else {self.key: obs}
         return {k: v.astype(self.spec.obs[k].dtype, copy=False) for k, v in named.items()}
 
     def _collect_finals(self, info: dict[str, Any]) -> None:
-        names = [k for k in info if not k.startswith("_") and k != "is_terminal"]
+        names = [k for k in info if not k.startswith("_") and k not in WITHIN]
         for i in np.flatnonzero(self.is_last):
             self.finals.append({k: float(info[k][i]) for k in names if info[f"_{k}"][i]})
+
+    def cut(self, which: Array) -> None:
+        """End the running episodes of these environments, as a time limit would."""
+        finals = self.vec.call("cut", which.tolist())
+        self.finals += [finals[i] for i in np.flatnonzero(which)]
+        self.is_last[which] = True
+
+    def summary(self, finals: Sequence[dict[str, float]]) -> dict[str, float]:
+        """Return what the suite computes from what was reported at the end of episodes."""
+        return suites.summary(self.config.suite, finals)
 
     def pop_finals(self) -> list[dict[str, float]]:
         """Return what was reported at the end of each episode that ended since the last call."""
@@ -251,6 +271,13 @@ class Envs:
             self.vec.close()
 
 
+def _raw(reward: Array, info: dict[str, Any]) -> Array:
+    """Return rewards as the environments count them, where a suite gives training other ones."""
+    if "raw_reward" not in info:
+        return reward
+    return np.where(info["_raw_reward"], info["raw_reward"], reward).astype(np.float32)
+
+
 def _arrays(state: dict[str, Any]) -> dict[str, Any]:
     actions = state["actions"]
     return {**state, "actions": None if actions is None else np.asarray(actions)}
@@ -259,13 +286,7 @@ def _arrays(state: dict[str, Any]) -> dict[str, Any]:
 def _vector(config: EnvConfig, makers: list[Callable[[], Any]]) -> Any:
     if config.vector == "sync":
         return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
-    return AsyncVectorEnv(
-        makers,
-        shared_memory=True,
-        copy=False,
-        context=_context(),
-        autoreset_mode=AutoresetMode.NEXT_STEP,
-    )
+    return Workers(makers, _context(), config.step_timeout_s)
 
 
 def _context() -> str:

@@ -39,15 +39,18 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         self.repeat = repeat
 
     def step(self, action: Any) -> Result:
-        total, drawing = 0.0, set_drawing(self.env, False)
+        total, raw, drawing = 0.0, 0.0, set_drawing(self.env, False)
         for i in range(self.repeat):
             if i == self.repeat - 1:
                 set_drawing(self.env, drawing)
             obs, reward, terminated, truncated, info = self.env.step(action)
             total += float(reward)
+            raw += info.get("raw_reward", float(reward))
             if terminated or truncated:
                 break
         set_drawing(self.env, drawing)
+        if raw != total or "raw_reward" in info:  # type: ignore[possibly-undefined]
+            info = {**info, "raw_reward": raw}  # type: ignore[possibly-undefined]
         return obs, total, terminated, truncated, info  # type: ignore[possibly-undefined]
 
 
@@ -310,6 +313,7 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
         self.ended = False
         self.reset_next = False
         self.last_obs: Any = None
+        self.last_info: dict[str, Any] = {}
 
     @property
     def frames_per_step(self) -> int:
@@ -330,11 +334,13 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
             return self.reset()[0], 0.0, False, False, {}
         self.actions.append(action.copy() if isinstance(action, np.ndarray) else action)
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self.last_obs = obs
+        self.last_obs, self.last_info = obs, info
         self.ended = bool(terminated or truncated)
         kept = self._final(info) if self.ended else {}
         if info.get("is_terminal"):
             kept["is_terminal"] = True
+        if "raw_reward" in info:
+            kept["raw_reward"] = float(info["raw_reward"])
         return obs, float(reward), bool(terminated), bool(truncated), kept
 
     def _final(self, info: dict[str, Any]) -> dict[str, Any]:
@@ -344,6 +350,11 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
             if name in info:
                 kept["success"] = float(np.asarray(info[name]).reshape(-1)[0])
         return kept
+
+    def cut(self, which: list[bool]) -> dict[str, Any]:
+        """End the running episode if `which[index]`; return what is reported at its end."""
+        self.reset_next = self.reset_next or which[self.index]
+        return self._final(self.last_info) if which[self.index] else {}
 
     def picture(self, index: int) -> Any:
         """Return what `render` draws if this is environment `index` and it can, else None."""

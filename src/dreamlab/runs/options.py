@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-WITHOUT_EFFECT = ("run", "log", "watch", "checkpoint", "report", "schema")
+WITHOUT_EFFECT = (
+    "run", "log", "watch", "checkpoint", "report", "schema", "env.step_timeout_s",
+)  # fmt: skip
 """Options that change where a run lives and how it is looked at, and none of its numbers."""
 ABSENT = "-"
 

@@ -103,7 +103,8 @@ def _told(kind: str, data: Record) -> str:
     if kind == "metrics":
         shown = [f"{k} {_short(data[k])}" for k in SHOWN if k in data]
         return " | ".join([f"{int(_number(data.get('env_frames'))):,} frames", *shown])
-    text = [f"{k} {_short(v)}" for k, v in data.items() if k not in ("text", "error")]
+    hidden = ("text", "error", "traceback")  # a traceback is for programs: `--json` has it
+    text = [f"{k} {_short(v)}" for k, v in data.items() if k not in hidden]
     return " | ".join([*text, *(str(data[k]) for k in ("text", "error") if k in data)])
 
 

@@ -1,9 +1,13 @@
-"""One file per suite. A suite is a function from a task name and options to a `gymnasium.Env`."""
+"""One file per suite. A suite is a function from a task name and options to a `gymnasium.Env`.
+
+What a suite reports of an episode (`success`, `log/*`) is in the info of every step: a time limit
+may end the episode where the suite does not know of it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gymnasium import Env
@@ -31,6 +35,9 @@ SUITES: dict[str, str] = {
     "procgen": "dreamlab.envs.suites.procgen.make",
 }
 
+# The function from what each episode of an evaluation reported to metrics of them all together.
+SUMMARIES: dict[str, str] = {"crafter": "dreamlab.envs.suites.crafter.summary"}
+
 
 def make(suite: str, task: str, options: Mapping[str, Any], where: str = "env") -> Env[Any, Any]:
     """Return one environment of a suite, with the original's preprocessing."""
@@ -49,3 +56,8 @@ def maker(
     function = locate(SUITES[suite], where)
     kind = f"option of suite {suite}"
     return function, arguments(function, options, f"{where}.options", kind, ("task",))
+
+
+def summary(suite: str, finals: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return what a suite computes from all episodes of an evaluation, by name."""
+    return locate(SUMMARIES[suite], "env.suite")(finals) if suite in SUMMARIES else {}

@@ -85,10 +85,12 @@ class Atari(gym.Env[Any, Any]):
         lost = self.ale.lives() < self.lives
         self.lives = self.ale.lives()
         terminated = over or (lost and self.lives_mode == "reset")  # type: ignore[possibly-undefined]
-        info = {"is_terminal": True} if lost and self.lives_mode == "discount" else {}
-        reward = float(np.sign(reward)) if self.clip_reward else float(reward)
+        info: Info = {"is_terminal": True} if lost and self.lives_mode == "discount" else {}
         truncated = not terminated and self.frames >= MAX_FRAMES
-        return self.screens.max(0), reward, terminated, truncated, info
+        if self.clip_reward and abs(reward) > 1:
+            info["raw_reward"] = float(reward)
+            reward = np.sign(reward)
+        return self.screens.max(0), float(reward), terminated, truncated, info
 
     def _felt(self, action: Any) -> Any:
         """Return the action the game gets: sometimes, when sticky, the one of the frame before."""
@@ -113,6 +115,7 @@ def make(
     """Return a game by its name, e.g. `pong` (the 57 of `ATARI_57`, or any that ALE has).
 
     `lives` says what losing one means: nothing, no bootstrap but the game goes on, or a new game.
+    `clip_reward` gives the sign of the reward; returns are reported as the game counts them.
     """
     ale_py = require("ale_py", "atari")
     roms = require("ale_py.roms", "atari")

@@ -47,12 +47,10 @@ class BSuite(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         step = self.env.step(int(action))
         terminated = bool(step.last() and step.discount == 0)
-        final: Info = {}
-        if step.last():
-            scores = self.env.bsuite_info().items()
-            final = {f"log/bsuite_{k}": float(v) for k, v in scores if np.ndim(v) == 0}
+        scores = self.env.bsuite_info().items()
+        told = {f"log/bsuite_{k}": float(v) for k, v in scores if np.ndim(v) == 0}
         truncated = bool(step.last() and not terminated)
-        return self._obs(step), float(step.reward or 0.0), terminated, truncated, final
+        return self._obs(step), float(step.reward or 0.0), terminated, truncated, told
 
 
 def make(task: str) -> gym.Env[Any, Any]:

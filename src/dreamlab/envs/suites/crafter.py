@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from dreamlab.core.limits import PositiveInt, Side
 
 Info = dict[str, Any]
 TASKS = {"reward": True, "noreward": False}
+ACHIEVEMENT = "log/achievement_"
 
 
 class _InOrder(dict[Any, None]):
@@ -60,13 +62,10 @@ class Crafter(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         obs, reward, done, info = self.env.step(int(action))
-        dead = info["discount"] == 0
-        final: Info = {}
-        if done:
-            counts = info["achievements"]
-            final = {f"log/achievement_{k}": float(n > 0) for k, n in counts.items()}
-            final["log/achievements"] = float(sum(n > 0 for n in counts.values()))
-        return obs, float(reward), bool(dead), bool(done and not dead), final
+        dead, counts = info["discount"] == 0, info["achievements"]
+        told = {f"{ACHIEVEMENT}{k}": float(n > 0) for k, n in counts.items()}
+        told["log/achievements"] = sum(told.values())
+        return obs, float(reward), bool(dead), bool(done and not dead), told
 
     def render(self) -> Any:
         # At night the picture has noise drawn from the game's own generator: looking must not
@@ -90,6 +89,15 @@ def make(
     return Crafter(env, size)
 
 
-def score(success_rates: list[float]) -> float:
+def score(success_rates: Sequence[float]) -> float:
     """Return the Crafter score in percent: the geometric mean of the success rates (in percent)."""
     return float(np.exp(np.mean(np.log1p(np.asarray(success_rates)))) - 1)
+
+
+def summary(finals: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the score over episodes: of each achievement, how many percent of them unlock it."""
+    names = sorted({k for final in finals for k in final if k.startswith(ACHIEVEMENT)})
+    if not names:
+        return {}
+    rates = [100 * float(np.mean([final[name] for final in finals])) for name in names]
+    return {"crafter_score": score(rates)}

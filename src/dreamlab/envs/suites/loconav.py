@@ -91,7 +91,7 @@ class LocoNav(gym.Env[Any, Any]):
         step = self.env.step(action)
         obs = self._obs(step)
         terminated = bool(step.last() and step.discount == 0)
-        info = {"log/coverage": float(len(self.visited))} if step.last() else {}
+        info = {"log/coverage": float(len(self.visited))}
         truncated = bool(step.last() and not terminated)
         return obs, float(step.reward or 0.0), terminated, truncated, info
 

@@ -41,8 +41,8 @@ class MetaWorld(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         obs, reward, _, truncated, info = self.env.step(action)
         self.success = self.success or bool(info["success"])
-        final = {"success": self.success} if truncated else {}
-        return np.asarray(obs, np.float32), float(reward), False, bool(truncated), final
+        told = {"success": self.success}
+        return np.asarray(obs, np.float32), float(reward), False, bool(truncated), told
 
     def render(self) -> Any:
         # Some of its cameras hang upside down.

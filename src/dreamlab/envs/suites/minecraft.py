@@ -92,10 +92,8 @@ class Minecraft(gym.Env[Any, Any]):
         reward = HEALTH_SCALE * (float(self.obs["health"][0]) - health) + self._milestones()
         dead = bool(done) or float(self.obs["health"][0]) <= 0
         truncated = not dead and self.count >= self.length
-        final = (
-            {f"log/got_{m}": float(m in self.got) for m in MILESTONES} if dead or truncated else {}
-        )
-        return self.obs, reward, dead, truncated, final
+        told = {f"log/got_{m}": float(m in self.got) for m in MILESTONES}
+        return self.obs, reward, dead, truncated, told
 
     def _command(self, action: int) -> Command:
         """Return the full command: sticky jump on, and no looking beyond 60 degrees."""

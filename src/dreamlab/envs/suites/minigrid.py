@@ -49,13 +49,11 @@ class ImageOnly(gym.ObservationWrapper[Any, Any, Any]):
 
 
 class Success(gym.Wrapper[Any, Any, Any, Any]):
-    """Reports at the end of an episode whether the goal was reached (its reward is positive)."""
+    """Reports whether the goal was reached (its reward is positive; it ends the episode)."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            info = {**info, "success": float(reward) > 0}
-        return obs, reward, terminated, truncated, info
+        return obs, reward, terminated, truncated, {**info, "success": float(reward) > 0}
 
 
 def make(

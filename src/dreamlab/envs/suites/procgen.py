@@ -54,7 +54,7 @@ class Procgen(gym.Env[Any, Any]):
         over = bool(first[0])
         if not over:
             self.image = self._image()
-            return self.image, float(reward[0]), False, False, {}
+            return self.image, float(reward[0]), False, False, {"success": False}
         done = self.env.get_info()[0].get("prev_level_complete", 0)
         return self.image, float(reward[0]), True, False, {"success": bool(done)}
 
