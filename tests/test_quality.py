@@ -45,7 +45,9 @@ def functions(path: Path):
             yield node
 
 
-@pytest.mark.parametrize("folder", ["workflows", "components", "engine", "data", "core", "envs", "accel"])
+@pytest.mark.parametrize(
+    "folder", ["workflows", "components", "engine", "data", "core", "envs", "accel"]
+)
 def test_files_and_functions_stay_small(folder):
     for path in (ROOT / "src" / "dreamlab" / folder).rglob("*.py"):
         lines = len(path.read_text().splitlines())

@@ -67,6 +67,7 @@ class LabConfig:
     deterministic: bool = False
     threads: int = 0
     compile: bool | None = None
+    accel: str = "auto"
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -82,7 +83,7 @@ class LabConfig:
     @property
     def compute(self) -> ComputeConfig:
         """Return the options on computing as one."""
-        names = ("device", "precision", "deterministic", "compile", "threads")
+        names = ("device", "precision", "deterministic", "compile", "accel", "threads")
         options = {k: getattr(self, k) for k in names}
         return load(ComputeConfig, options, "")
 
