@@ -72,6 +72,7 @@ class LabConfig:
     deterministic: bool = False
     threads: Threads = 0
     compile: bool | None = None
+    accel: str = "auto"
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -87,7 +88,7 @@ class LabConfig:
     @property
     def compute(self) -> ComputeConfig:
         """Return the options on computing as one."""
-        names = ("device", "precision", "deterministic", "compile", "threads")
+        names = ("device", "precision", "deterministic", "compile", "accel", "threads")
         options = {k: getattr(self, k) for k in names}
         return load(ComputeConfig, options, "")
 

@@ -12,25 +12,43 @@ from typing import Any
 
 from torch import Tensor
 
+from dreamlab.core.optim import Adam
+
 # asked once: the compiler traces `use_triton`, and refuses to look for modules
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in numpy: for tests
 
 
 class Forms:
-    """Which form to compute: the reference is there to compare with."""
+    """Which form this process computes: the reference is there to compare with."""
 
     reference = False
+
+
+def set_reference(on: bool) -> None:
+    """Compute everything in its reference form from now on, or no longer."""
+    Forms.reference = Adam.single_ops = on
 
 
 @contextmanager
 def reference_kernels() -> Iterator[None]:
     """Compute everything inside the block in its reference form."""
-    before, Forms.reference = Forms.reference, True
+    before = Forms.reference
+    set_reference(True)
     try:
         yield
     finally:
-        Forms.reference = before
+        set_reference(before)
+
+
+def use_fused() -> bool:
+    """Tell whether several operations are computed as one where that is faster on any device."""
+    return not Forms.reference
+
+
+def use_cpu_kernels(x: Tensor) -> bool:
+    """Tell whether a tensor is computed with in the form that suits a CPU."""
+    return x.device.type == "cpu" and not Forms.reference
 
 
 def use_gpu_kernels(x: Tensor) -> bool:

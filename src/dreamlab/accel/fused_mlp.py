@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dreamlab.accel.dispatch import use_cpu_kernels
+
 NARROW = 32
 
 
 def usable(x: Tensor) -> bool:
     """Tell whether an input may take this way."""
     return (
-        x.device.type == "cpu"
+        use_cpu_kernels(x)
         and x.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()

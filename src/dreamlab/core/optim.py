@@ -37,6 +37,8 @@ class Adam:
     """
 
     dtype = torch.float32
+    single_ops = False
+    """Step in single operations instead: of every Adam of this process."""
 
     def __init__(self, config: OptimConfig, params: list[nn.Parameter]) -> None:
         self.config, self.params, self.lr = config, params, config.lr
@@ -71,7 +73,7 @@ class Adam:
         pick = (lambda x: x) if len(used) == len(grads) else (lambda x: [x[i] for i in used])
         beta1, beta2 = self.config.betas
         lr: Any = self.rate if self.count.is_cuda else self.lr
-        if torch.compiler.is_compiling():
+        if self.single_ops or torch.compiler.is_compiling():
             groups = (pick(x) for x in (self.params, grads, self.mean, self.square))
             self._plain(zip(*groups, strict=True))
             return
@@ -85,7 +87,7 @@ class Adam:
 
     @torch.no_grad()
     def _plain(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Take the same step in single operations, which a compiler fuses."""
+        """Take the same step in single operations: a compiler fuses them."""
         assert self.count is not None
         assert self.rate is not None
         beta1, beta2 = self.config.betas

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 from threadpoolctl import ThreadpoolController
 
+from dreamlab.accel import dispatch
 from dreamlab.accel.compile import compile_methods, compile_updates
 from dreamlab.accel.cuda_graphs import graph_methods
 from dreamlab.core.errors import ConfigError
@@ -40,9 +41,16 @@ class ComputeConfig:
     compile: bool | None = None
     """Compile updates with torch.compile, on a GPU capture them as CUDA graphs: faster after half a
     minute, or seconds the next time. None: on a GPU, where the workflow can be captured."""
+    accel: Literal["auto", "off"] = "auto"
+    """`off` computes everything as it is written: no kernels, graphs, compiled or fused code. The
+    numbers are the same but for their last digits."""
     threads: Threads = 0
     """CPU threads of torch; 0: one where an update is small (faster there), else all cores that
     the process was given (its affinity, OMP_NUM_THREADS)."""
+
+    def __post_init__(self) -> None:
+        if self.accel == "off" and self.compile:
+            raise ConfigError("accel: off compiles nothing; leave it out, or compile=true")
 
 
 def pick_device(name: str) -> torch.device:
@@ -82,7 +90,8 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     threads = config.threads or _threads(workflow, rows)
     torch.set_num_threads(threads)
-    if config.compile is not False:
+    dispatch.set_reference(config.accel == "off")
+    if config.accel == "auto" and config.compile is not False:
         speed_up(config, workflow)
 
 

@@ -6,21 +6,22 @@ import torch
 from torch import Tensor
 
 from dreamlab.accel import cpu_fast
+from dreamlab.accel.dispatch import use_cpu_kernels
 
 
 def softmax(x: Tensor) -> Tensor:
     """Return the softmax over a last axis of few entries."""
-    return cpu_fast.small_softmax(x) if x.device.type == "cpu" else torch.softmax(x, -1)
+    return cpu_fast.small_softmax(x) if use_cpu_kernels(x) else torch.softmax(x, -1)
 
 
 def log_softmax(x: Tensor) -> Tensor:
     """Return the logarithm of `softmax`."""
-    return cpu_fast.small_log_softmax(x) if x.device.type == "cpu" else torch.log_softmax(x, -1)
+    return cpu_fast.small_log_softmax(x) if use_cpu_kernels(x) else torch.log_softmax(x, -1)
 
 
 def tanh(x: Tensor) -> Tensor:
     """Return the hyperbolic tangent."""
-    return cpu_fast.tanh(x) if x.device.type == "cpu" else torch.tanh(x)
+    return cpu_fast.tanh(x) if use_cpu_kernels(x) else torch.tanh(x)
 
 
 def gumbel(*shape: int, device: torch.device | str | None = None) -> Tensor:

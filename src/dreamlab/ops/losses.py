@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from dreamlab.accel.dispatch import use_fused
+from dreamlab.accel.fused_losses import fused_surrogate
 
 
 def huber(error: Float[Tensor, "*b"], delta: float = 1.0) -> Float[Tensor, "*b"]:
@@ -34,23 +36,6 @@ def project_categorical(
     return out.scatter_add_(1, below + 1, probs * above_share)
 
 
-class _Surrogate(torch.autograd.Function):
-    """The clipped surrogate as one node of the graph: on small batches the nodes are the cost."""
-
-    @staticmethod
-    def forward(ctx: Any, change: Tensor, advantage: Tensor, clip: Any) -> Tensor:
-        ratio = change.exp()
-        near = torch.clamp(ratio, 1 - clip, 1 + clip)
-        free, clipped = ratio * advantage, near.mul_(advantage)
-        ctx.save_for_backward(free.where(free <= clipped, 0.0))
-        return torch.minimum(free, clipped)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grad * ctx.saved_tensors[0], None, None
-
-
 def clipped_surrogate(
     change: Float[Tensor, "*b"], advantage: Float[Tensor, "*b"], clip: Any
 ) -> Float[Tensor, "*b"]:
@@ -58,5 +43,7 @@ def clipped_surrogate(
 
     `change` is the log-probability now less that when acting; gradients flow through it alone.
     """
-    result: Any = _Surrogate.apply(change, advantage, clip)
-    return result
+    if use_fused():
+        return fused_surrogate(change, advantage, clip)
+    ratio = change.exp()
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
