@@ -238,6 +238,22 @@ def test_training_goes_on_beside_a_damaged_index(tmp_path, damage):
     assert (found["frames"], found["status"], found["workflow.lr"]) == (4, "finished", 1e-3)
 
 
+def foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("CREATE TABLE thesis (x); INSERT INTO thesis VALUES ('years');")
+
+
+@pytest.mark.parametrize("place", [foreign, garbage])
+def test_a_file_that_another_program_calls_so_is_set_aside_and_not_deleted(tmp_path, place):
+    make(tmp_path / "a")
+    place(tmp_path / index.FILE)
+    before = (tmp_path / index.FILE).read_bytes()
+    (tmp_path / f"{index.FILE}.old").write_text("set aside before")
+    assert [r["path"] for r in index.read(tmp_path).rows] == ["a"]
+    assert (tmp_path / f"{index.FILE}.old1").read_bytes() == before
+    assert (tmp_path / f"{index.FILE}.old").read_text() == "set aside before"
+
+
 def test_the_index_of_a_newer_program_is_left_alone(tmp_path):
     make(tmp_path / "a")
     index.read(tmp_path)

@@ -6,6 +6,7 @@ lost, stale or damaged at any time; whoever writes it gives up rather than wait.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sqlite3
@@ -137,16 +138,34 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def remove(root: Path) -> bool:
-    """Delete a folder's index while nobody uses it; tell whether that was possible."""
+    """Delete a folder's index while nobody uses it; tell whether that was possible.
+
+    What may be a file of another program that has this name is set aside instead.
+    """
     with held(root, timeout_s=READ_S) as alone:
         if not alone:
             return False
         try:
+            if not _is_ours(root):
+                names = (f"{FILE}.old{n or ''}" for n in itertools.count())
+                (root / FILE).rename(next(root / n for n in names if not (root / n).exists()))
             for suffix in ("", "-wal", "-shm", "-journal"):
                 (root / f"{FILE}{suffix}").unlink(missing_ok=True)
         except OSError:
             return False
     return True
+
+
+def _is_ours(root: Path) -> bool:
+    """Tell whether what is called the index can be read and has no table but the index's."""
+    if not stamp_of(root / FILE):
+        return True
+    try:
+        with closing(_connect(root, "ro", READ_S)) as db:
+            names = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error:
+        return False
+    return {name for name in names if not name.startswith("sqlite_")} <= {*TABLES}
 
 
 # -- reading --------------------------------------------------------------------------------------
