@@ -181,7 +181,10 @@ def _check(jobs: Sequence[Job]) -> int:
 def _keep(config: SweepConfig, folder: Path) -> None:
     from omegaconf import OmegaConf
 
-    write_text(folder / "sweep.yaml", OmegaConf.to_yaml(OmegaConf.create(dump(config))))
+    path = folder / "sweep.yaml"
+    if path.exists() and not {"limits", "launcher", "tune", "sample_seed"} <= {*read_yaml(path)}:
+        raise ConfigError(f"{path} is a file of yours: give the sweep another folder with dir=")
+    write_text(path, OmegaConf.to_yaml(OmegaConf.create(dump(config))))
 
 
 # -- what is printed ------------------------------------------------------------------------------
