@@ -42,41 +42,38 @@ def ours(name: str, compiled: bool) -> tuple[float, dict[str, float]]:
         ]  # fmt: skip
         run, config, _ = build.open_run(load_config(compose(options)))
         loop = build.build(config, run, Terminal("off", config.name))
-        spent = {"collect": 0.0, "update": 0.0}
-        do = loop._do
-        started: list[float] = []
-
-        def timed(action: str) -> None:
-            if not started and loop.counters.env_frames >= WARM_UP[name]:
-                started[:] = [time.perf_counter(), loop.counters.env_frames]
-                spent.update(collect=0.0, update=0.0)
-            began = time.perf_counter()
-            do(action)
-            spent[action] += time.perf_counter() - began
-
-        loop._do = timed
-        loop.evaluate = lambda video=False: _NoEval()  # the benchmark times training alone
-        frames_per_s = 0.0
-        finish = loop._finish
-
-        def finished() -> str:
-            nonlocal frames_per_s
-            elapsed = time.perf_counter() - started[0]
-            frames_per_s = (loop.counters.env_frames - started[1]) / elapsed
-            spent["rest"] = elapsed - spent["collect"] - spent["update"]
-            return finish()
-
-        loop._finish = finished
+        speed = _speed(WARM_UP[name])
+        loop.observers.add(speed)
         loop.run()
-    total = sum(spent.values())
-    return frames_per_s, {k: v / total for k, v in spent.items()}
+    total = sum(speed.seconds.values())
+    return speed.frames_per_s, {k: v / total for k, v in speed.seconds.items()}
 
 
-class _NoEval:
-    video = None
+def _speed(warm_up: int):
+    """Return an observer that times training, and training alone, from a frame on."""
+    from dreamlab.engine.observer import StageTimes
 
-    def metrics(self) -> dict[str, float]:
-        return {}
+    class Speed(StageTimes):
+        frames_per_s, since = 0.0, (0.0, 0)
+
+        def started(self, loop):
+            self.loop = loop
+
+        def before(self, action):
+            frames = self.loop.counters.env_frames
+            if not self.since[1] and frames >= warm_up:
+                self.since, self.seconds = (time.perf_counter(), frames), {}
+            super().before(action)
+
+        def after(self, action):
+            super().after(action)
+            if self.loop.scheduler.next_action() is None:
+                elapsed = time.perf_counter() - self.since[0]
+                self.frames_per_s = (self.loop.counters.env_frames - self.since[1]) / elapsed
+                self.seconds["rest"] = elapsed - sum(self.seconds.values())
+                self.loop.stop()  # without the evaluation of the end
+
+    return Speed()
 
 
 OURS: dict[str, list[str]] = {"ppo": [], "dqn": ["workflow.lr=2.3e-3"], "sac": []}

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from dreamlab import build
 from dreamlab.config import LabConfig, compose, load_config
+from dreamlab.engine.logger import MACHINE
+from dreamlab.engine.observer import StopWhen
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 
@@ -45,14 +48,14 @@ def open_config(folder: Path, config: LabConfig) -> Orchestrator:
 def run_for(loop: Orchestrator, actions: int | None) -> str:
     """Run a loop; stop it, as Ctrl-C would, after this many actions."""
     if actions is not None:
-        inner, left = loop._do, [actions]
+        done = count(1)
+        loop.observers.add(StopWhen(lambda _: next(done) >= actions))
+    return loop.run()
 
-        def counted(action: str) -> None:
-            inner(action)
-            left[0] -= 1
-            loop.stop_requested = left[0] <= 0
 
-        loop._do = counted  # type: ignore[method-assign]
+def run_until(loop: Orchestrator, done: Callable[[], bool]) -> str:
+    """Run a loop; stop it, as Ctrl-C would, when something has come about."""
+    loop.observers.add(StopWhen(lambda _: done()))
     return loop.run()
 
 
@@ -68,10 +71,10 @@ def trained_once(root: Path, options: Mapping[str, Sequence[str]]) -> Callable[[
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a run without what depends on the clock."""
+    """Return the records of a run without what is up to the clock and the machine."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [
-        {k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines
+        {k: v for k, v in json.loads(line).items() if not k.startswith(MACHINE)} for line in lines
     ]
 
 

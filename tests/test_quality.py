@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dreamlab.engine.orchestrator import Orchestrator
+
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 
@@ -55,6 +57,18 @@ def test_files_and_functions_stay_small(folder):
         for node in functions(path):
             size = (node.end_lineno or 0) - node.lineno + 1
             assert size <= 60, f"{path.name}: {node.name} has {size} lines"
+
+
+def test_nothing_replaces_a_method_of_the_loop():
+    methods = {n for n in vars(Orchestrator) if not n.startswith("__")}
+    replaced: list[str] = []
+    for path in (p for d in ("src", "tests", "benchmarks") for p in (ROOT / d).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant):
+                names = [ast.unparse(t) for t in node.targets if isinstance(t, ast.Attribute)]
+                found = [n for n in names if n.rpartition(".")[2] in methods]
+                replaced += [f"{path.name}: {n}" for n in found if not n.startswith("self.")]
+    assert not replaced, f"register an Observer instead: {replaced}"
 
 
 def test_the_core_imports_without_any_extra():

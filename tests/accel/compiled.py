@@ -26,6 +26,8 @@ def main(name: str, folder: Path) -> None:
     other.workflow.load_state_dict(plain.workflow.state_dict())
     compile_updates(other.workflow)
     for loop in (plain, other):
+        for opt in loop.workflow.optimizers.values():
+            opt.watch_grads()
         for i in range(3):
             torch.manual_seed(i)
             hook = getattr(loop.workflow, plain.scheduler.phase.update_hooks[0])
@@ -33,6 +35,12 @@ def main(name: str, folder: Path) -> None:
     pairs = zip(plain.workflow.named_parameters(), other.workflow.parameters(), strict=True)
     for (key, a), b in pairs:
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=lambda m, k=key: f"{k}: {m}")
+    pairs = zip(plain.workflow.optimizers.values(), other.workflow.optimizers.values(), strict=True)
+    for a, b in pairs:
+        assert a.grad_norms is not None
+        assert b.grad_norms is not None
+        assert a.grad_norms.any()
+        torch.testing.assert_close(a.grad_norms, b.grad_norms, atol=1e-5, rtol=1e-3)
     print("same")
 
 

@@ -157,6 +157,10 @@ def test_debug_finds_nothing_wrong_with_what_is_right(name, capsys):
     assert code == 0, out + err
     for part in ("env frames", "inputs", "gradients", "largest activations", "time"):
         assert part in out
+    memory = out[out.index("\nmemory, without the checks") :]
+    for part in ("collect", "update", "optimizer", "weights by module", "largest tensors"):
+        assert part in memory
+    assert memory.index("of updates:") > memory.index("time, without the checks")
     assert "error" not in out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -16,12 +16,11 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Mode
-from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.interop import policy_files
 from dreamlab.interop.policy_export import Actions, Exported, Normalize, random_obs
 from tests.contract.found import CASES, IDS, experiments_of, workflows
-from tests.helpers import config_of, metrics, need, open_config, run_for
+from tests.helpers import config_of, metrics, need, open_config, run_for, run_until
 
 SMALL = (
     "tiny=true", "training.total_frames=700", "log.every_frames=100", "eval.every_frames=300",
@@ -89,18 +88,6 @@ def test_interrupted_and_resumed_equals_uninterrupted(cls, name, tmp_path):
         assert a == b, key
     assert_same_buffers(straight, resumed)
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
-
-
-def run_until(loop: Orchestrator, done: Callable[[], bool]) -> str:
-    """Run a loop; stop it, as Ctrl-C would, when something has come about."""
-    inner = loop._do
-
-    def watched(action: str) -> None:
-        inner(action)
-        loop.stop_requested = done()
-
-    loop._do = watched  # type: ignore[method-assign]
-    return loop.run()
 
 
 def assert_same_buffers(a, b):

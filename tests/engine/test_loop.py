@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 from dreamlab.build import load_policy
 from dreamlab.core.errors import DivergedError, LabError
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
+from dreamlab.engine.evaluator import EvalResult, Evaluator
+from dreamlab.engine.observer import Observer
 from tests.helpers import config_of, metrics, open_loop, run_for
 
 SMALL = (
@@ -168,15 +171,13 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_later(tmp_path, number):
 
 
 def test_a_second_signal_stops_at_once(tmp_path):
+    class Twice(Observer):
+        def before(self, action):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
     loop = open_loop(tmp_path / "r", *SMALL)
-    do = loop._do
-
-    def twice(action):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        do(action)
-
-    loop._do = twice
+    loop.observers.add(Twice())
     with pytest.raises(KeyboardInterrupt):
         loop.run()
 
@@ -295,18 +296,20 @@ def test_wandb_writes_offline_and_keeps_its_run_across_a_resume(tmp_path):
     assert len({name.rsplit("-", 1)[1] for name in runs}) == 1
 
 
+class Scripted(Evaluator):
+    """Measures what it is told to."""
+
+    def __init__(self, scores: Iterator[float]) -> None:
+        self.scores = scores
+
+    def run(self, *args: Any, **options: Any) -> EvalResult:
+        return EvalResult([next(self.scores)], [1])
+
+
 def test_the_best_checkpoint_is_the_one_that_was_measured(tmp_path):
     folder = tmp_path / "r"
     loop = open_loop(folder, *SMALL, "eval.every_frames=100", "checkpoint.every_frames=130")
-    scores = chain([5.0, 9.0, 7.0], repeat(8.0))
-    inner = loop.evaluate
-
-    def evaluate(**options: Any) -> Any:
-        result = inner(**options)
-        loop.score = next(scores)
-        return result
-
-    loop.evaluate = evaluate
+    loop.parts.evaluator = Scripted(chain([5.0, 9.0, 7.0], repeat(8.0)))
     loop.run()
     measured = [r["env_frames"] for r in metrics(folder) if "eval/return" in r]
     checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig(), print)

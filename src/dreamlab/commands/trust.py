@@ -17,8 +17,11 @@ from dreamlab.commands.printing import json_text
 from dreamlab.commands.verify import plain_errors
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.errors import ConfigError, DivergedError, LabError
-from dreamlab.engine.inspector import Inspector, operations, stop_after, time_stages
+from dreamlab.engine.inspector import Inspector
+from dreamlab.engine.memory import MemoryProfile, describe
+from dreamlab.engine.observer import StageTimes, StopWhen
 from dreamlab.engine.orchestrator import Orchestrator
+from dreamlab.engine.profiler import Profiler
 from dreamlab.engine.terminal import Terminal
 from dreamlab.envs.vector import Envs, make_env
 from dreamlab.interop import hub
@@ -45,7 +48,7 @@ def debug(args: list[str]) -> int:
         folder = Path(config.run.dir or f"{scratch}/checked")
         inspector = Inspector(_open(config, folder), config.env.normalize_obs is not None)
         inspector.attach()
-        stop_after(inspector.loop, options.frames)
+        inspector.loop.observers.add(_stop_at(options.frames))
         error: LabError | None = None
         try:
             inspector.loop.run()
@@ -53,15 +56,15 @@ def debug(args: list[str]) -> int:
             error = diverged
         _report_inspection(inspector, error)
         if error is None:  # again without the checks, which would be most of the profile
-            watch = replace(config.watch, check_every_update=False, profile_updates=3)
-            plain = replace(config, watch=watch)
-            loop = _open(plain, Path(scratch) / "profiled")
-            seconds = time_stages(loop)
-            stop_after(loop, options.frames)
-            loop.run()
-            _report_profile(loop, seconds)
+            plain = replace(config, watch=replace(config.watch, check_every_update=False))
+            _measure(_open(plain, Path(scratch) / "measured"), options.frames)
+            _profile(_open(plain, Path(scratch) / "profiled"), options.frames)
     found = [f.level for f in inspector.findings()]
     return 1 if error is not None or "error" in found else 0
+
+
+def _stop_at(frames: int) -> StopWhen:
+    return StopWhen(lambda loop: loop.counters.env_frames >= frames)
 
 
 def _open(config: LabConfig, folder: Path) -> Orchestrator:
@@ -105,12 +108,27 @@ def _report_inspection(inspector: Inspector, error: LabError | None) -> None:
         print(f"  {name:40s} {seen.largest:10.3g}")
 
 
-def _report_profile(loop: Orchestrator, seconds: dict[str, float]) -> None:
+def _measure(loop: Orchestrator, frames: int) -> None:
+    """Train again, and print where memory and time went."""
+    times, memory = StageTimes(), MemoryProfile()
+    for observer in (times, memory, _stop_at(frames)):
+        loop.observers.add(observer)
+    loop.run()
+    print("\n" + "\n".join(describe(memory)))
     print("\ntime, without the checks")
-    total = sum(seconds.values())
-    for name, spent in sorted(seconds.items(), key=lambda x: -x[1]):
+    total = sum(times.seconds.values())
+    for name, spent in sorted(times.seconds.items(), key=lambda x: -x[1]):
         print(f"  {name:24s} {spent:8.2f} s  {spent / total:6.1%}")
-    for name, share in operations(loop, 5):
+
+
+def _profile(loop: Orchestrator, frames: int) -> None:
+    """Train a third time, as far as the profiler needs, which slows and takes memory itself."""
+    profiler = Profiler(3, loop.run_log.folder / "trace.json", lambda _: None)
+    loop.observers.add(profiler)
+    loop.observers.add(_stop_at(frames))
+    loop.observers.add(StopWhen(lambda _: profiler.done))
+    loop.run()
+    for name, share in profiler.operations(5):
         print(f"    of updates: {name[:40]:40s} {share:6.1%}")
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import write_text
 from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.observer import Observer
+from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.runs import verify as verifying
 from dreamlab.runs.locks import is_writing
@@ -116,7 +118,9 @@ def _prepare(run: Run, second: Path, overrides: Sequence[str]) -> verifying.Rows
 
 def _quiet(config: LabConfig, folder: Path) -> LabConfig:
     """Return the same training without what only looks at it."""
-    log = replace(config.log, terminal="off", tensorboard=False, wandb=False, chain=True)
+    log = replace(
+        config.log, terminal="off", tensorboard=False, wandb=False, chain=True, norms=False
+    )
     return replace(
         config,
         run=replace(config.run, dir=str(folder)),
@@ -164,8 +168,16 @@ def _run_again(second: Path, links: int) -> None:
         raise LabError(f"the second run failed:\n{text}")
 
 
-class _EnoughError(Exception):
-    """The second run has come as far as it should."""
+class StopAfterLinks(Observer):
+    """Ends a run once it has written a number of links."""
+
+    def __init__(self, loop: Orchestrator, links: int) -> None:
+        self.loop, self.left = loop, links
+
+    def flushed(self, record: dict[str, float]) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.loop.stop()
 
 
 def again(folder: Path, links: int) -> int:
@@ -174,18 +186,8 @@ def again(folder: Path, links: int) -> int:
     config = load_config(read_yaml(run.config_path))
     loop = build.build(config, run, Terminal("off", config.name))
     loop.load()
-    flush, left = loop.flush, [links]
-
-    def counted() -> dict[str, float]:
-        record = flush()
-        left[0] -= 1
-        if left[0] == 0:
-            raise _EnoughError
-        return record
-
-    loop.flush = counted
-    with suppress(_EnoughError):
-        loop.run()
+    loop.observers.add(StopAfterLinks(loop, links))
+    loop.run()
     return 0
 
 

@@ -170,6 +170,8 @@ class Optimizer:
         """What losses are computed from: the parameters, or copies of lower precision."""
         self.fused: Callable[[Sequence[Tensor | None]], Tensor] | None = None
         """Takes the whole step and returns the norm, where a GPU has a faster way."""
+        self.grad_norms: Tensor | None = None
+        """The norm of each parameter's last gradient before clipping, if somebody wants it."""
         self.inner = (Adam if config.kind == "adam" else LaProp)(config, self.params)
 
     @property
@@ -190,6 +192,8 @@ class Optimizer:
         new = torch.autograd.grad(
             scaled, self.sources, allow_unused=True, retain_graph=keep_graph or None
         )
+        if self.grad_norms is not None:
+            self._note(new, self.grad_norms)
         if self.fused is not None:
             return self.fused(new)
         if self.sources is not self.params:
@@ -208,6 +212,16 @@ class Optimizer:
         if self.pending == self.accumulate:
             self.apply(grads, norm)
         return norm
+
+    def watch_grads(self) -> None:
+        """Keep `grad_norms` from now on, in one place that recorded steps may write to."""
+        self.grad_norms = torch.zeros(len(self.params), device=self.params[0].device)
+
+    @torch.no_grad()
+    def _note(self, grads: Sequence[Tensor | None], norms: Tensor) -> None:
+        there = [g.float() for g in grads if g is not None]
+        found = iter(torch._foreach_norm(there))
+        norms.copy_(torch.stack([norms.new_zeros(()) if g is None else next(found) for g in grads]))
 
     @staticmethod
     def grad_norm(grads: list[Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 from dreamlab.core.types import Array, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.logger import Jsonl, Record
+from dreamlab.engine.observer import Observer
 
 LARGE = 16_384  # bytes
 LANES = 251  # words: no multiple of an image's row, so that what moves in it changes the sums
@@ -28,8 +29,8 @@ crc32: Callable[..., int] = zlib.crc32  # it takes arrays, though its type does 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Chain:
-    """Takes part in a run as one more sink of its metrics, and watches what is collected.
+class Chain(Observer):
+    """Takes part in a run as one more sink of its metrics, and observes what is collected.
 
     Checksums are CRC-32: unlike those of a cryptographic hash, the state of one in the middle of an
     interval is a number, which a checkpoint can hold.
@@ -39,7 +40,7 @@ class Chain:
         self.file, self.workflow = Jsonl(path), workflow
         self.crc, self.decisions, self.link = 0, 0, ""
 
-    def saw(self, step: Step, action: Array, ended: int) -> None:
+    def ticked(self, step: Step, action: Array, ended: int) -> None:
         """Take in one tick: what was shown, what was done, and how many episodes ended there."""
         crc = self.crc
         for value in step.obs.values():

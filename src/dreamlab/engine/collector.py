@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
+from dreamlab.engine.observer import Observers
 
 
 class VectorEnv(Protocol):
@@ -35,10 +35,6 @@ class VectorEnv(Protocol):
     def pop_finals(self) -> list[dict[str, float]]: ...
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any], step: Step) -> tuple[Step, list[int]]: ...
-
-
-Witness = Callable[[Step, Array, int], None]
-"""Told of every tick: the step, the actions chosen there, and how many episodes end with it."""
 
 
 @dataclass
@@ -72,11 +68,11 @@ class Collector:
         self.state = workflow.initial_state(envs.num_envs)
         self.returns = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, np.int64)
-        self.witnesses: list[Witness] = []
+        self.observers = Observers()
 
     def collect(self, ticks: int, buffer: Buffer, random_actions: bool = False) -> Collected:
         """Run every environment for `ticks` steps; a tick that begins an episode has no frame."""
-        envs, act, frames = self.envs, self.workflow.act, 0
+        envs, act, frames, ticked = self.envs, self.workflow.act, 0, self.observers.ticked
         for _ in range(ticks):
             step = self._current()
             decision = act(step, self.state, Mode.TRAIN)
@@ -85,8 +81,8 @@ class Collector:
             buffer.add(step, decision)
             self.state = decision.state
             action, ended = decision.action.cpu().numpy(), int(np.count_nonzero(step.is_last))
-            for witness in self.witnesses:
-                witness(step, action, ended)
+            for tell in ticked:
+                tell(step, action, ended)
             frames += envs.num_envs - ended  # one whose episode is over begins anew
             envs.send(action)
         if buffer.needs_next or not envs.parallel:

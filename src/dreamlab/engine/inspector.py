@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dreamlab.core.tree import tree_leaves
-from dreamlab.core.types import Array, ArraySpec, Batch, Step
-from dreamlab.core.workflow import Workflow
+from dreamlab.core.types import Array, ArraySpec, Batch, Metrics, Step
+from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 
 EXPLODING = 1e4
@@ -93,7 +92,7 @@ def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
 
 
 @dataclass
-class Inspector:
+class Inspector(Observer):
     """Attached to a loop before it runs; `findings` says afterwards what was noticed."""
 
     loop: Orchestrator
@@ -112,14 +111,7 @@ class Inspector:
                 object.__setattr__(module, "fusible", False)
             if name:
                 module.register_forward_hook(self._hook(name))
-        loop.parts.collector.witnesses.append(self.saw)
-        updated = loop.watch.updated
-
-        def after_update(workflow: Workflow[Any], batch: Batch) -> None:
-            self.updated(workflow)
-            updated(workflow, batch)
-
-        loop.watch.updated = after_update
+        loop.observers.add(self)
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -140,10 +132,10 @@ class Inspector:
 
         return look
 
-    def updated(self, workflow: Workflow[Any]) -> None:
+    def updated(self, batch: Batch, metrics: Metrics) -> None:
         """Take note of the gradients of an update, by module; they were clipped already."""
         squares: dict[str, float] = {}
-        for name, parameter in workflow.named_parameters():
+        for name, parameter in self.loop.workflow.named_parameters():
             if parameter.requires_grad:
                 grad = parameter.grad
                 group = ".".join(name.split(".")[:-1][:2]) or name
@@ -152,7 +144,7 @@ class Inspector:
         for group, square in squares.items():
             self.gradients.setdefault(group, []).append(square**0.5)
 
-    def saw(self, step: Step, action: Array, ended: int) -> None:
+    def ticked(self, step: Step, action: Array, ended: int) -> None:
         """Compare a tick with the spec."""
         spec = self.loop.workflow.spec
         for name, value in step.obs.items():
@@ -212,42 +204,6 @@ class Inspector:
     def gradient_rows(self) -> list[tuple[str, float, float, float]]:
         """Return module, and its gradient's first, median and largest norm."""
         return [(k, v[0], statistics.median(v), max(v)) for k, v in self.gradients.items()]
-
-
-def time_stages(loop: Orchestrator) -> dict[str, float]:
-    """Return a dictionary that will hold the seconds of each stage once the loop has run."""
-    seconds: dict[str, float] = {}
-    do = loop._do
-
-    def timed(action: str) -> None:
-        began = time.perf_counter()
-        do(action)
-        seconds[action] = seconds.get(action, 0.0) + time.perf_counter() - began
-
-    loop._do = timed
-    return seconds
-
-
-def stop_after(loop: Orchestrator, frames: int) -> None:
-    """Let a loop end, without a last evaluation, as soon as it has come so far."""
-    do = loop._do
-
-    def counted(action: str) -> None:
-        do(action)
-        loop.stop_requested = loop.counters.env_frames >= frames
-
-    loop._do = counted
-
-
-def operations(loop: Orchestrator, num: int) -> list[tuple[str, float]]:
-    """Return the most expensive operations of the profiled updates, with their share."""
-    if loop.profiler is None:
-        return []
-    if not (loop.run_log.folder / "report" / "trace.json").exists():
-        loop.profiler.stop()  # there were fewer updates than were to be profiled
-    events = sorted(loop.profiler.key_averages(), key=lambda e: -e.self_cpu_time_total)
-    total = sum(e.self_cpu_time_total for e in events) or 1.0
-    return [(e.key, e.self_cpu_time_total / total) for e in events[:num]]
 
 
 def _share(seen: Seen) -> str:

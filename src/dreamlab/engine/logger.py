@@ -17,6 +17,8 @@ from dreamlab.core.errors import require
 from dreamlab.core.limits import Natural
 
 Record = dict[str, float]
+MACHINE = ("time/", "system/")
+"""What these begin is up to the clock and the machine: equal runs differ in it."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class LogConfig:
     """auto: a live view on a terminal, plain lines elsewhere."""
     chain: bool = True
     """Write `chain.jsonl`, by which `dreamlab verify` compares a second run with this one."""
+    system: bool = True
+    """Add memory, cores and GPU to every record, under `system/`."""
+    norms: bool = False
+    """Add norms of gradients, weights and their changes by module, under `norms/`."""
     tensorboard: bool = False
     wandb: bool = False
     wandb_project: str = "dreamlab"

@@ -10,19 +10,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from dreamlab.core import rng as random
 from dreamlab.core.errors import CheckpointError, EnvError, LabError
 from dreamlab.core.phase import Phase
-from dreamlab.core.types import Batch
+from dreamlab.core.types import Batch, Metrics
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
 from dreamlab.engine.accelerate import ComputeConfig, autocast
 from dreamlab.engine.alerts import Alerts
-from dreamlab.engine.chain import Chain
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.collector import Collected, Collector
+from dreamlab.engine.default_observers import add_default_observers
 from dreamlab.engine.evaluator import EvalConfig, EvalResult, Evaluator, UnfinishedError
 from dreamlab.engine.every import Every
 from dreamlab.engine.logger import LogConfig, Logger
@@ -83,16 +81,14 @@ class Orchestrator:
     ) -> None:
         self.config, self.parts = config, parts
         self.workflow, self.run_log = parts.workflow, parts.run
+        self.observers = parts.collector.observers
         self.scheduler = PhaseScheduler(phases, total_frames)
         self.counters = Counters()
         self.watch = Watch(config.watch, self.alert, parts.run.folder, parts.floor)
         self.alerts = Alerts(config.watch, parts.run.folder, self._say_and_record)
         folder = parts.run.folder / "checkpoints"
         self.checkpoints = Checkpoints(folder, config.checkpoint, self._say_and_record)
-        if config.log.chain:
-            chain = Chain(parts.run.folder / "chain.jsonl", self.workflow)
-            parts.logger.sinks.append(chain)
-            parts.collector.witnesses.append(chain.saw)
+        add_default_observers(self, self._say_and_record)
         self.log_due = Every(config.log.every_frames)
         self.eval_due = Every(config.eval.every_frames)
         self.save_due = Every(config.checkpoint.every_frames)
@@ -102,7 +98,6 @@ class Orchestrator:
         self.said_cut = False
         self.batch: Batch | None = None
         self.score: float | None = None
-        self.profiler: Any = None
         self.wall_s = 0.0
         self.mark = (time.monotonic(), 0, 0)
         self.saved_at = time.monotonic()
@@ -113,10 +108,13 @@ class Orchestrator:
         """Train until the end or an interruption; return 'finished' or 'interrupted'."""
         if self.scheduler.next_action() is None and not self.owed:
             return "finished"
+        for tell in self.observers.started:
+            tell(self)
         self.watch.prepare(self.workflow)
         self.parts.terminal.start()
         self._restart_clock()
         self.run_log.update(status="running")
+        status = "failed"
         try:
             with on_stop(lambda: self.stop_requested, self._request_stop):
                 try:
@@ -133,7 +131,13 @@ class Orchestrator:
                 self.alerts.close()
             self.parts.terminal.close()
             self.parts.logger.close()
+            for tell in self.observers.finished:
+                tell(status)
         return status
+
+    def stop(self) -> None:
+        """Ask for what the first Ctrl-C does: finish the stage, save a checkpoint, end."""
+        self.stop_requested = True
 
     def _loop(self) -> None:
         if self.owed:
@@ -158,6 +162,8 @@ class Orchestrator:
             )
 
     def _do(self, action: str) -> None:
+        for tell in self.observers.before:
+            tell(action)
         if action == "collect":
             self._collect()
         elif action == UPDATE:
@@ -168,6 +174,8 @@ class Orchestrator:
         else:
             self.scheduler.advance()
             self.save()
+        for tell in self.observers.after:
+            tell(action)
 
     def _collect(self) -> None:
         phase, buffer = self.scheduler.phase, self._buffer()
@@ -196,6 +204,7 @@ class Orchestrator:
             self.scheduler.advance()
             return
         self.batch = batch = buffer.sample()
+        reported: Metrics = {}
         for name in phase.update_hooks:
             with autocast(self.config.compute, self.workflow.device):
                 result = getattr(self.workflow, name)(batch, phase=phase)
@@ -203,9 +212,11 @@ class Orchestrator:
             if extras and batch.index is not None:
                 buffer.update(batch.index, extras)
             self.parts.logger.add(metrics, "train/")
-        self.watch.updated(self.workflow, batch)
+            reported |= metrics
         self.counters.updates += 1
-        self._profile()
+        for tell in self.observers.updated:
+            tell(batch, reported)
+        self.watch.updated(self.workflow, batch)  # last: it may end the run
         self.scheduler.advance(updates=1)
 
     def _buffer(self) -> Buffer:
@@ -311,11 +322,15 @@ class Orchestrator:
         }
         self.wall_s += elapsed
         self.mark = (now, frames, updates)
+        for tell in self.observers.flushing:
+            tell(fixed)
         record = self.parts.logger.flush(fixed)
         if not self.config.eval.every_frames and "episode/return" in record:
             self.score = record["episode/return"]
         last = {"last_return": record.get("episode/return"), "last_eval": record.get("eval/return")}
         self.run_log.update(env_frames=frames, updates=updates, **last)
+        for tell in self.observers.flushed:
+            tell(record)
         self.watch.flushed(record, self.workflow, self.batch)
         self.alerts.tell()
         return record
@@ -338,21 +353,6 @@ class Orchestrator:
     def _restart_clock(self) -> None:
         self.mark = (time.monotonic(), self.counters.env_frames, self.counters.updates)
         self.saved_at = time.monotonic()
-
-    def _profile(self) -> None:
-        """Record the first updates with torch.profiler, if so configured."""
-        wanted, done = self.config.watch.profile_updates, self.counters.updates
-        if not wanted or done > wanted + 1:
-            return
-        if self.profiler is None:
-            self.profiler = torch.profiler.profile()
-            self.profiler.start()
-        elif done == wanted + 1:
-            self.profiler.stop()
-            path = self.run_log.folder / "report" / "trace.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.profiler.export_chrome_trace(str(path))
-            self._say_and_record(f"profile of {wanted} updates: {path}")
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -390,6 +390,8 @@ class Orchestrator:
             buffer.prune([m[name] for m in self.checkpoints.marks()])
         self.run_log.update(saved_frames=self.counters.env_frames)
         self.saved_at = time.monotonic()
+        for tell in self.observers.saved:
+            tell(path)
         return path
 
     def load(self) -> bool:

@@ -1,0 +1,33 @@
+"""The observers that a run's own options ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dreamlab.engine.chain import Chain
+from dreamlab.engine.norms import Norms
+from dreamlab.engine.profiler import Profiler
+from dreamlab.engine.system import System
+
+if TYPE_CHECKING:
+    from dreamlab.engine.orchestrator import Orchestrator
+
+
+def add_default_observers(loop: Orchestrator, say: Callable[[str], None]) -> None:
+    """Let those watch a loop that its configuration names."""
+    log, folder = loop.config.log, loop.run_log.folder
+    if log.chain:
+        _add_sink(loop, Chain(folder / "chain.jsonl", loop.workflow))
+    if log.system:
+        loop.observers.add(System(loop.workflow.device))
+    if log.norms:
+        _add_sink(loop, Norms(loop.workflow))
+    if wanted := loop.config.watch.profile_updates:
+        loop.observers.add(Profiler(wanted, folder / "report" / "trace.json", say))
+
+
+def _add_sink(loop: Orchestrator, observer: Chain | Norms) -> None:
+    """Let an observer take part in the records as well: its state goes into checkpoints."""
+    loop.parts.logger.sinks.append(observer)
+    loop.observers.add(observer)
