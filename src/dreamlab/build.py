@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
+from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import rng as random
 from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import ConfigError, LabError
@@ -30,8 +30,9 @@ from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs.drawing import painter
+from dreamlab.envs.normalize import Normalizer
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
-from dreamlab.interop import hub
+from dreamlab.interop import hub, strangers
 from dreamlab.runs.compare import Member
 from dreamlab.runs.plot import learning_curve
 from dreamlab.runs.published import find_published
@@ -42,8 +43,6 @@ from dreamlab.runs.run import FolderLock, Run, command_line, new_folder
 def check(config: LabConfig) -> type[Workflow[Any]]:
     """Raise if the configuration names what does not exist; allocate nothing."""
     cls = config.workflow.cls("workflow._target_")
-    if not (isinstance(cls, type) and issubclass(cls, Workflow)):
-        raise ConfigError(f"workflow._target_: {config.workflow.target} is not a Workflow")
     check_phases(config.training.phases, cls, config.buffers)
     _ = config.compute
     return cls
@@ -189,7 +188,7 @@ def _example(workflow: Workflow[Any], spec: Spec) -> Decision:
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
+def open_run(config: LabConfig, trust_code: bool = False) -> tuple[Run, LabConfig, bool]:
     """Return the run folder of this configuration, made new or found; tell whether it was found.
 
     A folder that holds a run already goes on with what it was made with: an option that would
@@ -204,7 +203,7 @@ def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
         run.create(config.name, config.seed, command_line())
         write_text(run.config_path, to_yaml(config))
         return run, config, False
-    old = load_config(read_yaml(run.config_path))
+    old = strangers.read_config(folder, trust_code, quiet=True)
     frames = config.training.total_frames or old.training.total_frames
     merged = replace(config, training=replace(config.training, total_frames=frames))
     check_same(old, merged, folder)
@@ -229,11 +228,13 @@ def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
             )
 
 
-def train(config: LabConfig, terminal: Terminal | None = None) -> tuple[Run, str]:
+def train(
+    config: LabConfig, terminal: Terminal | None = None, trust_code: bool = False
+) -> tuple[Run, str]:
     """Train in the folder of this configuration, or go on there; tell how it ended."""
     check(config)
     with told_plainly("Give the run another place with run.dir"):
-        run, config, found = open_run(config)
+        run, config, found = open_run(config, trust_code)
     terminal = terminal or Terminal(config.log.terminal, config.name)
     go_on = f"What was saved is whole: make room, then `dreamlab resume {run.folder}`"
     with FolderLock(run.folder), told_plainly(go_on):
@@ -260,20 +261,32 @@ class Trained:
     env_frames: int
 
 
-def load_policy(source: Path | str, which: str = "latest") -> Trained:
-    """Return the policy of a run's checkpoint, of a hub's folder, or of `hub:OWNER/NAME`."""
+def load_policy(source: Path | str, which: str = "latest", trust_code: bool = False) -> Trained:
+    """Return the policy of a run's checkpoint, of a hub's folder, or of `hub:OWNER/NAME`.
+
+    What came from a hub may name only this package's classes and registered environments, unless
+    its code is trusted.
+    """
     folder = hub.resolve(source)
-    config = load_config(read_yaml(Run(folder).config_path))
     if hub.is_hub(folder) and which != "latest":
         raise LabError(
             f"{source} is a hub's folder: it has no checkpoint {which!r}, only one policy"
         )
+    config = strangers.read_config(folder, trust_code)
+    with strangers.guarded(folder, trust_code):
+        return _load_policy(folder, config, which)
+
+
+def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     probe = make_env(config.env, 0, 0)
-    workflow = build_workflow(config, spec_of(probe))
+    spec = spec_of(probe)
+    workflow = build_workflow(config, spec)
     probe.close()
     if hub.is_hub(folder):
         hub.load_weights(folder, workflow)
-        return Trained(config, workflow, hub.load_statistics(folder), hub.load_frames(folder))
+        like = Normalizer(config.env.normalize_obs, config.env.normalize_reward, spec, 1)
+        statistics = hub.load_statistics(folder, like.get_state())
+        return Trained(config, workflow, statistics, hub.load_frames(folder))
     state = Checkpoints(folder / "checkpoints", config.checkpoint, print).load(which)
     if state is None:
         raise LabError(f"{folder} has no checkpoint yet")

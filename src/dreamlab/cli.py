@@ -121,13 +121,13 @@ def _seeds(args: list[str]) -> list[list[str]]:
     return out
 
 
-def _train(config: Any) -> str:
+def _train(config: Any, trust_code: bool = False) -> str:
     """Train one configuration in its folder; return how it ended."""
     from dreamlab import build
     from dreamlab.engine.terminal import Terminal
 
     terminal = Terminal(config.log.terminal, config.name)
-    run, status = build.train(config, terminal)
+    run, status = build.train(config, terminal, trust_code)
     final = run.manifest.get("final_eval") or {}
     score = f", eval return {final['eval/return']:.4g}" if final and status == "finished" else ""
     terminal.say(f"{status}: {run.folder}{score}")
@@ -136,13 +136,16 @@ def _train(config: Any) -> str:
 
 def resume(args: list[str]) -> int:
     """Go on with a run from its own configuration."""
-    from dreamlab.config import load_config, read_yaml
     from dreamlab.core.errors import ConfigError
+    from dreamlab.interop import strangers
 
+    trust, args = "--trust-code" in args, [a for a in args if a != "--trust-code"]
     if not args:
         raise LabError("dreamlab resume FOLDER")
     folder, overrides = Path(args[0]), args[1:]
-    config = load_config(read_yaml(folder / "config.yaml"))
+    if strangers.is_hub(folder):
+        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
+    config = strangers.read_config(folder, trust)
     for override in overrides:
         key, _, value = override.partition("=")
         if key != "training.total_frames" or not value.replace("_", "").isdigit():
@@ -152,14 +155,14 @@ def resume(args: list[str]) -> int:
             )
         config = replace(config, training=replace(config.training, total_frames=int(value)))
     config = replace(config, run=replace(config.run, dir=str(folder)))
-    return 130 if _train(config) == "interrupted" else 0
+    return 130 if _train(config, trust) == "interrupted" else 0
 
 
 def evaluate(args: list[str]) -> int:
     """Measure a trained policy."""
     from dreamlab import build
     from dreamlab.core.files import write_json
-    from dreamlab.interop import hub
+    from dreamlab.interop import hub, strangers
 
     parser = argparse.ArgumentParser(prog="dreamlab eval")
     parser.add_argument(
@@ -173,16 +176,18 @@ def evaluate(args: list[str]) -> int:
     parser.add_argument("--video", action="store_true")
     parser.add_argument("--out", type=Path, help="where results go; the run's folder otherwise")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
+    parser.add_argument("--trust-code", action="store_true", help="run what a hub's policy names")
     options = parser.parse_args(args)
     folder = hub.resolve(options.folder)
     out: Path | None = options.out or (None if hub.is_hub(folder) else folder)
     if options.video and out is None:
         raise LabError("eval: nothing is written into a hub's folder: add --out FOLDER")
-    trained = build.load_policy(folder, options.checkpoint)
+    trained = build.load_policy(folder, options.checkpoint, options.trust_code)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
     evaluator = build.build_evaluator(replace(trained.config, eval=changed))
     video = out / "videos" / f"eval_seed{options.seed}.mp4" if out and options.video else None
-    result = evaluator.run(trained.workflow, trained.statistics, video)
+    with strangers.guarded(folder, options.trust_code):
+        result = evaluator.run(trained.workflow, trained.statistics, video)
     metrics = {"env_frames": trained.env_frames, **result.metrics()}
     measured = {**metrics, "returns": result.returns}
     if out is not None:

@@ -17,9 +17,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dreamlab.core.config import Part, check_options, dump, load, locate
+from dreamlab.core.config import Part, check_options, dump, load
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.phase import Phase
+from dreamlab.core.text import check_tag, check_word
+from dreamlab.core.workflow import Workflow
+from dreamlab.data.buffer import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.evaluator import EvalConfig
@@ -53,6 +56,10 @@ class RunConfig:
     """What to do if a replay does not fit into memory: put it on the `disk`, or `refuse`."""
     tags: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for tag in self.tags:
+            check_tag(tag, "run.tags")
+
 
 @dataclass(frozen=True)
 class LabConfig:
@@ -78,6 +85,9 @@ class LabConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        check_word(self.name, "name")
 
     @property
     def compute(self) -> ComputeConfig:
@@ -177,22 +187,24 @@ def load_config(node: dict[str, Any]) -> LabConfig:
     if node.get("tiny"):
         node = shrink(node)
     buffers = node.get("buffers", {})
-    node["workflow"] = _part(node["workflow"], "", "workflow")
+    node["workflow"] = _part(node["workflow"], "", Workflow, "workflow")
     node["buffers"] = {
-        k: _part({"_target_": "replay", **v}, "dreamlab.data", f"buffers.{k}")
+        check_word(str(k), "buffers"): _part(
+            {"_target_": "replay", **v}, "dreamlab.data", Buffer, f"buffers.{k}"
+        )
         for k, v in buffers.items()
     }
     return load(LabConfig, node, "")
 
 
-def _part(node: Any, home: str, where: str) -> Part:
+def _part(node: Any, home: str, kind: type, where: str) -> Part:
     """Return the part that a `_target_` node names, its options checked."""
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(
             f"{where}: _target_ is missing: it names the class, e.g. dreamlab.workflows.ppo.PPO"
         )
     options = {k: v for k, v in node.items() if k != "_target_"}
-    result = Part(str(node["_target_"]), options, home)
+    result = Part(str(node["_target_"]), options, home, kind)
     check_options(result.cls(f"{where}._target_"), options, where)
     return result
 
@@ -207,7 +219,7 @@ def shrink(node: dict[str, Any]) -> dict[str, Any]:
     last is cut to a few steps. Windows keep their length where the algorithm needs it (2, n + 1).
     """
     workflow = dict(node["workflow"])
-    cls = locate(str(workflow.get("_target_", "")), "workflow._target_")
+    cls = Part(str(workflow.get("_target_", "")), home="", kind=Workflow).cls("workflow._target_")
     workflow = _merge(workflow, getattr(cls, "tiny", {}))
     buffers = {
         name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}

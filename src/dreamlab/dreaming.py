@@ -69,9 +69,9 @@ def visited(trained: build.Trained, agent: Dreams, num: int) -> list[Latent]:
 
 
 @lru_cache(maxsize=4)
-def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Latent]]:
+def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDreamer, list[Latent]]:
     """Return a run's dreamer and its starts; environments of one run share them."""
-    trained = build.load_policy(Path(task))
+    trained = build.load_policy(Path(task), trust_code=trust_code)
     workflow = trained.workflow.eval()
     if not isinstance(workflow, Dreams):
         name = type(workflow).__name__
@@ -81,9 +81,13 @@ def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Latent]
         return RunDreamer(workflow, workflow.spec), visited(trained, workflow, starts)
 
 
-def make(task: str, length: int = 64, starts: int = 512) -> ImaginedEnv:
-    """Return the dream of the run in folder `task`; episodes begin in `starts` real states."""
+def make(task: str, length: int = 64, starts: int = 512, trust_code: bool = False) -> ImaginedEnv:
+    """Return the dream of the run in folder `task`; episodes begin in `starts` real states.
+
+    A policy from a hub that names other code than this package's is dreamt of only if that is
+    trusted.
+    """
     latest = Path(task) / "checkpoints" / "latest"
     newest = latest.read_text() if latest.is_file() else ""
-    dreamer, states = _load(task, starts, newest)
+    dreamer, states = _load(task, starts, trust_code, newest)
     return ImaginedEnv(dreamer, lambda rng: states[rng.integers(len(states))], length)

@@ -32,7 +32,7 @@ class Outer:
     limit: int | None = None
     maybe: Inner | None = None
     table: dict[str, int] = field(default_factory=dict)
-    block: Part = part("plain", home=HOME, depth=2)
+    block: Part = part("plain", home=HOME, kind=object, depth=2)
 
     def __post_init__(self) -> None:
         if self.steps < 0:
@@ -148,7 +148,7 @@ def test_a_user_class_without_a_config_takes_its_options_as_arguments():
 
 def test_options_alone_are_merged_with_the_default_part():
     assert made().block.build(7).depth == 2
-    assert made(block={"depth": 4}).block == Part("plain", {"depth": 4}, HOME)
+    assert made(block={"depth": 4}).block == Part("plain", {"depth": 4}, HOME, object)
     assert made(block="plain").block.options == {"depth": 2}
 
 

@@ -270,8 +270,8 @@ class MixtureConfig:
     uniform: float = 1.0
     prioritised: float = 0.0
     recency: float = 0.0
-    prioritised_sampler: Part = part("prioritised", home="dreamlab.data")
-    recency_sampler: Part = part("recency", home="dreamlab.data")
+    prioritised_sampler: Part = part("prioritised", home="dreamlab.data", kind=Sampler)
+    recency_sampler: Part = part("recency", home="dreamlab.data", kind=Sampler)
 
     def __post_init__(self) -> None:
         shares = (self.uniform, self.prioritised, self.recency)
@@ -287,7 +287,7 @@ class Mixture:
     def __init__(self, config: MixtureConfig, capacity: int) -> None:
         shares = {k: getattr(config, k) for k in ("uniform", "prioritised", "recency")}
         parts = {
-            "uniform": Part("uniform", home="dreamlab.data"),
+            "uniform": Part("uniform", home="dreamlab.data", kind=Sampler),
             "prioritised": config.prioritised_sampler,
             "recency": config.recency_sampler,
         }
@@ -328,7 +328,7 @@ class Mixture:
 class OnlineConfig:
     """Fresh windows first, the rest by another sampler."""
 
-    base: Part = part("uniform", home="dreamlab.data")
+    base: Part = part("uniform", home="dreamlab.data", kind=Sampler)
     every: int = 0
     """Ticks from one fresh window of a stream to the next; 0 is their length: they just touch."""
 
