@@ -15,6 +15,7 @@ from dreamlab.core import rng as random
 from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import told_plainly, write_text
+from dreamlab.core.text import print
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow

@@ -15,6 +15,7 @@ from typing import Any
 
 from dreamlab import __version__
 from dreamlab.core.errors import LabError
+from dreamlab.core.text import print
 
 USAGE = """dreamlab <verb> [options]
 

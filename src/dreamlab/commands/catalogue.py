@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamlab.core.errors import LabError
+from dreamlab.core.text import print, visible
 from dreamlab.runs import describe
 from dreamlab.runs import index as indexed
 from dreamlab.runs.find import ROOT
@@ -82,12 +83,13 @@ def _read(root: Path, paths: Sequence[str] = ()) -> indexed.Listing:
     def tell(done: int, total: int) -> None:
         nonlocal shown
         if done and sys.stderr.isatty():
-            print(f"\rreading {done:,} of {total:,} runs", end="", file=sys.stderr, flush=True)
+            sys.stderr.write(f"\rreading {done:,} of {total:,} runs")
+            sys.stderr.flush()
             shown = True
 
     listing = indexed.read(root, paths, tell)
     if shown:
-        print("\r\033[K", end="", file=sys.stderr)
+        sys.stderr.write("\r\033[K")
     return listing
 
 
@@ -132,7 +134,9 @@ def show(args: Sequence[str]) -> int:
     _warn(answer.notes)
     if options.diff:
         manifest = Run(Path(answer.rows[0]["folder"])).manifest
-        print((manifest.get("git") or {}).get("diff", ""), end="")
+        diff = str((manifest.get("git") or {}).get("diff", ""))
+        # a patch is applied as it is; who reads it on a terminal is spared its control characters
+        sys.stdout.write(visible(diff) if sys.stdout.isatty() else diff)
         return 0
     found = [describe.everything(row) for row in answer.rows]
     if options.json:

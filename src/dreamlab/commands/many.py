@@ -14,6 +14,7 @@ from dreamlab.config import GROUPS, LabConfig, choices, config_dir, read_yaml
 from dreamlab.core.config import dump, load
 from dreamlab.core.errors import ConfigError, LabError, unknown
 from dreamlab.core.files import write_text
+from dreamlab.core.text import print
 from dreamlab.runs.launch.crew import Crew, make_launcher
 from dreamlab.runs.launch.job import Job, shell
 from dreamlab.runs.launch.view import View, cell, number, results

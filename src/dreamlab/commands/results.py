@@ -10,6 +10,7 @@ from typing import Any
 
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_text
+from dreamlab.core.text import print
 from dreamlab.runs import figures, published
 from dreamlab.runs.compare import Comparison, remarks
 from dreamlab.runs.compare import compare as compare_groups

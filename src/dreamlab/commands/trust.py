@@ -15,6 +15,7 @@ from dreamlab import build
 from dreamlab.commands.verify import plain_errors
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.errors import ConfigError, DivergedError, LabError
+from dreamlab.core.text import print
 from dreamlab.engine.inspector import Inspector, operations, stop_after, time_stages
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal

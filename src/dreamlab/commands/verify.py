@@ -18,6 +18,7 @@ from dreamlab import build
 from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import write_text
+from dreamlab.core.text import print
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.terminal import Terminal
 from dreamlab.interop import strangers

@@ -33,7 +33,9 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def print(*values: Any, sep: str = " ", end: str = "\n", file: Any = None, flush: bool = False):
+def print(
+    *values: Any, sep: str = " ", end: str = "\n", file: Any = None, flush: bool = False
+) -> None:
     """Print as the builtin does, with control characters shown instead of obeyed."""
     out = sys.stdout if file is None else file
     builtins.print(visible(sep.join(map(str, values))), end=end, file=out, flush=flush)

@@ -25,6 +25,7 @@ from torch import Tensor
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.world_model import Policy, Seen
 from dreamlab.core.optim import LaProp
+from dreamlab.core.text import print
 from dreamlab.core.types import Array
 from dreamlab.interop import dreamerv3
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3

@@ -32,6 +32,10 @@ MOST_LEVELS = 20
 OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "data"))
 # What is about the machine of whoever runs it: commands, addresses, folders, sinks.
 NOT_THEIRS = ("watch", "log", "run", "checkpoint", "report")
+ONLY = (
+    "A stranger's configuration may name only dreamlab's own classes, and registered environments "
+    "with plain options. If you trust whoever wrote it, add --trust-code (Python: trust_code=True)"
+)
 MARKS = Path(".cache", "huggingface", "download")
 
 
@@ -87,10 +91,7 @@ def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> 
         code = foreign_code(node)
         if code and not trust_code:
             where, what = code[0]
-            raise LabError(
-                f"{label(folder)} wants to run {what} ({where}), which is not part of dreamlab. "
-                "If you trust whoever wrote it, add --trust-code (from Python: trust_code=True)"
-            )
+            raise LabError(f"{label(folder)} wants to run {what[:200]} ({where}). {ONLY}")
         if code and not quiet:
             lines = (f"  {where:24s} {what}" for where, what in code)
             said = f"{label(folder)} is trusted to run what is not part of dreamlab:"
@@ -170,4 +171,4 @@ def foreign_code(node: dict[str, Any]) -> list[tuple[str, str]]:
         asked = (env.get(k, getattr(usual, k)) for k in ("suite", "id", "options"))
         if odd := foreign(*asked):
             found.append(("env", odd))
-    return found
+    return [(one_line(where), one_line(what)) for where, what in found]

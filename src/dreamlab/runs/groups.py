@@ -13,6 +13,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from dreamlab.core.errors import LabError
+from dreamlab.core.text import one_line
 from dreamlab.core.tree import tree_leaves
 from dreamlab.runs.find import find_runs
 from dreamlab.runs.run import Run
@@ -38,11 +39,11 @@ class Member:
 
     @property
     def suite(self) -> str:
-        return str(self.config.get("env.suite", ""))
+        return one_line(str(self.config.get("env.suite", "")))
 
     @property
     def task(self) -> str:
-        return str(self.config.get("env.id", ""))
+        return one_line(str(self.config.get("env.id", "")))
 
     @property
     def seed(self) -> Any:
@@ -117,7 +118,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.is_file():
         raise LabError(f"{path} does not exist: this is not a run folder")
-    return options_of(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+    # it holds values: what another's would look up (the environment's secrets) is left as text
+    return options_of(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
 
 
 def options_of(node: Any) -> dict[str, Any]:
@@ -138,9 +140,9 @@ def read_groups(arguments: Sequence[str]) -> Groups:
         members = [m for m in members if m.records]
         if not members:
             raise LabError(f"{argument}: its runs hold no metrics yet")
-        kinds = [members] if "=" in argument else _split(members)
+        kinds = [members] if _given_name(argument) is not None else _split(members)
         labels = _labels(_name(argument, arguments), kinds)
-        out.groups += [Group(n, tuple(m)) for n, m in zip(labels, kinds, strict=True)]
+        out.groups += [Group(one_line(n), tuple(m)) for n, m in zip(labels, kinds, strict=True)]
     for group in out.groups:
         out.notes += _twice(group)
         if any(len(_split(members)) > 1 for members in group.tasks.values()):
@@ -155,16 +157,23 @@ def read_groups(arguments: Sequence[str]) -> Groups:
 
 def _read(argument: str) -> list[Member]:
     """Return the runs of an argument."""
-    folders = argument.split("=", 1)[1].split(",") if "=" in argument else [argument]
+    name = _given_name(argument)
+    folders = [argument] if name is None else argument[len(name) + 1 :].split(",")
     return [Member(r, read_config(r.folder), r.metrics()) for r in find_runs(folders)]
+
+
+def _given_name(argument: str) -> str | None:
+    """Return the name before `=`; None if there is none, as in a folder that is called `lr=0.1`."""
+    name, equals, _ = argument.partition("=")
+    return name if equals and not Path(argument).exists() else None
 
 
 def _name(argument: str, among: Sequence[str]) -> str:
     """Return what a group is called: as the user says, else as much of its path as tells it."""
-    if "=" in argument:
-        return argument.split("=", 1)[0]
+    if (name := _given_name(argument)) is not None:
+        return name
     parts = Path(argument).resolve().parts
-    others = [Path(a).resolve().parts for a in among if "=" not in a and a != argument]
+    others = [Path(a).resolve().parts for a in among if _given_name(a) is None and a != argument]
     size = 2 if parts[-1].startswith("seed_") else 1
     while size < len(parts) and any(o[-size:] == parts[-size:] for o in others):
         size += 1

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.text import one_line
+
 Record = dict[str, Any]
 
 SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss", "time/frames_per_s")
@@ -29,7 +31,8 @@ class Line:
     def text(self) -> str:
         """Return the line for a person."""
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
-        return f"{clock}  {self.kind:11s} {_told(self.kind, self.data)}"
+        told = " ".join(_told(self.kind, self.data).splitlines())
+        return one_line(f"{clock}  {self.kind:11s} {told}")
 
     def plain(self) -> Record:
         """Return the line for a program."""

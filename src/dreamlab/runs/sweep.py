@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.text import check_word
 from dreamlab.runs.launch.crew import Crew, work
 from dreamlab.runs.launch.job import Job, Outcome, Status, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits
@@ -139,6 +140,8 @@ class SweepConfig:
     tune: TuneConfig = field(default_factory=TuneConfig)
 
     def __post_init__(self) -> None:
+        if self.name:
+            check_word(self.name, "name")
         least = {"parallel_jobs": self.parallel_jobs, "samples": self.samples}
         for name, value in {**least, "tune.trials": self.tune.trials}.items():
             if value < 1:

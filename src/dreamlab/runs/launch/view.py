@@ -15,6 +15,7 @@ from rich.constrain import Constrain
 from rich.live import Live
 from rich.table import Table
 
+from dreamlab.core.text import one_line, visible
 from dreamlab.runs.launch.job import Job, last_record, returns, text_of
 from dreamlab.runs.run import Run
 
@@ -42,7 +43,7 @@ class View:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
     def ended(self, job: Job) -> None:
         """Learn how long a job takes from one that is over."""
@@ -164,7 +165,7 @@ def cell(value: Any) -> str:
     """Return an option's value in few characters."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return value if isinstance(value, str) else text_of(value)
+    return one_line(value if isinstance(value, str) else text_of(value))
 
 
 def number(value: float | None) -> str:
