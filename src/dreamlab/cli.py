@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -117,6 +118,8 @@ def _seeds(args: list[str]) -> list[list[str]]:
     rest = [a for i, a in enumerate(args) if i != at and not a.startswith("run.dir=")]
     out: list[list[str]] = []
     for seed in args[at].split("=", 1)[1].split(","):
+        if not re.fullmatch(r"-?[0-9_]+", seed.strip()):
+            raise LabError(f"seed: expected int, got {seed!r}")
         extra = [f"run.dir={folder}/seed_{seed}"] if folder else []
         out.append([*rest, f"seed={seed}", *extra])
     return out

@@ -19,8 +19,8 @@ from yaml import YAMLError
 
 from dreamlab.core.config import Part, check_options, dump, load
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
-from dreamlab.core.text import check_tag, check_word
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
 from dreamlab.engine.accelerate import ComputeConfig

@@ -17,7 +17,7 @@ from dreamlab import build
 from dreamlab.cli import main
 from dreamlab.core.errors import LabError
 from dreamlab.envs.suites import make
-from dreamlab.interop import hub
+from dreamlab.interop import hub, strangers
 from tests.helpers import need, trained_once
 from tests.interop.hub_server import COMMIT, TOKEN, HubServer, Repo
 
@@ -265,7 +265,20 @@ def test_a_strangers_configuration_calls_nothing_from_elsewhere(
     assert old.encode() in found["config.yaml"]
     found["config.yaml"] = found["config.yaml"].replace(old.encode(), new.encode())
     assert main(["eval", "hub:me/policy"]) == 2
-    assert f"wants to run '{new.split(': ')[1]}'" in capsys.readouterr().err
+    assert f"hub:me/policy wants to run '{new.split(': ')[1]}'" in capsys.readouterr().err
+
+
+def test_what_the_client_downloads_into_a_folder_is_a_strangers(server, trained, tmp_path):
+    repo = Repo(files=dict.fromkeys(("config.yaml", "sub/config.yaml"), b"x"))
+    server.repos["me/runs"] = repo
+    folder = tmp_path / "local"
+    need("huggingface_hub").snapshot_download("me/runs", local_dir=folder)
+    assert strangers.is_strange(folder)
+    assert strangers.is_strange(folder / "sub")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "config.yaml").touch()
+    assert not strangers.is_strange(folder / "mine")
+    assert not strangers.is_strange(trained("sac"))
 
 
 def cached(folder: Path, cache: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamlab.core.errors import LabError
-from dreamlab.core.text import print, visible
+from dreamlab.core.text import one_line, print, visible
 from dreamlab.runs import describe
 from dreamlab.runs import index as indexed
 from dreamlab.runs.find import ROOT
@@ -162,7 +162,7 @@ def tag(args: Sequence[str]) -> int:
     if options.json:
         _print_json({"id": run.manifest.get("id"), "folder": str(run.folder), "tags": tags})
     else:
-        print(f"{run.folder}: {', '.join(tags) or 'no tags'}")
+        print(one_line(f"{run.folder}: {', '.join(tags) or 'no tags'}"))
     return 0
 
 

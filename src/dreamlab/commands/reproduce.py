@@ -41,7 +41,7 @@ def recipe(groups: Groups, arguments: Sequence[str]) -> Recipe:
     for i, code in enumerate(codes):
         patch = "changes.patch" if len(codes) == 1 else f"changes_{i + 1}.patch"
         before = codes[i - 1][0] if i else ""
-        out.lines += [f"git checkout {shlex.quote(code[0])}"] if code[0] != before else []
+        out.lines += [f"git checkout {shlex.quote(one_line(code[0]))}"] if code[0] != before else []
         out.lines += _apply(out, code[1], patch)
         for group in groups.groups:
             out.lines += _trains(out, group, [m for m in group.members if code_of(m) == code])

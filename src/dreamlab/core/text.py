@@ -1,27 +1,21 @@
-"""Text that others may have written, on its way to a terminal or into a file's name."""
+"""Text that others may have written, on its way to a terminal."""
 
 from __future__ import annotations
 
 import builtins
-import re
 import sys
+import unicodedata
 from typing import Any
 
-from dreamlab.core.errors import ConfigError
 
-LAYOUT = "\n\t"
-WORD = re.compile(r"\w[\w.+-]{0,99}")
-TAG = re.compile(r"[\w.:/+-]{1,100}")
-
-
-def visible(text: str, keep: str = LAYOUT) -> str:
+def visible(text: str, keep: str = "\n\t") -> str:
     r"""Return text whose control characters are shown (`\x1b`) and not obeyed by a terminal.
 
     So are marks that turn the direction of writing, and bytes of a file's name that are no text.
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
+    lines = text.split("\n")
+    shown = [line if line.isprintable() else _shown(line, keep) for line in lines]
+    return ("\n" if "\n" in keep else r"\n").join(shown)
 
 
 def one_line(text: str) -> str:
@@ -29,8 +23,11 @@ def one_line(text: str) -> str:
     return visible(text, keep="")
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+def _shown(line: str, keep: str) -> str:
+    fine = (c.isprintable() or c in keep or unicodedata.category(c) == "Zs" for c in line)
+    return "".join(
+        c if ok else c.encode("unicode_escape").decode() for c, ok in zip(line, fine, strict=True)
+    )
 
 
 def print(
@@ -39,21 +36,3 @@ def print(
     """Print as the builtin does, with control characters shown instead of obeyed."""
     out = sys.stdout if file is None else file
     builtins.print(visible(sep.join(map(str, values))), end=end, file=out, flush=flush)
-
-
-def check_word(name: str, where: str) -> str:
-    """Return a name that can be part of a file's; raise with one that could be, otherwise."""
-    if WORD.fullmatch(name):
-        return name
-    better = re.sub(r"[^\w.+-]+", "_", name).lstrip(".+-_")[:100] or "run"
-    raise ConfigError(
-        f"{where}: {name!r} cannot be a name: use letters, digits and . + - _, "
-        f"at most 100, e.g. {better!r}"
-    )
-
-
-def check_tag(name: str, where: str) -> str:
-    """Return a tag, or raise saying what one is made of."""
-    if TAG.fullmatch(name):
-        return name
-    raise ConfigError(f"{where}: {name!r} cannot be a tag: use letters, digits and . : / + - _")

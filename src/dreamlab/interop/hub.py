@@ -29,7 +29,7 @@ from dreamlab import __version__
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_atomic, write_json, write_text
-from dreamlab.core.text import TAG
+from dreamlab.core.names import TAG
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.workflow import Workflow
 from dreamlab.interop.strangers import is_hub

@@ -113,7 +113,7 @@ def guarded(folder: Path, trust_code: bool = False) -> Iterator[None]:
         with ours_only():
             yield
     except LabError as error:
-        text = str(error).partition("\n")[0]
+        text = str(error).partition("\n")[0][:500]
         known = text.startswith(label(folder))
         raise type(error)(text if known else f"{label(folder)}: {text}") from error
     except Exception as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dreamlab.core.text import one_line
+from dreamlab.core.text import one_line, visible
 from dreamlab.runs.query import HIDDEN, as_text
 from dreamlab.runs.rows import Row, facts_of, flatten, read_config
 from dreamlab.runs.run import Run
@@ -17,6 +17,7 @@ from dreamlab.runs.run import Run
 TABLE = ("id", "name", "algorithm", "env", "seed", "status", "frames", "return", "best_return")
 PARTS = ("config", "versions", "hardware", "project")
 """Of what is compared by path; `project` is the repository that a run was started in."""
+TAB = "\t"
 DIFF_LINES = 60
 """Lines of the difference between two stored git diffs that are shown to a person."""
 
@@ -90,8 +91,9 @@ def _told_code(git: dict[str, Any]) -> dict[str, Any]:
 
 def commands(folder: Path, git: dict[str, Any], has_checkpoint: bool) -> dict[str, list[str]]:
     """Return what to type to resume, evaluate and reproduce a run."""
-    name = shlex.quote(str(folder))
-    code = [f"git checkout {shlex.quote(str(git['commit']))}"] if git.get("commit") else []
+    name = shlex.quote(one_line(str(folder)))
+    commit = shlex.quote(one_line(str(git.get("commit") or "")))
+    code = [f"git checkout {commit}"] if git.get("commit") else []
     if git.get("diff"):
         code.append(f"dreamlab show {name} --diff | git apply")
     again = [
@@ -166,7 +168,7 @@ def compared(found: dict[str, Any]) -> Iterator[str]:
         yield f"  git diff {old} {new}"
     if diff := found["git_diff"]:
         yield "changes that were not committed"
-        yield from (f"  {line}" for line in diff[:DIFF_LINES])
+        yield from (f"  {visible(line, keep=TAB)}" for line in diff[:DIFF_LINES])
         if len(diff) > DIFF_LINES:
             yield f"  ... {len(diff) - DIFF_LINES} more lines: --json has them all"
     if not any(found.values()):

@@ -16,7 +16,7 @@ from typing import Any
 
 from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_json
-from dreamlab.core.text import check_tag, check_word
+from dreamlab.core.names import check_tag, check_word
 from dreamlab.runs.code import git_state, project_state
 from dreamlab.runs.index import Entry
 from dreamlab.runs.locks import acquire, held

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamlab.core.errors import ConfigError, unknown
-from dreamlab.core.text import check_word
+from dreamlab.core.names import check_word
 from dreamlab.runs.launch.crew import Crew, work
 from dreamlab.runs.launch.job import Job, Outcome, Status, text_of
 from dreamlab.runs.launch.local import LauncherConfig, Limits
