@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
+from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import rng as random
 from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.files import told_plainly, write_text
+from dreamlab.core.text import print
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer, Place
@@ -33,8 +34,9 @@ from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available, not_finite
 from dreamlab.envs import suites
 from dreamlab.envs.drawing import painter
+from dreamlab.envs.normalize import Normalizer
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
-from dreamlab.interop import hub
+from dreamlab.interop import hub, strangers
 from dreamlab.runs.compare import Member
 from dreamlab.runs.folder import Claim, check_folder, claimed
 from dreamlab.runs.options import counts, differences, flatten
@@ -46,8 +48,6 @@ from dreamlab.runs.run import Run, command_line, new_folder
 def check(config: LabConfig) -> type[Workflow[Any]]:
     """Raise if the configuration names what does not exist or cannot train; allocate nothing."""
     cls = config.workflow.cls("workflow._target_")
-    if not (isinstance(cls, type) and issubclass(cls, Workflow)):
-        raise ConfigError(f"workflow._target_: {config.workflow.target} is not a Workflow")
     training, env = config.training, config.env
     check_phases(training.phases, cls, config.buffers)
     check_feasible(training.phases, training.total_frames, config.buffers, env)
@@ -209,7 +209,7 @@ class Opened:
 
 
 @contextmanager
-def open_run(config: LabConfig) -> Iterator[Opened]:
+def open_run(config: LabConfig, trust_code: bool = False) -> Iterator[Opened]:
     """Hold the run folder of this configuration, made new or found.
 
     A folder that holds a run already goes on with what it was made with: an option that would
@@ -220,7 +220,7 @@ def open_run(config: LabConfig) -> Iterator[Opened]:
     if hub.is_hub(folder):
         raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
     with claimed(folder) as claim:
-        yield _begin(config, claim) if claim.new else _go_on(config, claim)
+        yield _begin(config, claim) if claim.new else _go_on(config, claim, trust_code)
 
 
 def _begin(config: LabConfig, claim: Claim) -> Opened:
@@ -230,9 +230,9 @@ def _begin(config: LabConfig, claim: Claim) -> Opened:
     return Opened(run, config, False, claim.keep)
 
 
-def _go_on(config: LabConfig, claim: Claim) -> Opened:
+def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
     run = Run(claim.folder)
-    old = load_config(read_yaml(run.config_path))
+    old = strangers.read_config(claim.folder, trust_code, quiet=True)
     frames = config.training.total_frames or old.training.total_frames
     merged = replace(config, training=replace(config.training, total_frames=frames))
     check_same(old, merged, run.folder)
@@ -264,15 +264,21 @@ def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
             )
 
 
-def train(config: LabConfig, terminal: Terminal | None = None) -> tuple[Run, str]:
+def train(
+    config: LabConfig, terminal: Terminal | None = None, trust_code: bool = False
+) -> tuple[Run, str]:
     """Train in the folder of this configuration, or go on there; tell how it ended."""
     check(config)
-    with told_plainly("Give the run another place with run.dir"), open_run(config) as opened:
+    give = "Give the run another place with run.dir"
+    with told_plainly(give), open_run(config, trust_code) as opened:
         return opened.run, _train(opened, terminal)
 
 
 def resume(
-    folder: Path, total_frames: int | None = None, terminal: Terminal | None = None
+    folder: Path,
+    total_frames: int | None = None,
+    terminal: Terminal | None = None,
+    trust_code: bool = False,
 ) -> tuple[Run, str]:
     """Go on with a run by its own configuration, read when nobody else can change it."""
     with told_plainly("A run goes on in its own folder: it must be one that can be written to"):
@@ -282,13 +288,13 @@ def resume(
         if hub.is_hub(folder):
             raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
         with claimed(folder) as claim:
-            config = load_config(read_yaml(folder / "config.yaml"))
+            config = strangers.read_config(folder, trust_code)
             frames = total_frames or config.training.total_frames
             training = replace(config.training, total_frames=frames)
             here = replace(config.run, dir=str(folder))
             config = replace(config, run=here, training=training)
             check(config)
-            opened = _go_on(config, claim)
+            opened = _go_on(config, claim, trust_code)
             return opened.run, _train(opened, terminal)
 
 
@@ -320,21 +326,33 @@ class Trained:
     env_frames: int
 
 
-def load_policy(source: Path | str, which: str = "latest") -> Trained:
-    """Return the policy of a run's checkpoint, of a hub's folder, or of `hub:OWNER/NAME`."""
+def load_policy(source: Path | str, which: str = "latest", trust_code: bool = False) -> Trained:
+    """Return the policy of a run's checkpoint, of a hub's folder, or of `hub:OWNER/NAME`.
+
+    What came from a hub may name only this package's classes and registered environments, unless
+    its code is trusted.
+    """
     folder = hub.resolve(source)
-    config = load_config(read_yaml(Run(folder).config_path))
     if hub.is_hub(folder) and which != "latest":
         raise LabError(
             f"{source} is a hub's folder: it has no checkpoint {which!r}, only one policy"
         )
+    config = strangers.read_config(folder, trust_code)
+    with strangers.guarded(folder, trust_code):
+        return _load_policy(folder, config, which)
+
+
+def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     probe = make_env(config.env, 0, 0)
-    workflow = build_workflow(config, spec_of(probe))
+    spec = spec_of(probe)
+    workflow = build_workflow(config, spec)
     probe.close()
     if hub.is_hub(folder):
         hub.load_weights(folder, workflow)
-        _check_finite(workflow, str(source))
-        return Trained(config, workflow, hub.load_statistics(folder), hub.load_frames(folder))
+        _check_finite(workflow, str(folder))
+        like = Normalizer(config.env.normalize_obs, config.env.normalize_reward, spec, 1)
+        statistics = hub.load_statistics(folder, like.get_state())
+        return Trained(config, workflow, statistics, hub.load_frames(folder))
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, _warn)
     state = checkpoints.load(which)
     if state is None:

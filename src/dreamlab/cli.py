@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from dreamlab import __version__
 from dreamlab.commands.printing import hang_up
 from dreamlab.core.errors import LabError
+from dreamlab.core.text import print
 
 USAGE = """dreamlab <verb> [options]
 
@@ -128,6 +130,8 @@ def _seeds(args: list[str]) -> list[list[str]]:
     rest = [a for i, a in enumerate(args) if i != at and not a.startswith("run.dir=")]
     out: list[list[str]] = []
     for seed in args[at].split("=", 1)[1].split(","):
+        if not re.fullmatch(r"-?[0-9_]+", seed.strip()):
+            raise LabError(f"seed: expected int, got {seed!r}")
         extra = [f"run.dir={folder}/seed_{seed}"] if folder else []
         out.append([*rest, f"seed={seed}", *extra])
     return out
@@ -140,6 +144,7 @@ def resume(args: list[str]) -> int:
     from dreamlab.core.errors import ConfigError
     from dreamlab.core.limits import PositiveInt
 
+    trust, args = "--trust-code" in args, [a for a in args if a != "--trust-code"]
     if not args:
         raise LabError("dreamlab resume FOLDER")
     folder, overrides, frames = Path(args[0]), args[1:], None
@@ -151,14 +156,14 @@ def resume(args: list[str]) -> int:
                 "for other options start a new run"
             )
         frames = convert(int(value), PositiveInt, key)
-    return 130 if build.resume(folder, frames)[1] == "interrupted" else 0
+    return 130 if build.resume(folder, frames, trust_code=trust)[1] == "interrupted" else 0
 
 
 def evaluate(args: list[str]) -> int:
     """Measure a trained policy."""
     from dreamlab import build
     from dreamlab.commands.arguments import Parser, positive_int, seed
-    from dreamlab.interop import hub
+    from dreamlab.interop import hub, strangers
 
     parser = Parser(prog="dreamlab eval")
     parser.add_argument(
@@ -172,15 +177,17 @@ def evaluate(args: list[str]) -> int:
     parser.add_argument("--video", action="store_true")
     parser.add_argument("--out", type=Path, help="where results go; the run's folder otherwise")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
+    parser.add_argument("--trust-code", action="store_true", help="run what a hub's policy names")
     options = parser.parse_args(args)
     folder = hub.resolve(options.folder)
     out: Path | None = options.out or (None if hub.is_hub(folder) else folder)
     if options.video and out is None:
         raise LabError("eval: nothing is written into a hub's folder: add --out FOLDER")
-    trained = build.load_policy(folder, options.checkpoint)
+    trained = build.load_policy(folder, options.checkpoint, options.trust_code)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
     evaluator = build.build_evaluator(replace(trained.config, eval=changed))
-    result = evaluator.run(trained.workflow, trained.statistics, film=options.video)
+    with strangers.guarded(folder, options.trust_code):
+        result = evaluator.run(trained.workflow, trained.statistics, film=options.video)
     metrics = {"env_frames": trained.env_frames, **result.metrics()}
     if wrong := [k for k, v in metrics.items() if not math.isfinite(v)]:
         raise LabError(

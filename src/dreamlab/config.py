@@ -18,12 +18,15 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dreamlab.core import readers
-from dreamlab.core.config import Part, check_options, dump, load, locate
+from dreamlab.core.config import Part, check_options, dump, load
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.limits import PositiveInt, Range, Seed, shown
+from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
 from dreamlab.core.readers import FileError, MissingFileError, parse_yaml
 from dreamlab.core.strict_yaml import MOST_VALUES
+from dreamlab.core.workflow import Workflow
+from dreamlab.data.buffer import Buffer
 from dreamlab.engine.accelerate import ComputeConfig, DeviceName, Precision, Threads
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.evaluator import EvalConfig
@@ -58,6 +61,10 @@ class RunConfig:
     """What to do if a replay does not fit into memory: put it on the `disk`, or `refuse`."""
     tags: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for tag in self.tags:
+            check_tag(tag, "run.tags")
+
 
 @dataclass(frozen=True)
 class LabConfig:
@@ -84,6 +91,9 @@ class LabConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        check_word(self.name, "name")
 
     @property
     def compute(self) -> ComputeConfig:
@@ -225,7 +235,8 @@ def load_config(node: dict[str, Any]) -> LabConfig:
         )
     buffers = _mapping(node.get("buffers", {}), "buffers")
     node["buffers"] = {
-        k: {"_target_": "replay", **_named(v, f"buffers.{k}")} for k, v in buffers.items()
+        check_word(str(k), "buffers"): {"_target_": "replay", **_named(v, f"buffers.{k}")}
+        for k, v in buffers.items()
     }
     node["workflow"] = _named(node["workflow"], "workflow")
     config = _typed(node)
@@ -234,8 +245,9 @@ def load_config(node: dict[str, Any]) -> LabConfig:
 
 def _typed(node: dict[str, Any]) -> LabConfig:
     """Return the configuration whose sections have the right form, every option checked."""
-    parts = {k: _part(v, "dreamlab.data", f"buffers.{k}") for k, v in node["buffers"].items()}
-    workflow = _part(node["workflow"], "", "workflow")
+    buffers = node["buffers"].items()
+    parts = {k: _part(v, "dreamlab.data", Buffer, f"buffers.{k}") for k, v in buffers}
+    workflow = _part(node["workflow"], "", Workflow, "workflow")
     return load(LabConfig, {**node, "workflow": workflow, "buffers": parts}, "")
 
 
@@ -251,7 +263,7 @@ def _named(node: Any, where: str) -> dict[str, Any]:
     return {"_target_": node} if isinstance(node, str) else dict(_mapping(node, where))
 
 
-def _part(node: Mapping[str, Any], home: str, where: str) -> Part:
+def _part(node: Mapping[str, Any], home: str, kind: type, where: str) -> Part:
     """Return the part that a `_target_` node names, its options checked."""
     if "_target_" not in node:
         raise ConfigError(
@@ -261,7 +273,7 @@ def _part(node: Mapping[str, Any], home: str, where: str) -> Part:
         got = shown(node["_target_"])
         raise ConfigError(f"{where}._target_: expected a class's name, got {got}")
     options = {k: v for k, v in node.items() if k != "_target_"}
-    result = Part(node["_target_"], options, home)
+    result = Part(node["_target_"], options, home, kind)
     check_options(result.cls(f"{where}._target_"), options, where)
     return result
 
@@ -276,7 +288,7 @@ def shrink(node: dict[str, Any]) -> dict[str, Any]:
     last is cut to a few steps. Windows keep their length where the algorithm needs it (2, n + 1).
     """
     workflow = dict(node["workflow"])
-    cls = locate(str(workflow.get("_target_", "")), "workflow._target_")
+    cls = Part(str(workflow.get("_target_", "")), home="", kind=Workflow).cls("workflow._target_")
     workflow = _merge(workflow, getattr(cls, "tiny", {}))
     buffers = {
         name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}

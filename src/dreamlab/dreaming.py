@@ -72,9 +72,9 @@ def visited(trained: build.Trained, agent: Dreams, num: int) -> list[Any]:
 
 
 @lru_cache(maxsize=4)
-def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Any]]:
+def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDreamer, list[Any]]:
     """Return a run's dreamer and its starts; environments of one run share them."""
-    trained = build.load_policy(Path(task))
+    trained = build.load_policy(Path(task), trust_code=trust_code)
     workflow = trained.workflow.eval()
     if not isinstance(workflow, Dreams):
         name = type(workflow).__name__
@@ -84,9 +84,15 @@ def _load(task: str, starts: int, newest: str) -> tuple[RunDreamer, list[Any]]:
         return RunDreamer(workflow, workflow.spec), visited(trained, workflow, starts)
 
 
-def make(task: str, length: PositiveInt = 64, starts: PositiveInt = 512) -> ImaginedEnv:
-    """Return the dream of the run in folder `task`; episodes begin in `starts` real states."""
+def make(
+    task: str, length: PositiveInt = 64, starts: PositiveInt = 512, trust_code: bool = False
+) -> ImaginedEnv:
+    """Return the dream of the run in folder `task`; episodes begin in `starts` real states.
+
+    A policy from a hub that names other code than this package's is dreamt of only if that is
+    trusted.
+    """
     latest = Path(task) / "checkpoints" / "latest"
     newest = read_pointer(latest) or ""
-    dreamer, states = _load(task, starts, newest)
+    dreamer, states = _load(task, starts, trust_code, newest)
     return ImaginedEnv(dreamer, lambda rng: states[rng.integers(len(states))], length)

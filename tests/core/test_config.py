@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
 
-from dreamlab.core.config import Part, dump, load, part
+from dreamlab.core.config import Part, dump, load, ours_only, part
 from dreamlab.core.errors import ConfigError
 from tests.core.parts import Configured, Plain
+from tests.helpers import config_of
 
 HOME = "tests.core.parts"
 
@@ -32,7 +35,7 @@ class Outer:
     limit: int | None = None
     maybe: Inner | None = None
     table: dict[str, int] = field(default_factory=dict)
-    block: Part = part("plain", home=HOME, depth=2)
+    block: Part = part("plain", home=HOME, kind=object, depth=2)
 
     def __post_init__(self) -> None:
         if self.steps < 0:
@@ -148,7 +151,7 @@ def test_a_user_class_without_a_config_takes_its_options_as_arguments():
 
 def test_options_alone_are_merged_with_the_default_part():
     assert made().block.build(7).depth == 2
-    assert made(block={"depth": 4}).block == Part("plain", {"depth": 4}, HOME)
+    assert made(block={"depth": 4}).block == Part("plain", {"depth": 4}, HOME, object)
     assert made(block="plain").block.options == {"depth": 2}
 
 
@@ -186,3 +189,103 @@ def test_what_is_dumped_loads_as_the_same():
     again = load(Outer, plain, "lab")
     assert dump(again) == plain
     assert (again.inner, again.limit, again.pair) == (config.inner, 4, (0.9, 0.99))
+
+
+# -- kinds -------------------------------------------------------------------------------------
+
+CALLED: list[str] = []
+
+
+def spy(*args: Any, **kwargs: Any) -> None:
+    """A function where a class is wanted."""
+    CALLED.append("spy")
+
+
+class Tattling(type):
+    """Tells when one of its classes is called."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        CALLED.append(cls.__name__)
+        return super().__call__(*args, **kwargs)
+
+
+class Other(metaclass=Tattling):
+    """A class of another kind."""
+
+
+HERE = "tests.core.test_config"
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (f"{HERE}.spy", "is a function, and a class is wanted: a torch.nn.Module"),
+        (f"{HERE}.Other", "is not a Module: a class derived from torch.nn.Module is wanted"),
+        ("os.system", "is a builtin_function_or_method, and a class is wanted"),
+        ("builtins.eval", "a class is wanted"),
+        ("subprocess.Popen", "is not a Module"),
+        ("torch.nn", "is a module, and a class is wanted"),
+        ("..x.Y", "is no name of a class"),
+        ("a b.C", "is no name of a class"),
+        (":", "is no name of a class"),
+        ("os.", "is no name of a class"),
+        ("x\0.Y", "is no name of a class"),
+        (["os", "system"], "expected the name of a class"),
+        ({"a": 1}, "expected the name of a class"),
+        (None, "expected the name of a class"),
+    ],
+)
+def test_a_part_is_a_class_of_its_kind_before_anything_is_called(target: Any, text: str):
+    CALLED.clear()
+    for node in ({"_target_": target, "args": ["touch", "x"]}, {"_target_": target}):
+        with pytest.raises(ConfigError, match=f"lab.network.*{re.escape(text)}"):
+            load(Networked, {"network": node}, "lab")
+    assert not CALLED
+
+
+@dataclass(frozen=True)
+class Networked:
+    network: Part = part("mlp")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["workflow._target_=os.system"], "a class is wanted: a dreamlab.core.workflow.Workflow"),
+        (["workflow._target_=subprocess.Popen"], "Popen is not a Workflow"),
+        (["workflow._target_=dreamlab.core.workflow.Workflow"], "is abstract"),
+        (["workflow._target_=os.system", "tiny=true"], "a class is wanted"),
+        (
+            ["buffers.rollout._target_=os.system"],
+            "a class is wanted: a dreamlab.data.buffer.Buffer",
+        ),
+        (["buffers.rollout._target_=torch.nn.Linear"], "is not a Buffer: a class like"),
+        (
+            ["buffers.rollout={_target_: replay, sampler: {_target_: os.system}}"],
+            "a class is wanted: a dreamlab.data.samplers.Sampler",
+        ),
+        (
+            ["buffers.rollout={_target_: replay, sampler: {_target_: torch.nn.Linear}}"],
+            "is not a Sampler",
+        ),
+        (["workflow.encoder.image=builtins.eval"], "a class is wanted: a torch.nn.Module"),
+        (["workflow.encoder.vector={_target_: subprocess.Popen}"], "is not a Module"),
+        (["workflow.network={_target_: os.system, command: x}"], "a class is wanted"),
+    ],
+)
+def test_every_target_says_which_kind_it_wants(arguments: list[str], text: str):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        config_of("+experiment=ppo_cartpole", *arguments)
+
+
+def test_while_only_ours_count_nothing_else_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "not_ours.py").write_text("from torch import nn\nclass Net(nn.Module): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ours_only():
+        assert load(Networked, {"network": "rnn"}, "lab").network.target == "rnn"
+        for name in ("not_ours.Net", "torch.nn.Linear", "dreamlab.nn.mlp.nn", "dreamlabs.x.Y"):
+            with pytest.raises(ConfigError, match=r"lab\.network"):
+                load(Networked, {"network": {"_target_": name}}, "lab")
+    assert "not_ours" not in sys.modules
+    node = {"network": {"_target_": "not_ours.Net"}}
+    assert load(Networked, node, "lab").network.cls().__name__ == "Net"

@@ -15,10 +15,9 @@ import torch
 
 from dreamlab import build
 from dreamlab.cli import main
-from dreamlab.config import read_yaml
 from dreamlab.core.errors import LabError
 from dreamlab.envs.suites import make
-from dreamlab.interop import hub
+from dreamlab.interop import hub, strangers
 from tests.helpers import need, trained_once
 from tests.interop.hub_server import COMMIT, TOKEN, HubServer, Repo
 
@@ -66,7 +65,6 @@ def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path):
         for t in (original, back)
     ]
     assert scores[0] == scores[1]
-    hub.check_names(name, read_yaml(folder / "config.yaml"))  # it would pass as a stranger's too
 
 
 def test_what_is_private_stays_at_home(trained, tmp_path):
@@ -267,7 +265,20 @@ def test_a_strangers_configuration_calls_nothing_from_elsewhere(
     assert old.encode() in found["config.yaml"]
     found["config.yaml"] = found["config.yaml"].replace(old.encode(), new.encode())
     assert main(["eval", "hub:me/policy"]) == 2
-    assert f"wants to run '{new.split(': ')[1]}'" in capsys.readouterr().err
+    assert f"hub:me/policy wants to run '{new.split(': ')[1]}'" in capsys.readouterr().err
+
+
+def test_what_the_client_downloads_into_a_folder_is_a_strangers(server, trained, tmp_path):
+    repo = Repo(files=dict.fromkeys(("config.yaml", "sub/config.yaml"), b"x"))
+    server.repos["me/runs"] = repo
+    folder = tmp_path / "local"
+    need("huggingface_hub").snapshot_download("me/runs", local_dir=folder)
+    assert strangers.is_strange(folder)
+    assert strangers.is_strange(folder / "sub")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "config.yaml").touch()
+    assert not strangers.is_strange(folder / "mine")
+    assert not strangers.is_strange(trained("sac"))
 
 
 def cached(folder: Path, cache: Path) -> None:

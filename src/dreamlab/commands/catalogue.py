@@ -15,6 +15,7 @@ from typing import Any
 from dreamlab.commands.arguments import Parser, natural, positive_int
 from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.errors import LabError
+from dreamlab.core.text import one_line, print, visible
 from dreamlab.runs import describe
 from dreamlab.runs import index as indexed
 from dreamlab.runs.find import ROOT
@@ -73,12 +74,13 @@ def _read(root: Path, paths: Sequence[str] = (), make: bool = False) -> indexed.
     def tell(done: int, total: int) -> None:
         nonlocal shown
         if done and sys.stderr.isatty():
-            print(f"\rreading {done:,} of {total:,} runs", end="", file=sys.stderr, flush=True)
+            sys.stderr.write(f"\rreading {done:,} of {total:,} runs")
+            sys.stderr.flush()
             shown = True
 
     listing = indexed.read(root, paths, tell, make=make)
     if shown:
-        print("\r\033[K", end="", file=sys.stderr)
+        sys.stderr.write("\r\033[K")
     return listing
 
 
@@ -121,7 +123,9 @@ def show(args: Sequence[str]) -> int:
     warn(answer.notes)
     if options.diff:
         manifest = Run(Path(answer.rows[0]["folder"])).manifest
-        print((manifest.get("git") or {}).get("diff", ""), end="")
+        diff = str((manifest.get("git") or {}).get("diff", ""))
+        # a patch is applied as it is; who reads it on a terminal is spared its control characters
+        sys.stdout.write(visible(diff) if sys.stdout.isatty() else diff)
         return 0
     found = [describe.everything(row) for row in answer.rows]
     if options.json:
@@ -145,7 +149,7 @@ def tag(args: Sequence[str]) -> int:
     if options.json:
         _print_json({"id": run.manifest.get("id"), "folder": str(run.folder), "tags": tags})
     else:
-        print(f"{run.folder}: {', '.join(tags) or 'no tags'}")
+        print(one_line(f"{run.folder}: {', '.join(tags) or 'no tags'}"))
     return 0
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from dreamlab.commands.arguments import Parser, positive
 from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.console import ShowConsole
+from dreamlab.core.text import one_line, print
 from dreamlab.core.words import duration, number
 from dreamlab.runs.find import ROOT
 from dreamlab.runs.live import View, Watcher, sparkline
@@ -89,7 +90,8 @@ def labels(views: list[View]) -> list[str]:
     """Return what to call each run: its name and seed, or its folder where others share those."""
     full = [v.name if v.seed is None else f"{v.name}/{v.seed}" for v in views]
     shared = Counter(full)
-    return [v.folder.name if shared[n] > 1 else n for v, n in zip(views, full, strict=True)]
+    found = [v.folder.name if shared[n] > 1 else n for v, n in zip(views, full, strict=True)]
+    return [one_line(name) for name in found]
 
 
 def cells(view: View, name: str, width: int) -> dict[str, Text | str]:
@@ -117,7 +119,7 @@ def state(view: View) -> Text:
         return Text("starting", "dim")
     if view.going:
         return Text(duration(view.eta_s))
-    return Text(view.status, COLOURS.get(view.status, ""))
+    return Text(one_line(view.status), COLOURS.get(view.status, ""))
 
 
 def alerts(views: list[View], now: float, crop: bool) -> list[Text]:
@@ -127,6 +129,6 @@ def alerts(views: list[View], now: float, crop: bool) -> list[Text]:
     for (name, kind), alert in sorted(last.items(), key=lambda f: -f[1].time)[:MOST_ALERTS]:
         ago = f"{duration(max(now - alert.time, 0))} ago"
         line = Text(no_wrap=crop, overflow="ellipsis" if crop else "fold")
-        line.append(kind, "red" if kind == "nan" else "yellow")
-        lines.append(line.append(f"  {ago}  {name}: {alert.text}"))
+        line.append(one_line(kind), "red" if kind == "nan" else "yellow")
+        lines.append(line.append(f"  {ago}  {name}: {one_line(alert.text)}"))
     return lines

@@ -18,6 +18,7 @@ from dreamlab.core.console import ShowConsole
 from dreamlab.core.errors import ConfigError, LabError, unknown
 from dreamlab.core.files import write_text
 from dreamlab.core.limits import shown
+from dreamlab.core.text import print
 from dreamlab.core.words import number
 from dreamlab.runs.launch.crew import Crew, OnDemand, make_launcher
 from dreamlab.runs.launch.job import Job, shell

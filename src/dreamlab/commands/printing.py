@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from dreamlab.core.text import print
+
 
 def warn(notes: Iterable[str]) -> None:
     """Print each note once, on stderr."""

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dreamlab.config import compose, dump, load_config
+from dreamlab.core.config import ours_only
 from dreamlab.core.errors import LabError
 from dreamlab.core.readers import read_text
+from dreamlab.core.text import one_line
 from dreamlab.runs.code import KEPT_CHARACTERS
 from dreamlab.runs.groups import Group, Groups, Member
 from dreamlab.runs.options import flatten
@@ -33,12 +35,13 @@ def recipe(groups: Groups, arguments: Sequence[str]) -> Recipe:
     out = Recipe()
     projects = (m.run.manifest.get("project") or {} for m in groups.members)
     for commit in dict.fromkeys(p["commit"] for p in projects if p.get("commit")):
-        out.lines.append(f"# begun in a repository of your own, at its commit {commit}")
+        word = shlex.quote(one_line(str(commit)))
+        out.lines.append(f"# begun in a repository of your own, at its commit {word}")
     codes = list(dict.fromkeys(code_of(m) for m in groups.members))
     for i, code in enumerate(codes):
         patch = "changes.patch" if len(codes) == 1 else f"changes_{i + 1}.patch"
         before = codes[i - 1][0] if i else ""
-        out.lines += [f"git checkout {code[0]}"] if code[0] != before else []
+        out.lines += [f"git checkout {shlex.quote(one_line(code[0]))}"] if code[0] != before else []
         out.lines += _apply(out, code[1], patch)
         for group in groups.groups:
             out.lines += _trains(out, group, [m for m in group.members if code_of(m) == code])
@@ -99,8 +102,11 @@ def typed(member: Member) -> tuple[str, ...] | None:
     words = [w for w in command[2:] if not w.startswith(("seed=", "run.dir="))]
     if command[:2] != ["dreamlab", "train"] or any(w.endswith((".yaml", ".yml")) for w in words):
         return None
+    if any(w.lstrip("+~").startswith("hydra") for w in words):
+        return None
     try:
-        again = load_config(compose([*words, f"seed={member.seed}"]))
+        with ours_only():  # the command may be a stranger's: it is compared, nothing of it is run
+            again = load_config(compose([*words, f"seed={member.seed}"]))
     except LabError:
         return None
     options = flatten(dump(again))

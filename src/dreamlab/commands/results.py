@@ -11,6 +11,7 @@ from dreamlab.commands.arguments import Parser, positive_int
 from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_text
+from dreamlab.core.text import print, visible
 from dreamlab.runs import figures, published
 from dreamlab.runs.compare import Comparison, remarks
 from dreamlab.runs.compare import compare as compare_groups
@@ -86,7 +87,7 @@ def report(args: list[str]) -> int:
     title = options.title or _title([g.name for g in groups.groups])
     again = recipe(groups, _typed_again(options))
     page = html_page(title, groups, comparisons, curves, said, (again.lines, again.files))
-    write_text(options.out, page)
+    write_text(options.out, visible(page))
     print(f"wrote {options.out} ({len(page) / 2**20:.1f} MiB)")
     return 0
 

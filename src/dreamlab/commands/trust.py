@@ -17,6 +17,7 @@ from dreamlab.commands.printing import json_text
 from dreamlab.commands.verify import plain_errors
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.errors import ConfigError, DivergedError, LabError
+from dreamlab.core.text import print
 from dreamlab.engine.inspector import Inspector
 from dreamlab.engine.memory import MemoryProfile, describe
 from dreamlab.engine.observer import StageTimes, StopWhen
@@ -24,7 +25,7 @@ from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.profiler import Profiler
 from dreamlab.engine.terminal import Terminal
 from dreamlab.envs.vector import Envs, make_env
-from dreamlab.interop import hub
+from dreamlab.interop import hub, strangers
 from dreamlab.runs import cleanup as cleaning
 from dreamlab.runs.find import ROOT
 from dreamlab.runs.run import Run
@@ -216,6 +217,7 @@ def export_policy(args: list[str]) -> int:
     parser.add_argument("--hub", type=Path, help="write a folder for a model hub instead")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload that folder to Hugging Face")
     parser.add_argument("--private", action="store_true", help="only you shall see what is pushed")
+    parser.add_argument("--trust-code", action="store_true", help="run what a hub's policy names")
     options = parser.parse_args(args)
     options.folder = hub.resolve(options.folder)
     if not (options.folder / "config.yaml").exists():
@@ -225,8 +227,8 @@ def export_policy(args: list[str]) -> int:
     to_hub = options.hub or options.push
     if hub.is_hub(options.folder) and not (options.out or to_hub):
         raise ConfigError("export-policy: nothing is written into a hub's folder: add --out FILE")
-    trained = build.load_policy(options.folder, options.checkpoint)
-    with plain_errors():
+    trained = build.load_policy(options.folder, options.checkpoint, options.trust_code)
+    with plain_errors(), strangers.guarded(options.folder, options.trust_code):
         return _export_to_hub(trained, options) if to_hub else _export(trained, options)
 
 
@@ -237,7 +239,7 @@ def _export_to_hub(trained: build.Trained, options: Any) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder: Path = options.hub or Path(scratch) / "policy"
         run, workflow = Run(options.folder), trained.workflow
-        hub.write_hub(folder, run, workflow, trained.statistics, about)
+        hub.write_hub(folder, run, trained.config, workflow, trained.statistics, about)
         if options.hub:
             print(f"hub folder {folder}")
         if options.push:

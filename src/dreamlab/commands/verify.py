@@ -18,10 +18,12 @@ from dreamlab.commands.printing import json_text
 from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import write_text
+from dreamlab.core.text import print
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
+from dreamlab.interop import strangers
 from dreamlab.runs import verify as verifying
 from dreamlab.runs.locks import is_writing
 from dreamlab.runs.run import Run
@@ -46,15 +48,16 @@ def verify(args: list[str]) -> int:
     parser.add_argument("--frames", type=natural, default=10_000, help="how far; 0: all recorded")
     parser.add_argument("--from", dest="start", metavar="CHECKPOINT", help="latest, best or a name")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
+    parser.add_argument("--trust-code", action="store_true", help="run what a hub's folder names")
     parser.add_argument("overrides", nargs="*", help="options to change in the second run")
     options = parser.parse_args(args)
     if not (options.folder / "config.yaml").exists():
         raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")
-    run = Run(options.folder)
+    run, config = Run(options.folder), strangers.read_config(options.folder, options.trust_code)
     with plain_errors(), tempfile.TemporaryDirectory(prefix="dreamlab_verify_") as scratch:
         second = Path(scratch) / "run"
-        changed = _prepare(run, second, options.overrides)
-        begin = _copy_checkpoint(run, second, options.start) if options.start else 0
+        changed = _prepare(config, second, options.overrides)
+        begin = _copy_checkpoint(run, config, second, options.start) if options.start else 0
         ahead = _ahead(run, begin, options.frames)
         span = f"{begin:,} to {ahead[-1]:,}"
         if not options.json:
@@ -98,15 +101,14 @@ def _report_verdict(verdict: verifying.Verdict, rows: verifying.Rows) -> None:
         )
 
 
-def _prepare(run: Run, second: Path, overrides: Sequence[str]) -> verifying.Rows:
+def _prepare(config: LabConfig, second: Path, overrides: Sequence[str]) -> verifying.Rows:
     """Write the second run's configuration; return the options that it changes."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    node = read_yaml(run.config_path)
-    config = load_config(node)
     try:
-        merged = OmegaConf.merge(OmegaConf.create(node), OmegaConf.from_dotlist(list(overrides)))
+        node = OmegaConf.create(dump(config))
+        merged = OmegaConf.merge(node, OmegaConf.from_dotlist(list(overrides)))
     except OmegaConfBaseException as error:
         raise ConfigError(f"verify: {error}") from None
     plain: Any = OmegaConf.to_container(merged)
@@ -132,11 +134,10 @@ def _quiet(config: LabConfig, folder: Path) -> LabConfig:
     )
 
 
-def _copy_checkpoint(run: Run, second: Path, which: str) -> int:
+def _copy_checkpoint(run: Run, config: LabConfig, second: Path, which: str) -> int:
     """Copy a checkpoint with all that it needs; return its env frames."""
     if is_writing(run.folder):
         raise LabError(f"{run.folder} is being trained: leave out --from, or wait until it is done")
-    config = load_config(read_yaml(run.config_path))
     checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint, print)
     path = checkpoints.named(which) or checkpoints.folder / which
     if not path.is_dir() or not path.name.isdigit():

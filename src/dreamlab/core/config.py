@@ -5,14 +5,30 @@ from __future__ import annotations
 import importlib
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from torch import nn
 
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.limits import Limit, shown
 
 T = TypeVar("T")
+PACKAGE = f"{__name__.partition('.')[0]}."
+_OURS_ONLY: ContextVar[bool] = ContextVar("ours_only", default=False)
+
+
+@contextmanager
+def ours_only() -> Iterator[None]:
+    """While open, a name of a class outside of this package is refused before it is imported."""
+    token = _OURS_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _OURS_ONLY.reset(token)
 
 
 @dataclass(frozen=True)
@@ -21,16 +37,20 @@ class Part:
 
     In YAML a part is its name (`encoder: cnn`), or its options with or without a `_target_`
     (`encoder: {_target_: my_package.MyEncoder, depth: 32}`). Short names are looked up in the
-    `PARTS` table of the package `home`; anything with a dot is imported.
+    `PARTS` table of the package `home`; anything with a dot is imported. Only a class of the wanted
+    `kind` is accepted: one derived from it or, if it is a protocol, one with its methods.
     """
 
     target: str
     options: dict[str, Any] = field(default_factory=dict)
     home: str = "dreamlab.nn"
+    kind: type = nn.Module
 
     def cls(self, where: str = "part") -> Any:
         """Return the class, or raise naming the nearest one that exists."""
-        return locate(self.target, where, self.home)
+        found = locate(self.target, where, self.home)
+        check_kind(found, self.kind, self.target, where)
+        return found
 
     def build(self, *args: Any) -> Any:
         """Return the component; sizes that depend on other parts come as arguments."""
@@ -40,9 +60,9 @@ class Part:
         return cls(*args, **arguments(cls, self.options, self.target))
 
 
-def part(target: str, home: str = "dreamlab.nn", **options: Any) -> Any:
-    """Declare a dataclass field that holds a part, with its default."""
-    return field(default_factory=lambda: Part(target, options, home))
+def part(target: str, home: str = "dreamlab.nn", kind: type = nn.Module, **options: Any) -> Any:
+    """Declare a dataclass field that holds a part of a kind, with its default."""
+    return field(default_factory=lambda: Part(target, options, home, kind))
 
 
 def locate(name: str, where: str, home: str = "") -> Any:
@@ -52,12 +72,40 @@ def locate(name: str, where: str, home: str = "") -> Any:
     words = path.replace(":", ".").split(".")
     if len(words) < 2 or not all(w.isidentifier() for w in words):
         raise ConfigError(unknown("part", name, table, where))
-    module_name, attr = path.replace(":", ".").rsplit(".", 1)
+    if not all(w.isidentifier() for w in words):
+        raise ConfigError(f"{where}: {name!r} is no name of a class: package.module.Class is one")
+    module_name, attr = ".".join(words[:-1]), words[-1]
+    if _OURS_ONLY.get() and not module_name.startswith(PACKAGE):
+        raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
     module = _import(module_name, where)
     if not hasattr(module, attr):
         names = [n for n, v in vars(module).items() if inspect.isclass(v)]
         raise ConfigError(unknown(f"class in {module_name}", attr, names, where))
     return getattr(module, attr)
+
+
+def check_kind(found: Any, kind: type, name: str, where: str) -> None:
+    """Raise if what a name means is no class of the wanted kind; nothing is called."""
+    path = f"{kind.__module__}.{kind.__name__}".replace("torch.nn.modules.module", "torch.nn")
+    if not isinstance(found, type):
+        what = type(found).__name__
+        raise ConfigError(f"{where}: {name} is a {what}, and a class is wanted: a {path}")
+    if _OURS_ONLY.get() and not found.__module__.startswith(PACKAGE):
+        raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
+    if getattr(kind, "_is_protocol", False):
+        wanted = [n for n, v in vars(kind).items() if n[0] != "_" and _is_behaviour(v)]
+        lacks = [n for n in wanted if not hasattr(found, n)]
+        remedy = f"a class like {path} is wanted, with {', '.join(lacks)}"
+    else:
+        lacks, remedy = not issubclass(found, kind), f"a class derived from {path} is wanted"
+    if lacks:
+        raise ConfigError(f"{where}: {name} is not a {kind.__name__}: {remedy}")
+    if inspect.isabstract(found):
+        raise ConfigError(f"{where}: {name} is abstract: name a class derived from it")
+
+
+def _is_behaviour(value: Any) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property)
 
 
 def _import(name: str, where: str) -> types.ModuleType:
@@ -201,7 +249,7 @@ def _convert_part(value: Any, path: str, default: Any) -> Part:
     if not isinstance(target, str):
         raise ConfigError(f"{path}._target_: expected a class's name, got {shown(target)}")
     merged = options if target != base.target else {**base.options, **options}
-    result = Part(target, merged, base.home)
+    result = Part(target, merged, base.home, base.kind)
     check_options(result.cls(path), merged, path)
     return result
 

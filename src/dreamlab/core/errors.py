@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from types import ModuleType
 
+from dreamlab.core.text import one_line
+
 
 class LabError(Exception):
     """Raised for a mistake in the caller's input, never for a bug of ours."""
@@ -38,7 +40,7 @@ class Stopped(KeyboardInterrupt):
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str) -> str:
     """Return the text for a name that is not among the known ones."""
-    names = sorted(known)
+    name, names = one_line(name), sorted(map(one_line, known))
     near = get_close_matches(name, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"{where}: there is no {kind} {name!r}.{hint}\n  known: {', '.join(names)}"

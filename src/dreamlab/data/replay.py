@@ -35,7 +35,7 @@ class ReplayConfig(BufferConfig):
     windows: Literal["across", "inside", "transitions"] = "across"
     """Where a window may lie: anywhere; inside one episode; or anywhere that starts with a
     transition (for n-step targets, which stop at the end of the episode by themselves)."""
-    sampler: Part = part("uniform", home="dreamlab.data")
+    sampler: Part = part("uniform", home="dreamlab.data", kind=Sampler)
     storage: Literal["auto", "ram", "pinned", "gpu", "disk"] = "auto"
     """`auto` is the GPU of the run if it takes at most 40 % of the memory free there, else RAM."""
     min_steps: Natural = 0

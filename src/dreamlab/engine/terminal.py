@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dreamlab.core.console import WorkConsole
+from dreamlab.core.text import one_line, visible
 from dreamlab.core.words import number
 
 SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss")
@@ -48,14 +50,18 @@ class Terminal:
         """Print a line that stays."""
         if self.kind != "off":
             (self.live.console if self.live else self.console).print(
-                text, highlight=False, markup=False, soft_wrap=True
+                visible(text), highlight=False, markup=False, soft_wrap=True
             )
 
     def tick(self, phase: str, done: float, total: float, unit: str) -> None:
         """Move the bar."""
         if self.live is not None:
             self.progress.update(
-                self.task, completed=done, total=max(total, 1), phase=phase, unit=unit
+                self.task,
+                completed=done,
+                total=max(total, 1),
+                phase=escape(one_line(phase)),
+                unit=unit,
             )
 
     def write(self, record: dict[str, float]) -> None:

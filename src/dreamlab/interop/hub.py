@@ -21,15 +21,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dreamlab import __version__
-from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
+from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_atomic, write_json, write_text
+from dreamlab.core.names import TAG
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.workflow import Workflow
+from dreamlab.interop.strangers import is_hub
 from dreamlab.runs.run import Run
 
 FILES = (
@@ -41,8 +44,6 @@ PUBLIC = (
     "final_eval", "last_return", "best_return", "last_eval", "best_eval",
 )  # fmt: skip
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-# Where the classes live that a configuration may name.
-OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "data"))
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 CARD = """---
@@ -66,14 +67,13 @@ Measure it with `dreamlab eval {source}`, load it with `dreamlab.build.load_poli
 # -- folders --------------------------------------------------------------------------------------
 
 
-def is_hub(folder: Path) -> bool:
-    """Tell whether a folder was written by `write_hub`; a run's has checkpoints instead."""
-    found = all((folder / name).is_file() for name in ("model.safetensors", "config.yaml"))
-    return found and not (folder / "checkpoints").exists()
-
-
 def write_hub(
-    folder: Path, run: Run, workflow: Workflow[Any], statistics: dict[str, Any], about: Any
+    folder: Path,
+    run: Run,
+    config: LabConfig,
+    workflow: Workflow[Any],
+    statistics: dict[str, Any],
+    about: Any,
 ) -> None:
     """Write the whole folder, or nothing; one that exists is not overwritten.
 
@@ -87,7 +87,7 @@ def write_hub(
     try:
         _save(temporary / "model.safetensors", weights(workflow))
         _save(temporary / "normalizer.safetensors", _flat(statistics))
-        write_text(temporary / "config.yaml", to_yaml(_public(run)))
+        write_text(temporary / "config.yaml", to_yaml(_public(config)))
         write_json(temporary / "manifest.json", _public_manifest(run, about["frames"]))
         write_text(temporary / "README.md", _card(run, workflow, about))
         temporary.chmod(0o755)
@@ -96,9 +96,8 @@ def write_hub(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _public(run: Run) -> LabConfig:
+def _public(config: LabConfig) -> LabConfig:
     """Return a run's configuration without folders, commands and addresses of its owner."""
-    config = load_config(read_yaml(run.config_path))
     watch = replace(config.watch, command=None, file=None, webhook=None)
     return replace(config, watch=watch, run=replace(config.run, dir=None))
 
@@ -115,9 +114,10 @@ def _card(run: Run, workflow: Workflow[Any], about: Any) -> str:
     if not results and run.manifest.get("last_return") is not None:
         results = {"episode/return": run.manifest["last_return"]}
     tags = ["reinforcement-learning", about["env"], type(workflow).__name__]
+    known = {k: v for k, v in results.items() if TAG.fullmatch(k) and isinstance(v, int | float)}
     return CARD.format(
         tags=json.dumps(tags),
-        rows="\n".join(f"| {k} | {v:.6g} |" for k, v in results.items()) or "| none | - |",
+        rows="\n".join(f"| {k} | {v:.6g} |" for k, v in known.items()) or "| none | - |",
         workflow=type(workflow).__name__,
         seed=run.manifest.get("seed"),
         version=run.manifest.get("versions", {}).get("dreamlab", "?"),
@@ -138,7 +138,7 @@ def _is_tensor(value: Any) -> bool:
 def load_weights(folder: Path, workflow: Workflow[Any]) -> None:
     """Fill a workflow from a hub's folder; raise if anything is missing or too much."""
     found = _load(folder / "model.safetensors")
-    has, needs = ({k: v.shape for k, v in x.items()} for x in (found, weights(workflow)))
+    has, needs = ({k: (v.shape, v.dtype) for k, v in x.items()} for x in (found, weights(workflow)))
     if has != needs:
         odd = sorted(k for k in has.keys() | needs.keys() if has.get(k) != needs.get(k))
         raise LabError(f"{folder}: the weights do not fit its configuration: {', '.join(odd[:5])}")
@@ -150,15 +150,26 @@ def load_frames(folder: Path) -> int:
     return int(Run(folder).manifest.get("env_frames", 0))
 
 
-def load_statistics(folder: Path) -> dict[str, Any]:
-    """Return the statistics of normalisation, as a checkpoint holds them."""
-    out: dict[str, Any] = {"obs": {}}
-    for path, value in _load(folder / "normalizer.safetensors").items():
-        *parents, name = path.split("/")
+def load_statistics(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
+    """Return the statistics of normalisation, as a checkpoint holds them; `like` has their form.
+
+    The returns so far are of the run's environments, whose number may be another.
+    """
+    path = folder / "normalizer.safetensors"
+    found = _load(path)
+    needs = {k: np.size(v) for k, v in tree_leaves(like)}
+    has = {k: v.numel() for k, v in found.items()}
+    if {**has, "returns": 0} != {**needs, "returns": 0}:
+        raise LabError(f"{path}: the statistics do not fit its environment")
+    if not all(v.isfinite().all() for v in found.values()):
+        raise LabError(f"{path}: the statistics are not finite")
+    out: dict[str, Any] = {"obs": {}, "returns": np.zeros(0)}
+    for name, value in found.items():
+        *parents, last = name.split("/")
         node = out
         for key in parents:
             node = node.setdefault(key, {})
-        node[name] = value
+        node[last] = value
     return out
 
 
@@ -202,7 +213,6 @@ def fetch(name: str) -> Path:
         got = hub.snapshot_download(repo, revision=revision, allow_patterns=list(FILES))
     if not is_hub(folder := Path(got)):
         raise LabError(f"hub:{name} is not a policy of dreamlab: it has no model.safetensors")
-    check_names(name, read_yaml(folder / "config.yaml"))
     return folder
 
 
@@ -224,21 +234,6 @@ def _named(name: str) -> re.Match[str]:
     if (found := NAME.fullmatch(name)) is None:
         raise LabError(f"{name!r} is no name on the hub: it looks like OWNER/NAME")
     return found
-
-
-def check_names(name: str, node: dict[str, Any]) -> None:
-    """Refuse a stranger's configuration that names code from outside of this package to call."""
-    leaves = tree_leaves({k: node.get(k) for k in ("workflow", "buffers")})
-    named = [v for _, v in leaves if isinstance(v, str) and ("." in v or ":" in v)]
-    odd = [v for v in named if not v.startswith(OURS)]
-    env = node.get("env") or {}
-    if env.get("suite", "gym") == "gym" and ":" in str(env.get("id", "")):
-        odd.append(env["id"])
-    if odd:
-        raise LabError(
-            f"hub:{name} wants to run {odd[0]!r}, which is not part of dreamlab. If you trust it: "
-            f"`hf download {name.split('@')[0]} --local-dir FOLDER`, and give the folder"
-        )
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dreamlab.core.types import Array, ArraySpec, Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.envs.vector import make_env, spec_of
 from dreamlab.interop import dreamerv3
+from dreamlab.interop.array_files import read_arrays
 from dreamlab.interop.dreamerv3 import Weights
 from dreamlab.workflows.dreamer_v3 import DreamerV3
 
@@ -24,6 +25,7 @@ TARGET = f"{DreamerV3.__module__}.{DreamerV3.__name__}"
 SIZES = (
     "deter", "hidden", "units", "stoch", "classes", "blocks", "layers", "num_bins", "depth", "mults"
 )  # fmt: skip
+MOST_FOLDERS = 8
 # What a run needs to go on learning, unless an experiment says otherwise.
 DEFAULTS: dict[str, Any] = {
     "name": "dreamerv3_import",
@@ -43,88 +45,43 @@ DEFAULTS: dict[str, Any] = {
 # -- reading --------------------------------------------------------------------------------------
 
 
-def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
-    """Return a number of numpy's from its bytes."""
-    if dtype.hasobject:
-        raise pickle.UnpicklingError("it holds Python objects where numbers are expected")
-    return np.frombuffer(data, dtype)[0]
-
-
-def _allowed() -> dict[tuple[str, str], Any]:
-    """Return everything a checkpoint may name; both spellings are of numpy 1 and numpy 2."""
-    core: Any = np.empty(0, np.float32).__reduce__()[0]  # the function that makes an empty array
-    found: dict[tuple[str, str], Any] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
-    for home in ("numpy.core", "numpy._core"):
-        found[f"{home}.multiarray", "_reconstruct"] = core
-        found[f"{home}.multiarray", "scalar"] = _scalar
-        found[f"{home}.numeric", "_frombuffer"] = _frombuffer
-    for kind in (dict, list, tuple, int, float, str):
-        found["builtins", kind.__name__] = kind
-    return found
-
-
-def _frombuffer(data: Any, dtype: np.dtype[Any], shape: Any, order: str) -> Array:
-    """Return an array from its bytes, as the fifth pickle protocol stores one."""
-    return np.frombuffer(data, dtype).reshape(shape, order=order)  # type: ignore[call-overload]
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays, numbers, text and containers; whatever else a file names is refused."""
-
-    allowed = _allowed()
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        try:
-            return self.allowed[module_name, global_name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"it names {module_name}.{global_name}, and a checkpoint holds arrays only"
-            ) from None
-
-
-BROKEN = (
-    pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError,
-    TypeError, ValueError,
-)  # fmt: skip
-
-
 def find_file(path: Path) -> Path:
     """Return the file with the weights: given itself, or in a checkpoint or log folder."""
-    if path.is_file():
-        return path
-    for name in ("agent.pkl", "weights.npz"):
-        if (path / name).is_file():
-            return path / name
-    if (path / "latest").is_file():
-        return find_file(path / Path((path / "latest").read_text().strip()).name)
-    for name in ("ckpt", "agent"):
-        if (path / name).is_dir():
-            return find_file(path / name)
+    here = path
+    for _ in range(MOST_FOLDERS):
+        if here.is_file():
+            return here
+        step = _next(here)
+        if step is None:
+            break
+        here = step
     raise LabError(f"import: {path} is neither an agent.pkl, an .npz, nor a folder with one")
+
+
+def _next(folder: Path) -> Path | None:
+    """Return where the weights of a folder are, or where to look for them."""
+    names = ["agent.pkl", "weights.npz"]
+    if (folder / "latest").is_file():
+        names.append(Path((folder / "latest").read_text(errors="replace").strip()).name)
+    names += ["ckpt", "agent"]
+    return next((folder / n for n in names if n and (folder / n).exists()), None)
 
 
 def read_weights(path: Path) -> dict[str, Array]:
     """Return every array of a checkpoint by its name; nothing in the file is executed."""
-    file = find_file(path)
     try:
-        if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as data:
-                found: Any = dict(data)
-        else:
-            with file.open("rb") as stream:
-                found = ArrayUnpickler(stream).load()
-    except BROKEN as error:
-        raise CheckpointError(f"import: {file} cannot be read: {error}") from None
+        file = find_file(path)
+    except (OSError, ValueError) as error:
+        raise LabError(f"import: {path} cannot be read: {error}") from None
+    found = read_arrays(file)
     found = found.get("params", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or "dyn/dynin0/kernel" not in found:
         raise CheckpointError(f"import: {file} holds no agent of the official DreamerV3")
-    weights = {str(k): np.asarray(v) for k, v in found.items()}
-    wrong = [k for k, v in weights.items() if v.dtype.kind not in "biuf"]
-    if wrong:
-        raise CheckpointError(f"import: {file}: {wrong[0]!r} is no array of numbers")
+    weights: dict[str, Array] = {}
+    for name, value in found.items():
+        if not isinstance(value, np.ndarray | np.generic | int | float):
+            raise CheckpointError(f"import: {file}: {str(name)[:80]!r} is no array of numbers")
+        weights[str(name)] = np.asarray(value)
     return weights
 
 
@@ -142,18 +99,29 @@ def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
         node = merged
     if given.get("_target_", TARGET) != TARGET:
         raise ConfigError(f"import: the experiment must be one of {TARGET}")
-    latents, stoch = weights["dyn/dynin1/kernel"].shape[0], int(given.get("stoch", 32))
-    if latents % stoch:
+    with _odd_shapes():
+        latents, stoch = weights["dyn/dynin1/kernel"].shape[0], int(given.get("stoch", 32))
+    if stoch < 1 or latents % stoch:
         raise ConfigError(
             f"import: latents of {latents} numbers are not {stoch} of a kind: give workflow.stoch"
         )
-    try:
+    with _odd_shapes():
         found = dreamerv3.config_of(weights, stoch=stoch)
-    except KeyError as error:
-        raise CheckpointError(f"import: the checkpoint lacks {error}") from None
     sizes = {k: getattr(found, k) for k in SIZES if getattr(found, k) is not None}
     plain = {k: list(v) if isinstance(v, tuple) else int(v) for k, v in sizes.items()}
     return load_config({**node, "workflow": {**given, "_target_": TARGET, **plain}})
+
+
+@contextmanager
+def _odd_shapes() -> Iterator[None]:
+    """Turn what a stranger's arrays break into one line: any shape under any name is possible."""
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(f"import: the checkpoint lacks {error}") from None
+    except (IndexError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"import: the checkpoint has odd shapes: {reason}") from error
 
 
 def check_fit(weights: Weights, config: LabConfig) -> None:
@@ -161,8 +129,9 @@ def check_fit(weights: Weights, config: LabConfig) -> None:
     env = make_env(config.env, 0, 0)
     spec = spec_of(env)
     env.close()
-    found = [*_action_misfits(weights, spec), *_vector_misfits(weights, spec)]
-    found += _image_misfits(weights, spec)
+    with _odd_shapes():
+        found = [*_action_misfits(weights, spec), *_vector_misfits(weights, spec)]
+        found += _image_misfits(weights, spec)
     if found:
         raise ConfigError(
             f"import: the weights do not fit the environment {config.env.id!r}:\n  "
@@ -215,5 +184,6 @@ def _image_misfits(weights: Weights, spec: Spec) -> list[str]:
 def fill(agent: Workflow[Any], weights: Weights) -> bool:
     """Copy weights and, where present, the optimizer's moments; tell whether they were."""
     assert isinstance(agent, DreamerV3), type(agent)
-    dreamerv3.load_weights(agent, weights)
-    return dreamerv3.load_optimizer(agent, weights)
+    with _odd_shapes():
+        dreamerv3.load_weights(agent, weights)
+        return dreamerv3.load_optimizer(agent, weights)

@@ -26,6 +26,7 @@ from dreamlab.components.representation.protocol import Policy
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.components.representation.world_model import Seen
 from dreamlab.core.optim import LaProp
+from dreamlab.core.text import print
 from dreamlab.core.types import Array
 from dreamlab.interop import dreamerv3
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3

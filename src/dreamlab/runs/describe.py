@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.text import one_line, visible
 from dreamlab.core.words import duration
 from dreamlab.runs import options
 from dreamlab.runs.options import flatten
@@ -20,6 +21,7 @@ from dreamlab.runs.run import Run
 TABLE = ("id", "name", "algorithm", "env", "seed", "status", "frames", "return", "best_return")
 PARTS = ("config", "versions", "hardware", "project")
 """Of what is compared by path; `project` is the repository that a run was started in."""
+TAB = "\t"
 DIFF_LINES = 60
 """Lines of the difference between two stored git diffs that are shown to a person."""
 
@@ -46,16 +48,16 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
     if name == "id":
-        return value[:8] or "-"
+        return one_line(value[:8]) or "-"
     if name == "wall_s":
         return duration(value)
     if name == "created":
-        return value[:16].replace("T", " ")
+        return one_line(value[:16].replace("T", " "))
     if name == "tags":
-        return ",".join(value)
+        return one_line(",".join(value))
     if name == "frames":
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else as_text(value)
+    return f"{value:.4g}" if isinstance(value, float) else one_line(as_text(value))
 
 
 def everything(row: Row) -> dict[str, Any]:
@@ -87,8 +89,9 @@ def _told_code(git: dict[str, Any]) -> dict[str, Any]:
 
 def commands(folder: Path, git: dict[str, Any], has_checkpoint: bool) -> dict[str, list[str]]:
     """Return what to type to resume, evaluate and reproduce a run."""
-    name = shlex.quote(str(folder))
-    code = [f"git checkout {git['commit']}"] if git.get("commit") else []
+    name = shlex.quote(one_line(str(folder)))
+    commit = shlex.quote(one_line(str(git.get("commit") or "")))
+    code = [f"git checkout {commit}"] if git.get("commit") else []
     if git.get("diff"):
         code.append(f"dreamlab show {name} --diff | git apply")
     again = [
@@ -109,7 +112,8 @@ def page(about: dict[str, Any]) -> str:
     for name in nested[:-1]:
         if not (found := flatten(about[name] or {})):
             continue
-        lines += ["", name, *(f"  {k:34s} {as_text(v)}" for k, v in found.items() if k)]
+        told = (one_line(f"{k:34s} {as_text(v)}") for k, v in found.items() if k)
+        lines += ["", name, *(f"  {line}" for line in told)]
     for name, typed in about["commands"].items():
         lines += ["", f"to {name}", *(f"  {line}" for line in typed)]
     return "\n".join(lines)
@@ -119,12 +123,12 @@ def _value(name: str, value: Any) -> str:
     if value is None or value == []:
         return "-"
     if name in ("tags", "checkpoints"):
-        return ", ".join(value)
+        return one_line(", ".join(value))
     if name == "damaged":
-        return f"\n{'':14s} ".join(value)
+        return f"\n{'':14s} ".join(map(one_line, value))
     if name == "heartbeat":
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
-    return str(value) if name == "id" else _cell(name, value)
+    return one_line(str(value)) if name == "id" else _cell(name, value)
 
 
 def differences(a: Path, b: Path) -> dict[str, Any]:
@@ -152,15 +156,15 @@ def compared(found: dict[str, Any]) -> Iterator[str]:
         if found[part]:
             yield part
         for key, (old, new) in found[part].items():
-            yield f"  {key:34s} {as_text(old)} -> {as_text(new)}"
+            yield "  " + one_line(f"{key:34s} {as_text(old)} -> {as_text(new)}")
     if found["commit"]:
-        old, new = (c or "unknown" for c in found["commit"])
+        old, new = (shlex.quote(one_line(str(c or "unknown"))) for c in found["commit"])
         yield "code"
         yield f"  commit {old} -> {new}"
         yield f"  git diff {old} {new}"
     if diff := found["git_diff"]:
         yield "changes that were not committed"
-        yield from (f"  {line}" for line in diff[:DIFF_LINES])
+        yield from (f"  {visible(line, keep=TAB)}" for line in diff[:DIFF_LINES])
         if len(diff) > DIFF_LINES:
             yield f"  ... {len(diff) - DIFF_LINES} more lines: --json has them all"
     if not any(found.values()):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dreamlab.core.errors import LabError
+from dreamlab.core.text import one_line
 from dreamlab.runs.find import find_runs
 from dreamlab.runs.options import counts, differences, flatten
 from dreamlab.runs.readers import read_config_node, read_metrics
@@ -35,11 +36,11 @@ class Member:
 
     @property
     def suite(self) -> str:
-        return str(self.config.get("env.suite", ""))
+        return one_line(str(self.config.get("env.suite", "")))
 
     @property
     def task(self) -> str:
-        return str(self.config.get("env.id", ""))
+        return one_line(str(self.config.get("env.id", "")))
 
     @property
     def seed(self) -> Any:
@@ -124,9 +125,9 @@ def read_groups(arguments: Sequence[str]) -> Groups:
         members = [m for m in members if m.records]
         if not members:
             raise LabError(f"{argument}: its runs hold no metrics yet")
-        kinds = [members] if "=" in argument else _split(members)
+        kinds = [members] if _given_name(argument) is not None else _split(members)
         labels = _labels(_name(argument, arguments), kinds)
-        out.groups += [Group(n, tuple(m)) for n, m in zip(labels, kinds, strict=True)]
+        out.groups += [Group(one_line(n), tuple(m)) for n, m in zip(labels, kinds, strict=True)]
     for group in out.groups:
         out.notes += _twice(group)
         if any(len(_split(members)) > 1 for members in group.tasks.values()):
@@ -141,7 +142,8 @@ def read_groups(arguments: Sequence[str]) -> Groups:
 
 def _read(argument: str, damage: list[str]) -> list[Member]:
     """Return the runs of an argument; add what is damaged in them."""
-    folders = argument.split("=", 1)[1].split(",") if "=" in argument else [argument]
+    name = _given_name(argument)
+    folders = [argument] if name is None else argument[len(name) + 1 :].split(",")
     members: list[Member] = []
     for run in find_runs(folders):
         lines = read_metrics(run.folder)
@@ -150,12 +152,18 @@ def _read(argument: str, damage: list[str]) -> list[Member]:
     return members
 
 
+def _given_name(argument: str) -> str | None:
+    """Return the name before `=`; None if there is none, as in a folder that is called `lr=0.1`."""
+    name, equals, _ = argument.partition("=")
+    return name if equals and not Path(argument).exists() else None
+
+
 def _name(argument: str, among: Sequence[str]) -> str:
     """Return what a group is called: as the user says, else as much of its path as tells it."""
-    if "=" in argument:
-        return argument.split("=", 1)[0]
+    if (name := _given_name(argument)) is not None:
+        return name
     parts = Path(argument).resolve().parts
-    others = [Path(a).resolve().parts for a in among if "=" not in a and a != argument]
+    others = [Path(a).resolve().parts for a in among if _given_name(a) is None and a != argument]
     size = 2 if parts[-1].startswith("seed_") else 1
     while size < len(parts) and any(o[-size:] == parts[-size:] for o in others):
         size += 1

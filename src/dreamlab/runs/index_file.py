@@ -89,6 +89,7 @@ def connect(root: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
     address = f"{Path(os.path.abspath(root / FILE)).as_uri()}?mode={mode}"
     db = sqlite3.connect(address, uri=True, timeout=timeout_s, isolation_level=None)
     db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA trusted_schema = OFF")  # the file lies beside runs, and may come with them
     return db
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import secrets
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_json
+from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.readers import FileError, MissingFileError
 from dreamlab.runs.code import git_state, project_state
 from dreamlab.runs.index import Entry
@@ -44,6 +44,7 @@ RETURNS = ("last_return", "last_eval")
 
 def new_folder(name: str, root: Path = Path("experiments")) -> Path:
     """Return a folder name that no other run has: name, time and a random id."""
+    check_word(name, "name")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return root / f"{name}_{stamp}_{secrets.token_hex(3)}"
 
@@ -131,8 +132,7 @@ class Run:
     def tag(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[str]:
         """Give and take tags; return those the run has then. It may be in training."""
         for name in add:
-            if not re.fullmatch(r"[\w.:/+-]+", name):
-                raise LabError(f"{name!r} cannot be a tag: use letters, digits and . : / + - _")
+            check_tag(name, "tag")
         with held(self.folder):
             self.manifest = read_manifest(self.folder)
             tags = self.tags()

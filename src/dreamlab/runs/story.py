@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dreamlab.core.readers import Record, read_lines, size_of
+from dreamlab.core.text import one_line
 from dreamlab.runs.readers import is_event, is_metrics
 
 SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss", "time/frames_per_s")
@@ -29,7 +30,8 @@ class Line:
     def text(self) -> str:
         """Return the line for a person."""
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
-        return f"{clock}  {self.kind:11s} {_told(self.kind, self.data)}"
+        told = " ".join(_told(self.kind, self.data).splitlines())
+        return one_line(f"{clock}  {self.kind:11s} {told}")
 
     def plain(self) -> Record:
         """Return the line for a program."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.limits import Items, Natural, PositiveInt, Seed
 from dreamlab.core.limits import Range as Bounds
+from dreamlab.core.names import check_word
 from dreamlab.core.words import number
 from dreamlab.runs.launch.crew import Crew, work
 from dreamlab.runs.launch.job import Job, Outcome, Status, text_of
@@ -147,6 +148,8 @@ class SweepConfig:
     tune: TuneConfig = field(default_factory=TuneConfig)
 
     def __post_init__(self) -> None:
+        if self.name:
+            check_word(self.name, "name")
         for override in self.overrides:
             _check_own(override.partition("=")[0], override, "overrides")
         for point in (self.parameters, *self.jobs):

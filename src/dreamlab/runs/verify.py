@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +120,9 @@ def _code(
     """Yield how two states of one repository differ; `place` lies in it."""
     if then.get("commit") != now.get("commit"):
         yield f"{name}.commit", then.get("commit"), now.get("commit")
-        listed = git(place, "diff", "--name-only", str(then.get("commit")), "HEAD")
+        # from somebody else's manifest it could be an option of git's instead
+        known = re.fullmatch(r"[0-9a-f]{7,64}", commit := str(then.get("commit")))
+        listed = git(place, "diff", "--name-only", commit, "HEAD") if known else None
         names = [n for n in (listed or "").split() if name != "code" or n.startswith("src/")]
         if names:
             yield f"{name}.files", f"{len(names)} changed since", ", ".join(names[:5])

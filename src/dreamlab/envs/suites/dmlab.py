@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from dreamlab.core.errors import MissingExtraError, require
+from dreamlab.core.errors import ConfigError, MissingExtraError, require
 from dreamlab.core.limits import PositiveInt, Side
 
 Info = dict[str, Any]
@@ -101,6 +101,8 @@ def make(
             "deepmind_lab is not installed, and no package index has it: build it as "
             "https://github.com/google-deepmind/lab says, then pip install its wheel"
         ) from None
+    if not task.replace("_", "").isalnum():  # a level is a script, looked up below one folder
+        raise ConfigError(f"env.id: {task!r} is no level of DMLab-30")
     language = task in LANGUAGE
     seen = ["RGB_INTERLEAVED"] + ["INSTR"] * language
     config = {"height": str(size[0]), "width": str(size[1]), "logLevel": "WARN"}

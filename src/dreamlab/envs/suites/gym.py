@@ -140,6 +140,8 @@ def _from_class(task: str, render_mode: str | None, options: dict[str, Any]) -> 
         names = [n for n, v in vars(module).items() if isinstance(v, type)]
         raise EnvError(unknown(f"class in {module_name}", name, names, "env.id"))
     made = getattr(module, name)
+    if not (isinstance(made, type) and hasattr(made, "reset") and hasattr(made, "step")):
+        raise EnvError(f"env.id: {task} is no environment: a class with reset and step is wanted")
     try:
         return made(render_mode=render_mode, **options)
     except TypeError as error:

@@ -91,7 +91,7 @@ class Job:
         seed = [o for o in self.overrides if o.startswith("seed=")]
         rest = [o for o in self.overrides if not o.startswith("seed=")]
         digest = hashlib.sha256("\n".join(rest).encode()).hexdigest()[:10]
-        return "_".join([digest, *(s.replace("=", "") for s in seed)])
+        return "_".join([digest, *(re.sub(r"[^\w-]", "", s) for s in seed)])
 
     @property
     def folder(self) -> Path:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from dreamlab.core.console import WorkConsole
 from dreamlab.core.readers import FileError, Record
+from dreamlab.core.text import one_line, visible
 from dreamlab.core.words import duration, number
 from dreamlab.runs.launch.job import Job, returns, text_of
 from dreamlab.runs.readers import config_if_readable, newest_metrics, read_metrics, total_frames
@@ -43,7 +44,7 @@ class View:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
     def ended(self, job: Job) -> None:
         """Learn how long a job takes from one that is over."""
@@ -172,4 +173,4 @@ def cell(value: Any) -> str:
     """Return an option's value in few characters."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return value if isinstance(value, str) else text_of(value)
+    return one_line(value if isinstance(value, str) else text_of(value))

@@ -1,0 +1,195 @@
+"""Arrays of other programs, from pickles and zip files that anybody may have made.
+
+Nothing in a file is called, and nothing is allocated because a file says so: every number of bytes
+is compared with what is really there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import pickletools
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from dreamlab.core.errors import CheckpointError
+from dreamlab.core.types import Array
+from dreamlab.engine.watch import memory_available
+
+CODES = re.compile(r"b1|[iu][1248]|f[248]")
+MOST_DIMS = 8
+BROKEN = (
+    OSError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError,
+    ArithmeticError, MemoryError, RecursionError, NotImplementedError, RuntimeError, struct.error,
+    zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
+)  # fmt: skip
+
+
+def read_arrays(file: Path) -> Any:
+    """Return what an `.npz` or a pickle holds: arrays, numbers, text and containers of them."""
+    try:
+        return _read_npz(file) if file.suffix == ".npz" else _read_pickle(file)
+    except BROKEN as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"import: {file} cannot be read: {reason}") from None
+
+
+def array_of(data: Any, dtype: Any, shape: Any, order: Any = "C") -> Array:
+    """Return an array from its bytes; they have to be exactly as many as its shape needs."""
+    if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray):
+        raise pickle.UnpicklingError("it is no array of numbers")
+    plain = isinstance(shape, tuple) and len(shape) <= MOST_DIMS
+    if not plain or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise pickle.UnpicklingError(f"it has an array of shape {shape!r}")
+    if math.prod(shape) * dtype.numpy.itemsize != len(data):
+        raise pickle.UnpicklingError(f"an array of shape {shape} is not {len(data)} bytes")
+    return np.frombuffer(data, dtype.numpy).reshape(shape, order="F" if order == "F" else "C")
+
+
+# -- pickles --------------------------------------------------------------------------------------
+
+
+class _Dtype:
+    """A type of numbers by its code; numpy's own would believe whatever state it is given."""
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        if not isinstance(code, str) or not CODES.fullmatch(code):
+            raise pickle.UnpicklingError(f"it is no array of numbers: {code!r}")
+        self.numpy = np.dtype(code)
+
+    def __setstate__(self, state: Any) -> None:
+        if state[1] not in ("<", ">", "|", "="):
+            raise pickle.UnpicklingError("it is no array of numbers")
+        self.numpy = self.numpy.newbyteorder(state[1])
+
+
+class _Array:
+    """An array that is made empty first and filled afterwards, as pickles do."""
+
+    value: Array | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, fortran, data = state
+        self.value = array_of(data, dtype, shape, "F" if fortran else "C")
+
+
+class _Call:
+    """A function of ours that a pickle may call, and not change."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("it wants to change what reads it")
+
+
+def _number(dtype: Any, data: Any) -> Any:
+    """Return a number of numpy's from its bytes."""
+    return array_of(data, dtype, ())[()]
+
+
+def _allowed() -> dict[tuple[str, str], Any]:
+    """Return everything a pickle may name; both spellings are of numpy 1 and numpy 2."""
+    found: dict[tuple[str, str], Any] = {
+        ("numpy", "ndarray"): _Call(lambda *_: _Array()),
+        ("numpy", "dtype"): _Call(_Dtype),
+    }
+    for home in ("numpy.core", "numpy._core"):
+        found[f"{home}.multiarray", "_reconstruct"] = _Call(lambda *_: _Array())
+        found[f"{home}.multiarray", "scalar"] = _Call(_number)
+        found[f"{home}.numeric", "_frombuffer"] = _Call(array_of)
+    for kind in (dict, list, tuple, int, float, str):
+        found["builtins", kind.__name__] = kind
+    return found
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Builds arrays, numbers, text and containers; whatever else a file names is refused."""
+
+    allowed = _allowed()
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        try:
+            return self.allowed[module_name, global_name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"it names {module_name}.{global_name}, and a checkpoint holds arrays only"
+            ) from None
+
+
+class _Bounded:
+    """A file that is not asked for more bytes than it has left."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.size = stream, os.fstat(stream.fileno()).st_size
+
+    def read(self, size: int = -1) -> bytes:
+        if size > self.size - self.stream.tell():
+            raise EOFError("it is cut short")
+        return self.stream.read(size)
+
+    def readline(self) -> bytes:
+        return self.stream.readline()
+
+    def tell(self) -> int:
+        return self.stream.tell()
+
+
+def _read_pickle(file: Path) -> Any:
+    with file.open("rb") as stream:
+        bounded: Any = _Bounded(stream)
+        _check_memo(bounded)
+        stream.seek(0)
+        return _filled(ArrayUnpickler(bounded).load())
+
+
+def _check_memo(stream: Any) -> None:
+    """Raise if a pickle numbers its objects higher than it can have any: a list would be made."""
+    for count, (code, number, _) in enumerate(pickletools.genops(stream)):
+        if code.name.endswith("PUT") and int(number or 0) > count:
+            raise pickle.UnpicklingError("it numbers objects that it does not have")
+
+
+def _filled(tree: Any) -> Any:
+    """Return the arrays of a dictionary of dictionaries in their places."""
+    if isinstance(tree, dict):
+        return {k: _filled(v) for k, v in tree.items()}
+    return tree.value if isinstance(tree, _Array) else tree
+
+
+# -- zip files ------------------------------------------------------------------------------------
+
+
+def _read_npz(file: Path) -> dict[str, Array]:
+    with zipfile.ZipFile(file) as data:
+        need, free = sum(i.file_size for i in data.infolist()), memory_available()
+        if need > free:
+            raise MemoryError(f"it unpacks to {need:,} bytes, and {free:,} are free")
+        return {i.filename.removesuffix(".npy"): _read_npy(data, i) for i in data.infolist()}
+
+
+def _read_npy(data: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    """Return one array of a zip file; numpy would make room for it before it looks."""
+    with data.open(info) as stream:
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        content = stream.read()
+    code = f"{dtype.kind}{dtype.itemsize}"
+    kind = _Dtype(code)
+    kind.numpy = dtype
+    return array_of(content, kind, shape, "F" if fortran else "C")

@@ -1,0 +1,174 @@
+"""Configurations that somebody else wrote: read as data, checked, built from what is ours alone.
+
+A policy from a hub comes with a configuration that names classes and an environment. Of a stranger
+only this package's own classes are built, in registered environments with plain options. Whatever
+else it names needs `--trust-code`, which says what will run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dreamlab.config import LabConfig, load_config, migrate, read_yaml
+from dreamlab.core.config import ours_only
+from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.text import one_line, print
+from dreamlab.core.tree import tree_leaves
+from dreamlab.envs.allowed import foreign
+from dreamlab.envs.vector import EnvConfig
+
+MOST_BYTES = 1 << 18
+MOST_LEVELS = 20
+# Where the classes live that a stranger's configuration may name.
+OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "data"))
+# What is about the machine of whoever runs it: commands, addresses, folders, sinks.
+NOT_THEIRS = ("watch", "log", "run", "checkpoint", "report")
+ONLY = (
+    "A stranger's configuration may name only dreamlab's own classes, and registered environments "
+    "with plain options. If you trust whoever wrote it, add --trust-code (Python: trust_code=True)"
+)
+MARKS = Path(".cache", "huggingface", "download")
+
+
+def is_hub(folder: Path) -> bool:
+    """Tell whether a folder holds a policy as `write_hub` writes one; a run's has no such file."""
+    return all((folder / name).is_file() for name in ("model.safetensors", "config.yaml"))
+
+
+def is_strange(folder: Path) -> bool:
+    """Tell whether a folder came from a hub: a policy's, or one that a hub's client left marks in.
+
+    Such a client writes down, for every file it brings into a folder, where it is from.
+    """
+    if is_hub(folder) or _repo(folder):
+        return True
+    place = Path(os.path.realpath(folder))
+    marks = (
+        p / MARKS / place.relative_to(p) / "config.yaml.metadata" for p in (place, *place.parents)
+    )
+    return any(mark.is_file() for mark in marks)
+
+
+def _repo(folder: Path) -> Path | None:
+    """Return the folder of a repository in the cache of a hub's client, if this is one of it."""
+    place = Path(os.path.realpath(folder))
+    found = (p for p in (place, *place.parents) if p.parent.name == "snapshots")
+    return next((p.parents[1] for p in found if p.parents[1].name.startswith("models--")), None)
+
+
+def label(folder: Path) -> str:
+    """Return what to call a stranger's folder: its name on the hub where that is known."""
+    repo = _repo(folder)
+    name = None if repo is None else repo.name.removeprefix("models--").replace("--", "/", 1)
+    return str(folder) if name is None else f"hub:{name}"
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> LabConfig:
+    """Return the configuration of a run or of a policy from a hub; a stranger's is checked first.
+
+    With `trust_code` a stranger may name other code, which is printed unless `quiet`.
+    """
+    if not is_strange(folder):
+        if trust_code:
+            raise ConfigError(f"--trust-code: {folder} is no policy from a hub: leave it out")
+        return load_config(read_yaml(folder / "config.yaml"))
+    with guarded(folder, trust_code):
+        _check_links(folder)
+        node = migrate(read_plain(folder / "config.yaml"))
+        node = {k: v for k, v in node.items() if k not in NOT_THEIRS}
+        code = foreign_code(node)
+        if code and not trust_code:
+            where, what = code[0]
+            raise LabError(f"{label(folder)} wants to run {what[:200]} ({where}). {ONLY}")
+        if code and not quiet:
+            lines = (f"  {where:24s} {what}" for where, what in code)
+            said = f"{label(folder)} is trusted to run what is not part of dreamlab:"
+            print(said, *lines, sep="\n", file=sys.stderr)
+        return load_config(node)
+
+
+@contextmanager
+def guarded(folder: Path, trust_code: bool = False) -> Iterator[None]:
+    """Build nothing but ours of a stranger's folder, and say in one line what does not work.
+
+    Its options reach code that believes them: they can fail in it in any way. Nothing is guarded
+    in the user's own runs, nor in what the user trusts.
+    """
+    if trust_code or not is_strange(folder):
+        yield
+        return
+    try:
+        with ours_only():
+            yield
+    except LabError as error:
+        text = str(error).partition("\n")[0][:500]
+        known = text.startswith(label(folder))
+        raise type(error)(text if known else f"{label(folder)}: {text}") from error
+    except Exception as error:
+        first = one_line(str(error).partition("\n")[0])[:200]
+        raise LabError(f"{label(folder)} does not work: {type(error).__name__}: {first}") from error
+
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """Return a small YAML file as it is written: no aliases, nothing looked up elsewhere."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise LabError(f"{path} is too large for a configuration")
+        text = path.read_bytes().decode()
+        _check_events(path, text)
+        node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path} is not valid YAML: {reason}") from None
+    if not isinstance(node, dict):
+        raise ConfigError(f"{path} is not a configuration")
+    for where, value in tree_leaves(node):
+        if "${" in where or (isinstance(value, str) and "${" in value):
+            raise ConfigError(f"{path}: {where.replace('/', '.')}: it may not refer to anything")
+    return {str(k): v for k, v in node.items()}
+
+
+def _check_events(path: Path, text: str) -> None:
+    """Raise on what makes much of a little: aliases, and levels without end."""
+    level = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ConfigError(f"{path}: aliases are not read in a stranger's configuration")
+        level += isinstance(event, yaml.CollectionStartEvent)
+        level -= isinstance(event, yaml.CollectionEndEvent)
+        if level > MOST_LEVELS:
+            raise ConfigError(f"{path}: it is nested more than {MOST_LEVELS} levels deep")
+
+
+def _check_links(folder: Path) -> None:
+    """Raise if a file of the folder is really one that lies elsewhere."""
+    home = os.path.realpath(_repo(folder) or folder)
+    for path in folder.iterdir():
+        if os.path.commonpath([home, os.path.realpath(path)]) != home:
+            raise LabError(f"{label(folder)}: {path.name} is a link to another place")
+
+
+def foreign_code(node: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a configuration names that is not ours: where, and what."""
+    leaves = tree_leaves({k: node.get(k) for k in ("workflow", "buffers")})
+    named = ((k.replace("/", "."), v) for k, v in leaves if isinstance(v, str))
+    found = [(k, repr(v)) for k, v in named if ("." in v or ":" in v) and not v.startswith(OURS)]
+    env = node.get("env")
+    if isinstance(env, dict):
+        usual = EnvConfig()
+        asked = (env.get(k, getattr(usual, k)) for k in ("suite", "id", "options"))
+        if odd := foreign(*asked):
+            found.append(("env", odd))
+    return [(one_line(where), one_line(what)) for where, what in found]
