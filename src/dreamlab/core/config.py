@@ -225,7 +225,7 @@ def arguments(
 
     `given` are parameters that come from elsewhere; `kind` is what errors call an option.
     """
-    hints, parameters = _hints(function), inspect.signature(function).parameters
+    hints, parameters = _hints(function), _parameters(function, path)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     collected = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     names = [p.name for p in parameters.values() if p.kind not in collected and p.name not in given]
@@ -237,6 +237,13 @@ def arguments(
             kind = kind or f"{function.__name__} option"
             raise ConfigError(unknown(kind, str(key), names, f"{path}.{key}"))
     return out
+
+
+def _parameters(function: Callable[..., Any], path: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (ValueError, TypeError):  # something built in, or not even a function
+        raise ConfigError(f"{path}: {shown(function)} does not tell its options") from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
