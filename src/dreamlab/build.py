@@ -12,7 +12,7 @@ import torch
 
 from dreamlab.config import LabConfig, load_config, read_yaml, to_yaml
 from dreamlab.core import rng as random
-from dreamlab.core.config import Part, dump, load
+from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import told_plainly, write_text
 from dreamlab.core.tree import tree_leaves
@@ -289,4 +289,4 @@ def load_policy(source: Path | str, which: str = "latest") -> Trained:
 
 def env_config(node: dict[str, Any]) -> EnvConfig:
     """Return the environment part of a composed configuration."""
-    return load(EnvConfig, node.get("env", {}), "env")
+    return convert(node.get("env", {}), EnvConfig, "env")

@@ -143,6 +143,20 @@ def test_a_number_of_a_verb_has_limits(arguments, message, capsys, tmp_path: Pat
     assert len(err.splitlines()) == 1
 
 
+def test_a_check_of_no_environment_is_one_message(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("# @package _global_\nenv:\n")
+    assert main(["check", str(tmp_path / "mine.yaml")]) == 2
+    assert "env: expected a mapping of EnvConfig options, got None" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["seed=[", "seed=-1", "workflow.lr=nan", "workflow=null"])
+def test_options_of_a_second_run_are_read_or_refused(argument, tmp_path, capsys):
+    config = load_config(compose(["+experiment=ppo_cartpole"]))
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert main(["verify", str(tmp_path), argument]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_the_length_of_a_resumed_run_has_limits(tmp_path, capsys):
     config = load_config(compose(["+experiment=ppo_cartpole"]))
     (tmp_path / "config.yaml").write_text(to_yaml(config))

@@ -98,13 +98,14 @@ def _prepare(run: Run, second: Path, overrides: Sequence[str]) -> verifying.Rows
     """Write the second run's configuration; return the options that it changes."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     node = read_yaml(run.config_path)
     config = load_config(node)
     try:
         merged = OmegaConf.merge(OmegaConf.create(node), OmegaConf.from_dotlist(list(overrides)))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"verify: {error}") from None
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(f"verify: {' '.join(str(error).split())}") from None
     plain: Any = OmegaConf.to_container(merged)
     changed = load_config(plain)
     second.mkdir()
