@@ -266,7 +266,7 @@ def _part(node: Mapping[str, Any], home: str, where: str) -> Part:
         )
     if not isinstance(node["_target_"], str):
         got = shown(node["_target_"])
-        raise ConfigError(f"{where}._target_: expected a class's name, got {got}")
+        raise ConfigError(f"{where}._target_: expected the name of a class, got {got}")
     options = {k: v for k, v in node.items() if k != "_target_"}
     result = Part(node["_target_"], options, home)
     check_options(result.cls(f"{where}._target_"), options, where)

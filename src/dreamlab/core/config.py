@@ -50,9 +50,11 @@ def locate(name: str, where: str, home: str = "") -> Any:
     table = getattr(importlib.import_module(home), "PARTS", {}) if home else {}
     path = table.get(name, name)
     words = path.replace(":", ".").split(".")
-    if len(words) < 2 or not all(w.isidentifier() for w in words):
+    if len(words) == 1:
         raise ConfigError(unknown("part", name, table, where))
-    module_name, attr = path.replace(":", ".").rsplit(".", 1)
+    if not all(w.isidentifier() for w in words):
+        raise ConfigError(f"{where}: {name!r} is no name of a class: package.module.Class is one")
+    module_name, attr = ".".join(words[:-1]), words[-1]
     module = _import(module_name, where)
     if not hasattr(module, attr):
         names = [n for n, v in vars(module).items() if inspect.isclass(v)]
@@ -199,7 +201,7 @@ def _convert_part(value: Any, path: str, default: Any) -> Part:
     options = {k: v for k, v in value.items() if k != "_target_"}
     target = value.get("_target_", base.target)
     if not isinstance(target, str):
-        raise ConfigError(f"{path}._target_: expected a class's name, got {shown(target)}")
+        raise ConfigError(f"{path}._target_: expected the name of a class, got {target!r}")
     merged = options if target != base.target else {**base.options, **options}
     result = Part(target, merged, base.home)
     check_options(result.cls(path), merged, path)
