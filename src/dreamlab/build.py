@@ -14,7 +14,7 @@ import torch
 
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import rng as random
-from dreamlab.core.config import Part, dump, load
+from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.files import told_plainly, write_text
 from dreamlab.core.text import print
@@ -377,4 +377,4 @@ def _warn(text: str) -> None:
 
 def env_config(node: dict[str, Any]) -> EnvConfig:
     """Return the environment part of a composed configuration."""
-    return load(EnvConfig, node.get("env", {}), "env")
+    return convert(node.get("env", {}), EnvConfig, "env")

@@ -24,7 +24,6 @@ from dreamlab.core.limits import PositiveInt, Range, Seed, shown
 from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
 from dreamlab.core.readers import FileError, MissingFileError, parse_yaml
-from dreamlab.core.strict_yaml import MOST_VALUES
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
 from dreamlab.engine.accelerate import ComputeConfig, DeviceName, Precision, Threads
@@ -38,6 +37,8 @@ from dreamlab.envs.vector import EnvConfig
 SCHEMA = 1
 GROUPS = ("experiment", "env", "preset")
 LONGEST_ARGUMENT = 10_000
+MOST_INTERPOLATED = 2_000
+LONGEST_SAID = 300  # Hydra repeats what it could not read
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
             # Hydra has a ValueError for a list of defaults that is none
             raise ConfigError(_one_line(error)) from None
     try:
-        return _resolved(node, [MOST_VALUES])
+        return _resolved(node, [MOST_INTERPOLATED])
+    except RecursionError:
+        raise ConfigError("what ${...} stand for is nested too deep") from None
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
 
@@ -146,19 +149,22 @@ def _one_line(error: Exception) -> str:
     text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
     lines = (" ".join(line.split()).removesuffix(":") for line in text.splitlines())
     noise = ("object_type=", "Config search path", "provider=", "reference_type=")
-    return "; ".join(x for x in lines if x and x != "full_key" and not x.startswith(noise))
+    said = "; ".join(x for x in lines if x and x != "full_key" and not x.startswith(noise))
+    return said if len(said) <= LONGEST_SAID else f"{said[:LONGEST_SAID]}..."
 
 
-def _resolved(node: Any, left: list[int]) -> Any:
-    """Return a node as plain data with what its `${...}` stand for, up to so many values."""
-    left[0] -= 1
+def _resolved(node: Any, left: list[int], within: bool = False) -> Any:
+    """Return a node as plain data; of what its `${...}` stand for, at most `left` values."""
+    left[0] -= within
     if left[0] < 0:
-        raise ConfigError(f"what ${{...}} stand for has more than {MOST_VALUES:,} values")
-    if isinstance(node, DictConfig):
-        return {str(k): _resolved(node[k], left) for k in node}
+        raise ConfigError(f"what ${{...}} stand for has more than {MOST_INTERPOLATED:,} values")
+    if not isinstance(node, DictConfig | ListConfig):
+        return node
+    keys: list[Any] = list(range(len(node)) if isinstance(node, ListConfig) else node)
+    values = [_resolved(node[k], left, within or OmegaConf.is_interpolation(node, k)) for k in keys]
     if isinstance(node, ListConfig):
-        return [_resolved(v, left) for v in node]
-    return node
+        return values
+    return dict(zip(map(str, keys), values, strict=True))
 
 
 def _prepare(argument: str, extra: Path) -> str:
@@ -167,6 +173,8 @@ def _prepare(argument: str, extra: Path) -> str:
         return _group("experiment", [argument], extra)
     override = _parsed(argument)
     key, value = override.key_or_group, override.value()
+    if not key:
+        raise ConfigError(f"cannot read the argument {shown(argument)}: it names no option")
     if key.split(".")[0] == "hydra":
         raise ConfigError(f"{key}: options of Hydra itself have no effect here")
     if key in ("experiment", "preset"):
@@ -210,7 +218,7 @@ def _by_path(group: str, value: str, extra: Path) -> str:
     if "hydra" in parse_yaml(text, value):
         raise ConfigError(f"{value}: hydra: options of Hydra itself have no effect here")
     (extra / group).mkdir(exist_ok=True)
-    name = re.sub(r"[^\w-]", "_", path.stem)
+    name = re.sub(r"\W", "_", path.stem, flags=re.ASCII).strip("_") or "given"
     while name in choices(group) or (extra / group / f"{name}.yaml").exists():
         name += "_"  # else Hydra would take ours
     (extra / group / f"{name}.yaml").write_text(text, encoding="utf-8")
@@ -271,7 +279,7 @@ def _part(node: Mapping[str, Any], home: str, kind: type, where: str) -> Part:
         )
     if not isinstance(node["_target_"], str):
         got = shown(node["_target_"])
-        raise ConfigError(f"{where}._target_: expected a class's name, got {got}")
+        raise ConfigError(f"{where}._target_: expected the name of a class, got {got}")
     options = {k: v for k, v in node.items() if k != "_target_"}
     result = Part(node["_target_"], options, home, kind)
     check_options(result.cls(f"{where}._target_"), options, where)
@@ -296,18 +304,23 @@ def shrink(node: dict[str, Any]) -> dict[str, Any]:
     }
     training = dict(node.get("training", {}))
     phases = training.get("phases", [])
-    shrunk = [_shrink_phase(p, node.get("buffers", {}), buffers, p is phases[-1]) for p in phases]
+    env = node.get("env", {})
+    # at least a window of every environment, so that what follows can draw a batch
+    least = (SMALL_BUFFER["length"] + 1) * env.get("num_envs", 1) * env.get("repeat", 1)
+    short = {"duration_steps": max(128, least), "duration_updates": 8, "duration_cycles": 4}
+    mosts = [{"collect_ticks": 16} | (short if p is not phases[-1] else {}) for p in phases]
+    shrunk = [
+        _shrink_phase(p, most, node.get("buffers", {}), buffers)
+        for p, most in zip(phases, mosts, strict=True)
+    ]
     training["phases"] = shrunk
     return {**node, "workflow": workflow, "buffers": buffers, "training": training}
 
 
 def _shrink_phase(
-    phase: dict[str, Any], before: dict[str, Any], after: dict[str, Any], is_last: bool
+    phase: dict[str, Any], most: dict[str, int], before: dict[str, Any], after: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a phase with fewer ticks, as many updates per decision, and a short duration."""
-    most = {"collect_ticks": 16}
-    if not is_last:
-        most |= {"duration_steps": 128, "duration_updates": 8, "duration_cycles": 4}
     out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
     if phase.get("train_ratio") is not None:
         name = phase.get("buffer", "replay")

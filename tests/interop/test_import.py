@@ -203,6 +203,9 @@ def test_the_network_is_read_off_the_weights_and_the_rest_off_the_experiment():
     assert config.training.phases[0].train_ratio == 512
     with pytest.raises(ConfigError, match=r"give workflow\.stoch"):
         import_run.config_for(weights, ["workflow.stoch=3"])
+    for argument in ("workflow.stoch=0", "workflow.stoch=few", "workflow=null"):
+        with pytest.raises(ConfigError, match=r"^workflow(\.stoch)?: (must be|expected)"):
+            import_run.config_for(weights, [argument])
     with pytest.raises(ConfigError, match="must be one of"):
         import_run.config_for(weights, ["+experiment=ppo_cartpole"])
     with pytest.raises(ConfigError, match="tiny"):

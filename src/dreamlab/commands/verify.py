@@ -105,12 +105,13 @@ def _prepare(config: LabConfig, second: Path, overrides: Sequence[str]) -> verif
     """Write the second run's configuration; return the options that it changes."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         node = OmegaConf.create(dump(config))
         merged = OmegaConf.merge(node, OmegaConf.from_dotlist(list(overrides)))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"verify: {error}") from None
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(f"verify: {' '.join(str(error).split())}") from None
     plain: Any = OmegaConf.to_container(merged)
     changed = load_config(plain)
     second.mkdir()

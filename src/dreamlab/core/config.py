@@ -70,7 +70,7 @@ def locate(name: str, where: str, home: str = "") -> Any:
     table = getattr(importlib.import_module(home), "PARTS", {}) if home else {}
     path = table.get(name, name)
     words = path.replace(":", ".").split(".")
-    if len(words) < 2 or not all(w.isidentifier() for w in words):
+    if len(words) == 1:
         raise ConfigError(unknown("part", name, table, where))
     if not all(w.isidentifier() for w in words):
         raise ConfigError(f"{where}: {name!r} is no name of a class: package.module.Class is one")
@@ -247,7 +247,7 @@ def _convert_part(value: Any, path: str, default: Any) -> Part:
     options = {k: v for k, v in value.items() if k != "_target_"}
     target = value.get("_target_", base.target)
     if not isinstance(target, str):
-        raise ConfigError(f"{path}._target_: expected a class's name, got {shown(target)}")
+        raise ConfigError(f"{path}._target_: expected the name of a class, got {target!r}")
     merged = options if target != base.target else {**base.options, **options}
     result = Part(target, merged, base.home, base.kind)
     check_options(result.cls(path), merged, path)
@@ -273,7 +273,7 @@ def arguments(
 
     `given` are parameters that come from elsewhere; `kind` is what errors call an option.
     """
-    hints, parameters = _hints(function), inspect.signature(function).parameters
+    hints, parameters = _hints(function), _parameters(function, path)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     collected = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     names = [p.name for p in parameters.values() if p.kind not in collected and p.name not in given]
@@ -285,6 +285,13 @@ def arguments(
             kind = kind or f"{function.__name__} option"
             raise ConfigError(unknown(kind, str(key), names, f"{path}.{key}"))
     return out
+
+
+def _parameters(function: Callable[..., Any], path: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (ValueError, TypeError):  # something built in, or not even a function
+        raise ConfigError(f"{path}: {shown(function)} does not tell its options") from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

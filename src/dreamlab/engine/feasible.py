@@ -25,9 +25,7 @@ def check_feasible(
     for phase, frames in _reached(phases, total_frames, env):
         if phase.buffer in configs:
             _check_phase(configs[phase.buffer], phase)
-        if frames:
-            begins = not any(stored.values())
-            stored[phase.buffer] += _steps_of(phase, frames, env, begins)
+        stored[phase.buffer] += _steps_of(phase, frames, env)
         if phase.update_hooks:
             _check_filled(phase, stored[phase.buffer], needed.get(phase.buffer, 0))
             learns = True
@@ -99,15 +97,15 @@ def _frames_of(phase: Phase, env: EnvConfig) -> float:
     return math.inf
 
 
-def _steps_of(phase: Phase, frames: float, env: EnvConfig, begins: bool) -> float:
+def _steps_of(phase: Phase, frames: float, env: EnvConfig) -> float:
     """Return the steps that so many env frames store: a phase ends with a whole collection.
 
-    The first tick of all has no frame; those of later episodes cannot be told.
+    Every episode that ends adds one more, a step without a frame; they cannot be told.
     """
     if not math.isfinite(frames):
         return frames
-    ticks = frames / (env.repeat * env.num_envs) + begins
-    return math.ceil(ticks / phase.collect_ticks) * phase.collect_ticks * env.num_envs
+    at_once = phase.collect_ticks * env.num_envs
+    return math.ceil(frames / (env.repeat * at_once)) * at_once
 
 
 __all__ = ["check_feasible"]

@@ -148,7 +148,7 @@ class Orchestrator:
             self._housekeeping()
 
     def _request_stop(self) -> None:
-        self.stop_requested = True
+        self.stop()
         self.parts.terminal.say("stopping: saving a checkpoint (once more to stop at once)")
 
     def _record_failure(self, error: BaseException) -> None:

@@ -12,7 +12,9 @@ from omegaconf import OmegaConf
 
 from dreamlab.components.representation.codec import width
 from dreamlab.config import LabConfig, compose, load_config
+from dreamlab.core.config import convert
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
+from dreamlab.core.limits import Width
 from dreamlab.core.types import Array, ArraySpec, Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.envs.vector import make_env, spec_of
@@ -93,15 +95,16 @@ def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
     node = compose(overrides)
     if node.get("tiny"):
         raise ConfigError("import: tiny=true would shrink the network that is to be imported")
-    given: dict[str, Any] = dict(node.get("workflow", {}))
+    given: dict[str, Any] = convert(node.get("workflow", {}), dict[str, Any], "workflow")
     if "_target_" not in given:  # no experiment was named
         merged: Any = OmegaConf.to_container(OmegaConf.merge(DEFAULTS, node))
         node = merged
     if given.get("_target_", TARGET) != TARGET:
         raise ConfigError(f"import: the experiment must be one of {TARGET}")
     with _odd_shapes():
-        latents, stoch = weights["dyn/dynin1/kernel"].shape[0], int(given.get("stoch", 32))
-    if stoch < 1 or latents % stoch:
+        latents = weights["dyn/dynin1/kernel"].shape[0]
+    stoch = convert(given.get("stoch", 32), Width, "workflow.stoch")
+    if latents % stoch:
         raise ConfigError(
             f"import: latents of {latents} numbers are not {stoch} of a kind: give workflow.stoch"
         )

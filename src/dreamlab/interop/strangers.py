@@ -115,7 +115,7 @@ def guarded(folder: Path, trust_code: bool = False) -> Iterator[None]:
     except LabError as error:
         text = str(error).partition("\n")[0][:500]
         known = text.startswith(label(folder))
-        raise type(error)(text if known else f"{label(folder)}: {text}") from error
+        raise LabError(text if known else f"{label(folder)}: {text}") from error
     except Exception as error:
         first = one_line(str(error).partition("\n")[0])[:200]
         raise LabError(f"{label(folder)} does not work: {type(error).__name__}: {first}") from error
