@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args[0] == "--version":
         print(f"dreamlab {__version__}")
         return 0
+    spin_briefly()
     try:
         return _verb(args[0])(args[1:])
     except LabError as error:
@@ -66,6 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped at once; the last checkpoint is whole", file=sys.stderr)
         return 130
+
+
+def spin_briefly() -> None:
+    """Let threads that wait for each other soon fall asleep, unless the user says otherwise.
+
+    Beside other work a thread that spins keeps the core from the very one it waits for: torch's
+    default makes two threads up to three times slower than one. OpenMP reads this when torch is
+    loaded; sleeping at once would cost more on an idle machine (benchmarks/threads.py).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 def _verb(name: str) -> Callable[[list[str]], int]:
