@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import re
 import sys
 import tempfile
@@ -71,6 +72,7 @@ def _run(args: list[str]) -> int:
     if args[0] == "--version":
         print(f"dreamlab {__version__}")
         return 0
+    spin_briefly()
     try:
         return _verb(args[0])(args[1:])
     except LabError as error:
@@ -79,6 +81,17 @@ def _run(args: list[str]) -> int:
     except KeyboardInterrupt:
         print("stopped at once; the last checkpoint is whole", file=sys.stderr)
         return 130
+
+
+def spin_briefly() -> None:
+    """Let threads that wait for each other soon fall asleep, unless the user says otherwise.
+
+    Beside other work a thread that spins keeps the core from the very one it waits for: torch's
+    default makes two threads up to three times slower than one. OpenMP reads this when torch is
+    loaded; sleeping at once would cost more on an idle machine (benchmarks/threads.py).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 def _verb(name: str) -> Callable[[list[str]], int]:

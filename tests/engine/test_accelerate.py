@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,3 +36,50 @@ def test_a_run_takes_no_more_cores_than_it_was_given(monkeypatch: pytest.MonkeyP
     for given, taken in (("", 8), ("3", 3), ("3,2", 3), ("64", 8), ("none", 8)):
         monkeypatch.setenv("OMP_NUM_THREADS", given)
         assert accelerate.cores() == taken
+
+
+VECTOR = Spec({"state": ArraySpec((3,))}, ArraySpec((1,), low=-1.0, high=1.0))
+ATARI = Spec({"image": ArraySpec((84, 84, 4), "uint8")}, ArraySpec((), "int64", classes=6))
+DOTS = Spec({"image": ArraySpec((16, 16, 3), "uint8")}, ArraySpec((), "int64", classes=4))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "options", "spec", "rows", "threads"),
+    [
+        ("sac_pendulum", [], VECTOR, 512, 1),
+        ("dqn_pong", [], ATARI, 64, 1),
+        ("dreamer_pixels", [], DOTS, 272, 1),
+        ("sac_pendulum", ["workflow.hidden=[1024,1024]"], VECTOR, 512, 5),
+        ("sac_pendulum", ["workflow.hidden=[2048,2048]"], VECTOR, 512, 8),
+        ("ppo_pong", [], ATARI, 256, 3),
+    ],
+)
+def test_an_update_gets_as_many_threads_as_it_has_work_for(
+    experiment, options, spec, rows, threads, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    config = load_config(compose([f"+experiment={experiment}", "device=cpu", *options]))
+    workflow, before = build.build_workflow(config, spec), torch.get_num_threads()
+    try:
+        accelerate.set_up(config.compute, workflow, rows)
+        assert torch.get_num_threads() == threads
+        accelerate.set_up(replace(config.compute, threads=2), workflow, rows)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_the_command_tells_openmp_not_to_spin_before_torch_is_loaded(given, spins):
+    code = (
+        "import os, sys; from dreamlab import cli; cli.VERBS['look'] = lambda args: "
+        "print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT')) or 0; cli.main(['look'])"
+    )
+    plain = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env={**plain, **given})
+    assert done.stdout.split() == ["False", spins]

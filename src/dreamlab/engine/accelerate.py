@@ -19,9 +19,11 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Range
 from dreamlab.core.workflow import Workflow, marked
 
-SMALL_WORK = (
-    4_000_000  # parameters times rows of a batch, below which threads cost more than they give
-)
+# Parameters times rows of a batch that keep one thread busy. With less, a second thread gives
+# little on an idle machine, and beside other work most of the time is spent waiting for it
+# (benchmarks/threads.py). A convolution uses each of its weights at many places.
+WORK_PER_THREAD = 500_000_000
+IMAGE_WORK = 4
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
@@ -45,8 +47,8 @@ class ComputeConfig:
     """`off` computes everything as it is written: no kernels, graphs, compiled or fused code. The
     numbers are the same but for their last digits."""
     threads: Threads = 0
-    """CPU threads of torch; 0: one where an update is small (faster there), else all cores that
-    the process was given (its affinity, OMP_NUM_THREADS)."""
+    """CPU threads of torch; 0: as many as an update has work for, at most all cores that the
+    process was given (its affinity, OMP_NUM_THREADS)."""
 
     def __post_init__(self) -> None:
         if self.accel == "off" and self.compile:
@@ -125,9 +127,10 @@ def keep_memory() -> None:
 
 
 def _threads(workflow: Workflow[Any], rows: int) -> int:
-    has_images = any(s.is_image for s in workflow.spec.obs.values())
-    small = rows * sum(p.numel() for p in workflow.parameters()) < SMALL_WORK
-    return 1 if small and not has_images else cores()
+    work = rows * sum(p.numel() for p in workflow.parameters())
+    if any(s.is_image for s in workflow.spec.obs.values()):
+        work *= IMAGE_WORK
+    return max(1, min(cores(), work // WORK_PER_THREAD))
 
 
 def cores() -> int:
