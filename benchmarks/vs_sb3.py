@@ -40,8 +40,9 @@ def ours(name: str, compiled: bool) -> tuple[float, dict[str, float]]:
             f"training.total_frames={WARM_UP[name] + FRAMES[name]}",
             f"compile={compiled}", *OURS[name],
         ]  # fmt: skip
-        run, config, _ = build.open_run(load_config(compose(options)))
-        loop = build.build(config, run, Terminal("off", config.name))
+        with build.open_run(load_config(compose(options))) as opened:
+            loop = build.build(opened.config, opened.run, Terminal("off", opened.config.name))
+            opened.keep()
         speed = _speed(WARM_UP[name])
         loop.observers.add(speed)
         loop.run()

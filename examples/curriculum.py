@@ -13,9 +13,10 @@ YAML = Path(__file__).with_name("curriculum.yaml")
 
 def main() -> None:
     config = load_config(compose([str(YAML)]))
-    run, config, _ = build.open_run(config)
-    loop = build.build(config, run)
-    print(loop.run(), loop.counters)
+    with build.open_run(config) as opened:
+        run, loop = opened.run, build.build(opened.config, opened.run)
+        opened.keep()
+        print(loop.run(), loop.counters)
     for name, buffer in loop.parts.buffers.items():
         print(f"buffer {name}: {len(buffer):,} steps")
     for line in (run.folder / "events.jsonl").read_text().splitlines():

@@ -50,10 +50,9 @@ def main() -> None:
     common = ["+experiment=ppo_cartpole", "training.total_frames=300", "workflow.epochs=2"]
     quiet = ["log.terminal=off", "eval.episodes=1", "eval.video=false", "threads=1"]
     for name, overrides in VARIANTS.items():
-        run, config, _ = build.open_run(load_config(compose([*common, *overrides, *quiet])))
-        loop = build.build(config, run)
-        parameters = sum(p.numel() for p in loop.workflow.parameters())
-        print(f"{name}: {parameters:,} parameters, {loop.run()}")
+        run, status = build.train(load_config(compose([*common, *overrides, *quiet])))
+        policy = build.load_policy(run.folder).workflow
+        print(f"{name}: {sum(p.numel() for p in policy.parameters()):,} parameters, {status}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -56,7 +55,6 @@ def make(folder: Path, name: str, learn: bool = False, options: Sequence[str] = 
         except ConfigError as error:
             if "continuous" not in str(error) and "discrete" not in str(error):
                 raise
-            shutil.rmtree(folder)
     raise AssertionError(f"{name} takes neither discrete nor continuous actions")
 
 

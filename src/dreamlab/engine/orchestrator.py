@@ -29,7 +29,7 @@ from dreamlab.engine.report import Paint, ReportConfig, write_report
 from dreamlab.engine.signals import on_stop
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.video import write_video
-from dreamlab.engine.watch import Floor, Watch, WatchConfig, not_finite
+from dreamlab.engine.watch import Floor, Watch, WatchConfig, not_finite, private
 
 
 class RunLog(Protocol):
@@ -366,7 +366,7 @@ class Orchestrator:
         """Write a checkpoint of everything the next step depends on; None if it is not finite."""
         self.saved_at = time.monotonic()
         workflow, collector = self.workflow.state_dict(), self.parts.collector.get_state()
-        bad = self._not_finite(workflow, collector)
+        bad = not_finite(self.workflow, workflow, private(collector))
         if not self.watch.may_save(bad, self.checkpoints.names(), self._say_and_record):
             return None
         buffers = {name: buffer.save() for name, buffer in self.parts.buffers.items()}
@@ -421,13 +421,10 @@ class Orchestrator:
         random.set_state(state["rng"])
         return True
 
-    def _not_finite(self, workflow: dict[str, Any], collector: dict[str, Any]) -> str | None:
-        more = {"normalizer": collector["envs"]["normalizer"], "memory": collector["state"]}
-        return not_finite(self.workflow, workflow, more)
-
     def _take(self, state: dict[str, Any]) -> None:
         """Take over what may be damaged or diverged; raise if it is."""
-        if (bad := self._not_finite(state["workflow"], state["collector"])) is not None:
+        bad = not_finite(self.workflow, state["workflow"], private(state["collector"]))
+        if bad is not None:
             raise CheckpointError(f"{bad}: the run had diverged")
         self.workflow.load_state_dict(state["workflow"])
         for name, buffer in self.parts.buffers.items():

@@ -217,6 +217,11 @@ def not_finite(workflow: Workflow[Any], state: dict[str, Any], *more: Any) -> st
     return None
 
 
+def private(collector: dict[str, Any]) -> dict[str, Any]:
+    """Return what a policy acts on beside its weights, from the state of a collector."""
+    return {"normalizer": collector["envs"]["normalizer"], "memory": collector["state"]}
+
+
 def _output_check(name: str) -> Callable[[nn.Module, Any, Any], None]:
     def check(module: nn.Module, inputs: Any, output: Any) -> None:
         for _, leaf in tree_leaves(output):
