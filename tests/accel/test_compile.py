@@ -23,8 +23,9 @@ def test_compiled_updates_move_the_weights_alike(name, tmp_path):
     assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
 
 
-def test_a_uniform_distribution_has_mean_0_however_it_is_compiled():
-    command = [sys.executable, "-m", "tests.accel.contracted"]
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_symmetric_distribution_has_mean_0_however_it_is_compiled(device):
+    command = [sys.executable, "-m", "tests.accel.contracted", device]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
 

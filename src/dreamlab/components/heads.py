@@ -39,7 +39,7 @@ class TwoHotHead(nn.Module):
 
     def mean(self, logits: Tensor) -> Tensor:
         """Return the number that logits stand for."""
-        mean = symmetric_mean(torch.softmax(logits, -1), self.bins)
+        mean = symmetric_mean(logits, self.bins)
         return mean if self.kind == "symexp" else symexp(mean)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

@@ -28,16 +28,17 @@ def symexp_bins(num: int, reach: float = 20.0) -> Float[Tensor, " num"]:
     return torch.cat([half, mirrored])
 
 
-def symmetric_mean(probs: Float[Tensor, "*b n"], bins: Float[Tensor, " n"]) -> Float[Tensor, "*b"]:
-    """Return the mean of a distribution over symmetric bins, 0 exactly if it is uniform.
+def symmetric_mean(logits: Float[Tensor, "*b n"], bins: Float[Tensor, " n"]) -> Float[Tensor, "*b"]:
+    """Return the mean of a distribution over symmetric bins, 0 exactly if it is symmetric.
 
     Bins reach 4.85e8: summed from left to right, rounding alone would give a value of thousands.
-    Probabilities are subtracted before anything is multiplied, so that this holds for compilers
-    too that join a product and a sum into one operation.
+    Weights are subtracted before anything is multiplied, and divided by their sum at the end: a
+    compiler that joins a product and a sum into one operation would round but one of two equals.
     """
     up = (bins.shape[0] + 1) // 2
-    tilt = probs[..., up:] - probs[..., : bins.shape[0] // 2].flip(-1)
-    return (tilt * bins[up:]).sum(-1)
+    weights = torch.exp(logits - logits.amax(-1, keepdim=True))
+    tilt = weights[..., up:] - weights[..., : bins.shape[0] // 2].flip(-1)
+    return (tilt * bins[up:]).sum(-1) / weights.sum(-1)
 
 
 def two_hot_loss(
