@@ -28,7 +28,8 @@ from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
 from dreamlab.engine.feasible import check_feasible
 from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
-from dreamlab.engine.orchestrator import EngineConfig, Orchestrator, Parts
+from dreamlab.engine.loop_parts import EngineConfig, LoopParts
+from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available, not_finite
@@ -77,7 +78,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
     accelerate.set_up(config.compute, workflow, workflow.rows_per_step(steps))
     collector = Collector(envs, workflow, random.derive(config.seed, 1))
-    parts = Parts(
+    parts = LoopParts(
         workflow, collector, buffers, build_evaluator(config),
         build_logger(config, run, terminal), terminal, run,
         painter(config.env) if type(workflow).report is not Workflow.report else None,

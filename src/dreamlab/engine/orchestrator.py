@@ -4,80 +4,41 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dreamlab.core import rng as random
 from dreamlab.core.errors import CheckpointError, EnvError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Metrics
-from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
-from dreamlab.engine.accelerate import ComputeConfig, autocast
+from dreamlab.engine.accelerate import autocast
 from dreamlab.engine.alerts import Alerts
-from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
-from dreamlab.engine.collector import Collected, Collector
+from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.collector import Collected
 from dreamlab.engine.default_observers import add_default_observers
-from dreamlab.engine.evaluator import EvalConfig, EvalResult, Evaluator, UnfinishedError
+from dreamlab.engine.evaluator import EvalResult, UnfinishedError
 from dreamlab.engine.every import Every
-from dreamlab.engine.logger import LogConfig, Logger
+from dreamlab.engine.loop_parts import EngineConfig, LoopParts
 from dreamlab.engine.phase_scheduler import UPDATE, Counters, PhaseScheduler
-from dreamlab.engine.report import Paint, ReportConfig, write_report
+from dreamlab.engine.report import write_report
 from dreamlab.engine.signals import on_stop
-from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.video import write_video
-from dreamlab.engine.watch import Floor, Watch, WatchConfig, not_finite, private
-
-
-class RunLog(Protocol):
-    """The run folder, as the loop sees it."""
-
-    folder: Path
-
-    @property
-    def saved(self) -> bool:
-        """Tell whether a checkpoint was ever saved."""
-        ...
-
-    def event(self, kind: str, **data: Any) -> None: ...
-    def update(self, **data: Any) -> None: ...
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Everything the loop itself can be told."""
-
-    log: LogConfig = field(default_factory=LogConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    watch: WatchConfig = field(default_factory=WatchConfig)
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
-
-
-@dataclass
-class Parts:
-    """What the composition root hands to the loop."""
-
-    workflow: Workflow[Any]
-    collector: Collector
-    buffers: Mapping[str, Buffer]
-    evaluator: Evaluator
-    logger: Logger
-    terminal: Terminal
-    run: RunLog
-    paint: Paint | None = None
-    floor: Floor = lambda frames: None
+from dreamlab.engine.watch import Watch, not_finite, private
 
 
 class Orchestrator:
     """Asks the scheduler what is next, does it; looks after logs, evaluation and checkpoints."""
 
     def __init__(
-        self, config: EngineConfig, phases: Sequence[Phase], total_frames: int | None, parts: Parts
+        self,
+        config: EngineConfig,
+        phases: Sequence[Phase],
+        total_frames: int | None,
+        parts: LoopParts,
     ) -> None:
         self.config, self.parts = config, parts
         self.workflow, self.run_log = parts.workflow, parts.run

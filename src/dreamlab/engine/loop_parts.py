@@ -1,0 +1,60 @@
+"""What the composition root hands to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dreamlab.core.workflow import Workflow
+from dreamlab.data.buffer import Buffer
+from dreamlab.engine.accelerate import ComputeConfig
+from dreamlab.engine.checkpoint import CheckpointConfig
+from dreamlab.engine.collector import Collector
+from dreamlab.engine.evaluator import EvalConfig, Evaluator
+from dreamlab.engine.logger import LogConfig, Logger
+from dreamlab.engine.report import Paint, ReportConfig
+from dreamlab.engine.terminal import Terminal
+from dreamlab.engine.watch import Floor, WatchConfig
+
+
+class RunLog(Protocol):
+    """The run folder, as the loop sees it."""
+
+    folder: Path
+
+    @property
+    def saved(self) -> bool:
+        """Tell whether a checkpoint was ever saved."""
+        ...
+
+    def event(self, kind: str, **data: Any) -> None: ...
+    def update(self, **data: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything the loop itself can be told."""
+
+    log: LogConfig = field(default_factory=LogConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+
+
+@dataclass
+class LoopParts:
+    """Everything that a loop drives."""
+
+    workflow: Workflow[Any]
+    collector: Collector
+    buffers: Mapping[str, Buffer]
+    evaluator: Evaluator
+    logger: Logger
+    terminal: Terminal
+    run: RunLog
+    paint: Paint | None = None
+    floor: Floor = lambda frames: None
