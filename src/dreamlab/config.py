@@ -292,7 +292,7 @@ def to_yaml(config: LabConfig) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a run's saved configuration."""
+    """Return a run's saved configuration, or a sweep's; nothing in it is interpolated."""
     try:
         return readers.read_yaml(path)
     except MissingFileError:
