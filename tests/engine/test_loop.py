@@ -46,20 +46,10 @@ def test_every_record_says_where_the_run_was(tmp_path):
     assert "train/policy_loss" in records[0]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("+experiment=ppo_cartpole", "+preset=debug", "eval.every_frames=100"),
-        (
-            "+experiment=dqn_cartpole",
-            "tiny=true",
-            "training.total_frames=128",
-            "log.every_frames=8",
-        ),
-    ],
-)
-def test_the_last_record_is_there_once(tmp_path, options):
-    loop = open_loop(tmp_path / "r", *options, "device=cpu")
+def test_the_last_record_is_there_once(tmp_path):
+    """What is due when the last frames are collected waits for the updates that follow them."""
+    options = ("+experiment=ppo_cartpole", "+preset=debug", "eval.every_frames=100", "device=cpu")
+    loop = open_loop(tmp_path / "r", *options)
     loop.run()
     frames = [m["env_frames"] for m in metrics(tmp_path / "r")]
     assert len(frames) > 4

@@ -280,10 +280,16 @@ def no_tables(path: Path) -> None:
         db.executescript("DROP TABLE runs; DROP TABLE facts;")
 
 
+def odd_columns(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE runs SET tags = '['")
+        db.commit()
+
+
 DAMAGES = [missing, empty, garbage, torn, older, no_tables]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [*DAMAGES, odd_columns])
 def test_a_reader_makes_a_damaged_index_anew(root, damage):
     for name in ("a", "b"):
         make(root / name)

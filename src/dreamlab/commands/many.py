@@ -114,23 +114,11 @@ def _read(verb: str, args: list[str]) -> tuple[argparse.Namespace, SweepConfig |
         print("sweeps:", ", ".join(choices("sweep")))
         return options, None
     path = _find(options.file)
-    node = _resolved(read_yaml(path))
+    node = read_yaml(path)
     node.setdefault("name", path.stem)
     for override in options.overrides:
         _apply(node, override)
     return options, load(SweepConfig, node, "")
-
-
-def _resolved(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a sweep with what its `${...}` stand for."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        plain: Any = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error)) from None
-    return plain
 
 
 def _find(name: str) -> Path:

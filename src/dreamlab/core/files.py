@@ -15,7 +15,7 @@ from dreamlab.core.errors import LabError
 
 REFUSALS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
-    errno.ENOTDIR,
+    errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
 )  # fmt: skip
 BLOCK_BYTES = 2**20
 

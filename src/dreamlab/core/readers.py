@@ -26,6 +26,7 @@ Check = Callable[[Record], bool]
 MOST_DEPTH = 64
 """What is nested deeper was not written by us, and would fill the stack."""
 TAIL_BYTES = 1 << 16
+LONGEST_NAME = 100
 LARGEST = 1e300
 """Numbers beyond are damage: no float of ours is there, and sums of them would overflow."""
 
@@ -62,7 +63,7 @@ def read_bytes(path: Path, start: int = 0) -> bytes:
         with path.open("rb") as file:
             file.seek(start)
             return file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise MissingFileError(path, "does not exist") from None
     except OSError as error:
         raise FileError(path, f"cannot be read: {error.strerror or error}") from None
@@ -94,7 +95,8 @@ def read_pointer(path: Path) -> str | None:
         name = read_text(path).strip()
     except MissingFileError:
         return None
-    if not name or name in (".", "..") or not name.isprintable() or "/" in name:
+    plain = name.isprintable() and "/" not in name and len(name) <= LONGEST_NAME
+    if not name or not plain or name in (".", ".."):
         raise FileError(path, "does not hold a name")
     return name
 

@@ -19,6 +19,7 @@ import torch
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json, write_text
 from dreamlab.core.limits import Natural, NonNegative, Range
+from dreamlab.core.readers import FileError, read_pointer
 from dreamlab.core.tree import to_plain
 
 FORMAT = 1
@@ -113,10 +114,10 @@ class Checkpoints:
     def named(self, pointer: str) -> Path | None:
         """Return the checkpoint that `latest` or `best` points to, if it is there."""
         try:
-            path = self.folder / (self.folder / pointer).read_text().strip()
-        except OSError:
+            name = read_pointer(self.folder / pointer)
+        except FileError:
             return None
-        return path if path.is_dir() else None
+        return path if name and (path := self.folder / name).is_dir() else None
 
     def load(self, which: str = "latest", device: str = "cpu") -> State | None:
         """Return the newest state that is whole, or the one asked for; None if none was saved.

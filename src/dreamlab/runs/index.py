@@ -99,7 +99,7 @@ def read(
             with opened(root, READ_S) as db:
                 changed = _bring_up_to_date(db, root, progress)
                 return _listing(db, root, paths, notes, changed)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError) as error:  # the last: a column that is no JSON
             if _is_useless(error, ours) and remove(root):
                 notes = [f"{root / FILE} was of no use ({error}) and is made anew"]
                 continue
@@ -117,6 +117,8 @@ def _is_useless(error: Exception, ours: bool) -> bool:
     """
     if isinstance(error, ForeignError):
         return False
+    if isinstance(error, ValueError):
+        return True
     if isinstance(error, WrongSchemaError):
         return error.version < SCHEMA
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF

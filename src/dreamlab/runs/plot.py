@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.files import told_plainly, write_atomic
+
 
 def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Path | None:
     """Draw training and evaluation returns over env frames; None if there is nothing to draw."""
@@ -28,8 +30,8 @@ def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Pat
     axes.set(xlabel="env frames", ylabel="return", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(path)
+    with told_plainly("The training is whole; only this picture could not be drawn."):
+        write_atomic(path, lambda file: figure.savefig(file, format="png"))
     plt.close(figure)
     return path
