@@ -91,7 +91,7 @@ def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> 
         code = foreign_code(node)
         if code and not trust_code:
             where, what = code[0]
-            raise LabError(f"{label(folder)} wants to run {what[:200]} ({where}). {ONLY}")
+            raise LabError(f"{label(folder)} wants to run {what[:120]} ({where}). {ONLY}")
         if code and not quiet:
             lines = (f"  {where:24s} {what}" for where, what in code)
             said = f"{label(folder)} is trusted to run what is not part of dreamlab:"
@@ -113,7 +113,7 @@ def guarded(folder: Path, trust_code: bool = False) -> Iterator[None]:
         with ours_only():
             yield
     except LabError as error:
-        text = str(error).partition("\n")[0][:500]
+        text = str(error).partition("\n")[0][:800]
         known = text.startswith(label(folder))
         raise LabError(text if known else f"{label(folder)}: {text}") from error
     except Exception as error:
