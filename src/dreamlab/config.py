@@ -304,23 +304,18 @@ def shrink(node: dict[str, Any]) -> dict[str, Any]:
     }
     training = dict(node.get("training", {}))
     phases = training.get("phases", [])
-    env = node.get("env", {})
-    # at least a window of every environment, so that what follows can draw a batch
-    least = (SMALL_BUFFER["length"] + 1) * env.get("num_envs", 1) * env.get("repeat", 1)
-    short = {"duration_steps": max(128, least), "duration_updates": 8, "duration_cycles": 4}
-    mosts = [{"collect_ticks": 16} | (short if p is not phases[-1] else {}) for p in phases]
-    shrunk = [
-        _shrink_phase(p, most, node.get("buffers", {}), buffers)
-        for p, most in zip(phases, mosts, strict=True)
-    ]
+    shrunk = [_shrink_phase(p, node.get("buffers", {}), buffers, p is phases[-1]) for p in phases]
     training["phases"] = shrunk
     return {**node, "workflow": workflow, "buffers": buffers, "training": training}
 
 
 def _shrink_phase(
-    phase: dict[str, Any], most: dict[str, int], before: dict[str, Any], after: dict[str, Any]
+    phase: dict[str, Any], before: dict[str, Any], after: dict[str, Any], is_last: bool
 ) -> dict[str, Any]:
     """Return a phase with fewer ticks, as many updates per decision, and a short duration."""
+    most = {"collect_ticks": 16}
+    if not is_last:  # frames for a window of 9 environments, or of 4 whose actions are repeated
+        most |= {"duration_steps": 160, "duration_updates": 8, "duration_cycles": 4}
     out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
     if phase.get("train_ratio") is not None:
         name = phase.get("buffer", "replay")
