@@ -314,8 +314,8 @@ def _shrink_phase(
 ) -> dict[str, Any]:
     """Return a phase with fewer ticks, as many updates per decision, and a short duration."""
     most = {"collect_ticks": 16}
-    if not is_last:  # frames for a window of 9 environments, or of 4 whose actions are repeated
-        most |= {"duration_steps": 160, "duration_updates": 8, "duration_cycles": 4}
+    if not is_last:  # frames for a window of 8 environments, or of 4 that repeat actions
+        most |= {"duration_steps": 144, "duration_updates": 8, "duration_cycles": 4}
     out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
     if phase.get("train_ratio") is not None:
         name = phase.get("buffer", "replay")

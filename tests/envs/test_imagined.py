@@ -22,7 +22,7 @@ from tests.helpers import metrics, open_loop, run_for
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dream") / "run"
     options = ["+experiment=dreamer_cartpole", "tiny=true", f"run.dir={folder}", "device=cpu"]
-    build.train(load_config(compose([*options, "training.total_frames=80", "log.terminal=off"])))
+    build.train(load_config(compose([*options, "training.total_frames=200", "log.terminal=off"])))
     return folder
 
 
@@ -36,7 +36,7 @@ def test_the_dream_is_a_gymnasium_environment(run):
 @pytest.mark.parametrize("name", ["planet", "dreamer_v1", "dreamer_v2"])
 def test_the_ancestors_dream_too(name, tmp_path):
     options = [f"+experiment={name}_cartpole_swingup", "tiny=true", f"run.dir={tmp_path / 'run'}"]
-    options += ["training.total_frames=80", "log.terminal=off", "device=cpu", "eval.episodes=1"]
+    options += ["training.total_frames=200", "log.terminal=off", "device=cpu", "eval.episodes=1"]
     config = replace(load_config(compose(options)), env=EnvConfig("Pendulum-v1"))
     build.train(config)
     env = make("imagined", str(tmp_path / "run"), {"length": 5, "starts": 10})

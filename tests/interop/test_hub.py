@@ -23,7 +23,7 @@ from tests.interop.hub_server import COMMIT, TOKEN, HubServer, Repo
 
 FAST = (
     "tiny=true", "eval.episodes=1", "eval.every_frames=0", "eval.video=false", "device=cpu",
-    "training.total_frames=60",
+    "training.total_frames=200",
 )  # fmt: skip
 POLICIES = {
     "ppo": ("+experiment=ppo_cartpole", "++env.normalize_obs={}"),
@@ -178,7 +178,7 @@ def test_a_policy_is_pushed_and_measured_from_the_hub(server, trained, tmp_path,
     assert "dreamlab eval hub:me/policy" in out
     repo = server.repos["me/policy"]
     assert repo.private
-    assert repo.messages == ["SAC on Pendulum-v1, 60 env frames"]
+    assert repo.messages == ["SAC on Pendulum-v1, 200 env frames"]
     assert sorted(repo.files) == sorted(hub.FILES)
     assert b"dreamlab eval hub:me/policy" in repo.files["README.md"]
 
@@ -304,7 +304,7 @@ from dreamlab.envs.suites import make
 assert main(["eval", "hub:me/policy", "--episodes", "1"]) == 0
 assert main(["eval", "hub:me/policy@{COMMIT}", "--episodes", "1"]) == 0
 make("imagined", "hub:me/policy", {{"length": 5, "starts": 10}}).reset(seed=1)
-assert build.load_policy("hub:me/policy").env_frames >= 60
+assert build.load_policy("hub:me/policy").env_frames >= 200
 assert main(["eval", "hub:me/elsewhere"]) == 2
 """
     command = [sys.executable, "-c", code]

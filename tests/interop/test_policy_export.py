@@ -32,10 +32,10 @@ POLICIES = {
     "sac": ("+experiment=sac_pendulum",),
     "dqn": ("+experiment=dqn_cartpole",),
     "rainbow": ("+experiment=dqn_rainbow_cartpole",),
-    "dreamer": ("+experiment=dreamer_cartpole", "training.total_frames=60"),
+    "dreamer": ("+experiment=dreamer_cartpole", "training.total_frames=200"),
     "dreamer-pixels": (
         "+experiment=dreamer_pixels",
-        "training.total_frames=60",
+        "training.total_frames=200",
         "env=dummy",
         "env.id=pixels",
     ),
