@@ -24,7 +24,7 @@ from tests.fuzz.damage import DAMAGES
 
 LIMIT_S = 60
 QUICK = (
-    "+experiment=ppo_cartpole", "+preset=debug", "eval.every_frames=500", "eval.video=false",
+    "+experiment=ppo_cartpole", "+preset=debug", "eval.every_frames=500", "eval.episodes=2",
     "checkpoint.every_frames=700", "device=cpu", "log.terminal=off", "training.total_frames=1500",
 )  # fmt: skip
 

@@ -70,7 +70,7 @@ def test_runs_of_one_project_differ_by_its_changes(project):
         (project / "known.py").write_text(text)
         Run(project / name).create(name, 0, [])
         Run(project / name).config_path.write_text("{}")
-    found = describe.differences(project / "a", project / "b")
+    found = describe.changes_between(project / "a", project / "b")
     assert list(found["project"]) == ["project.diff"]
     assert "project.diff" in "\n".join(describe.compared(found))
     assert found["commit"] is None

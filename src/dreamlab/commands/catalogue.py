@@ -192,7 +192,7 @@ def diff(args: Sequence[str]) -> int:
     parser.add_argument("b", metavar="B")
     options = parser.parse_args(args)
     a, b = (find_run(name, options.root) for name in (options.a, options.b))
-    found = describe.differences(a, b)
+    found = describe.changes_between(a, b)
     if options.json:
         _print_json({"a": str(a), "b": str(b), **found})
     else:

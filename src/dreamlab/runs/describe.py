@@ -11,8 +11,7 @@ from typing import Any
 
 from dreamlab.core.text import one_line, visible
 from dreamlab.core.words import duration
-from dreamlab.runs import options
-from dreamlab.runs.options import flatten
+from dreamlab.runs.options import differences, flatten
 from dreamlab.runs.query import HIDDEN, as_text
 from dreamlab.runs.readers import config_if_readable, problems, read_config_node
 from dreamlab.runs.rows import Row, facts_of
@@ -131,12 +130,12 @@ def _value(name: str, value: Any) -> str:
     return one_line(str(value)) if name == "id" else _cell(name, value)
 
 
-def differences(a: Path, b: Path) -> dict[str, Any]:
+def changes_between(a: Path, b: Path) -> dict[str, Any]:
     """Return how two runs differ: configuration, versions and hardware by path, and code."""
     manifests = [Run(f).manifest for f in (a, b)]
     tables = [facts_of(m, read_config_node(f)) for m, f in zip(manifests, (a, b), strict=True)]
     parts = {name: dict[str, Any]() for name in PARTS}
-    for key, pair in options.differences(tables, "(absent)").items():
+    for key, pair in differences(tables, "(absent)").items():
         top = key.partition(".")[0]
         parts[top if top in PARTS else "config"][key] = pair
     git = [m.get("git") or {} for m in manifests]
