@@ -17,6 +17,7 @@ from dreamlab.build import load_policy
 from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError, DivergedError
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
+from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.watch import not_finite
 from dreamlab.envs.dummy import Identity
@@ -50,17 +51,27 @@ def statistics(loop: Orchestrator) -> None:
     loop.parts.collector.envs.normalizer.moments["state"].mean[0] = math.nan
 
 
+class Poisoner(Observer):
+    """Spoils a run just before its second checkpoint, and before every later one, is saved."""
+
+    def __init__(self, poison: Callable[[Orchestrator], None]) -> None:
+        self.poison = poison
+
+    def started(self, loop: Orchestrator) -> None:
+        self.loop = loop
+
+    def after(self, action: str) -> None:
+        loop, due = self.loop, self.loop.save_due
+        over = loop.scheduler.next_action() is None
+        reached = loop.counters.env_frames // due.period > due.last // due.period
+        if loop.checkpoints.names() and (reached or over):
+            self.poison(loop)
+
+
 def poisoned(folder: Path, poison: Callable[[Orchestrator], None], *options: str) -> Orchestrator:
     """Return the loop of a run that diverges at its second checkpoint, just before it is saved."""
     loop = open_loop(folder, *RUN, *options)
-    save = loop.save
-
-    def poison_and_save() -> Path | None:
-        if loop.checkpoints.names():
-            poison(loop)
-        return save()
-
-    loop.save = poison_and_save
+    loop.observers.add(Poisoner(poison))
     return loop
 
 

@@ -16,6 +16,7 @@ from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints, _check, _hash
+from dreamlab.engine.observer import Observer
 from dreamlab.runs.run import FolderLock, Run
 from tests.helpers import metrics, open_loop, run_for
 
@@ -127,13 +128,21 @@ def test_a_run_of_an_older_version_that_lost_its_checkpoints_is_refused_too(stop
     refused(folder / "run", capsys, "the checkpoints of this run are gone")
 
 
+class Dies(Observer):
+    """Ends a run as soon as it has written a record."""
+
+    def flushed(self, record: dict[str, float]) -> None:
+        raise RuntimeError("died")
+
+
 def test_a_run_that_died_before_its_first_checkpoint_begins_anew(stopped):
     folder, _ = stopped
     loop = open_loop(folder / "dead", *RUN)
     assert not loop.run_log.saved
-    loop.save = lambda: pytest.fail("too late")
-    with pytest.raises(pytest.fail.Exception):
+    loop.observers.add(Dies())
+    with pytest.raises(RuntimeError, match="died"):
         loop.run()
+    assert loop.checkpoints.names() == []
     assert len(metrics(folder / "dead")) > 0
     assert main(["resume", str(folder / "dead")]) == 0
     assert metrics(folder / "dead") == metrics(folder / "whole")
