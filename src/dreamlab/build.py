@@ -344,6 +344,7 @@ def load_policy(source: Path | str, which: str = "latest", trust_code: bool = Fa
 
 
 def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
+    _ = Run(folder)  # a manifest that is damaged is told before anything is built
     probe = make_env(config.env, 0, 0)
     spec = spec_of(probe)
     workflow = build_workflow(config, spec)

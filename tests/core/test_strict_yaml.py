@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.strict_yaml import MOST_BYTES, check_yaml, read_text
+from dreamlab.core.readers import FileError, read_yaml
+from dreamlab.core.strict_yaml import MOST_BYTES, check_yaml
 
 
 def bomb(levels: int) -> str:
@@ -77,12 +78,12 @@ def test_what_is_plain_passes(text: str):
 def test_a_file_is_text_of_a_reasonable_size(tmp_path: Path):
     path = tmp_path / "f.yaml"
     path.write_bytes(b"\xef\xbb\xbfname: \xc3\xbc\n")
-    assert read_text(path) == "name: \u00fc\n"
+    assert read_yaml(path) == {"name": "\u00fc"}
     for data, message in (
-        (b"name: \xff\n", "is not UTF-8 text: invalid start byte at byte 6"),
+        (b"name: \xff\n", "is not UTF-8 text: byte 6"),
         ("name: a".encode("utf-16"), "is not UTF-8 text"),
         (b"#" * (MOST_BYTES + 1), "more than 1 MiB is no configuration"),
     ):
         path.write_bytes(data)
-        with pytest.raises(ConfigError, match=message):
-            read_text(path)
+        with pytest.raises(FileError, match=message):
+            read_yaml(path)

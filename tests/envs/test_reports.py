@@ -11,7 +11,7 @@ import torch
 
 from dreamlab.build import env_config
 from dreamlab.config import compose
-from dreamlab.core.types import Decision, Mode, Spec, Step, Tree
+from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.evaluator import EvalConfig, EvalResult, Evaluator
 from dreamlab.envs.vector import EnvConfig, Envs
@@ -27,8 +27,8 @@ class Dice(Workflow[None]):
     def initial_state(self, num_envs: int) -> Tree:
         return ()
 
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
-        num = len(step.reward)
+    def decide(self, obs: Obs, is_first: torch.Tensor, state: Tree, mode: Mode) -> Decision:
+        num = len(is_first)
         classes = self.spec.action.classes
         if classes is None:
             return Decision(torch.rand(num, *self.spec.action.shape) * 2 - 1, state, {})
@@ -39,11 +39,11 @@ class Dice(Workflow[None]):
 class Reaches(Dice):
     """Goes for the goal, as the policy that comes with the task does."""
 
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: torch.Tensor, state: Tree, mode: Mode) -> Decision:
         from metaworld.policies import SawyerReachV3Policy
 
         policy = SawyerReachV3Policy()
-        actions = np.stack([policy.get_action(o) for o in step.obs["state"].astype(np.float64)])
+        actions = np.stack([policy.get_action(o) for o in obs["state"].double().numpy()])
         return Decision(torch.from_numpy(actions.astype(np.float32)), state, {})
 
 

@@ -234,7 +234,6 @@ FILES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "a manifest of text": ("manifest.json", lambda _: b'"text"'),
     "a manifest of bytes": ("manifest.json", lambda _: b"\xff\xfe"),
     "a manifest of levels": ("manifest.json", lambda _: b"[" * 100_000),
-    "frames of text": ("manifest.json", lambda _: b'{"env_frames": "many"}'),
 }
 
 

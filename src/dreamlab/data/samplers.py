@@ -267,8 +267,8 @@ class MixtureConfig:
     uniform: NonNegative = 1.0
     prioritised: NonNegative = 0.0
     recency: NonNegative = 0.0
-    prioritised_sampler: Part = part("prioritised", home="dreamlab.data")
-    recency_sampler: Part = part("recency", home="dreamlab.data")
+    prioritised_sampler: Part = part("prioritised", home="dreamlab.data", kind=Sampler)
+    recency_sampler: Part = part("recency", home="dreamlab.data", kind=Sampler)
 
     def __post_init__(self) -> None:
         shares = (self.uniform, self.prioritised, self.recency)
@@ -325,7 +325,7 @@ class Mixture:
 class OnlineConfig:
     """Fresh windows first, the rest by another sampler."""
 
-    base: Part = part("uniform", home="dreamlab.data")
+    base: Part = part("uniform", home="dreamlab.data", kind=Sampler)
     every: Natural = 0
     """Ticks from one fresh window of a stream to the next; 0 is their length: they just touch."""
 

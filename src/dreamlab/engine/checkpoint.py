@@ -19,7 +19,7 @@ import torch
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json, write_text
 from dreamlab.core.limits import Natural, NonNegative, Range
-from dreamlab.core.readers import FileError, read_pointer
+from dreamlab.core.readers import FileError, read_json, read_pointer
 from dreamlab.core.tree import to_plain
 
 FORMAT = 1
@@ -224,7 +224,7 @@ class Checkpoints:
             )
         try:
             damaged = _hash(file) != meta["sha256"]
-        except FileNotFoundError:
+        except OSError:  # not there, a folder, a link that leads nowhere
             raise CheckpointError(f"checkpoint {path.name} is incomplete") from None
         if damaged:
             raise CheckpointError(f"checkpoint {path.name} is damaged (its checksum differs)")
@@ -286,10 +286,10 @@ def _replace_folder(source: Path, target: Path) -> None:
 def _read_meta(path: Path) -> dict[str, Any] | None:
     """Return what is known of a checkpoint; None if the file is missing or damaged."""
     try:
-        meta = json.loads((path / "meta.json").read_text())
-    except (OSError, ValueError):
+        meta = read_json(path / "meta.json")
+    except FileError:
         return None
-    if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
+    if not isinstance(meta.get("format"), int):
         return None
     known, check = {k: v for k, v in meta.items() if k != "check"}, meta.get("check")
     if meta["format"] <= FORMAT and check not in (None, _check(known)):
