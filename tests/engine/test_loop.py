@@ -250,10 +250,11 @@ def test_a_replay_that_does_not_fit_goes_to_disk_or_is_refused(tmp_path, monkeyp
 def test_a_replay_lives_where_its_training_is_if_it_fits(tmp_path, monkeypatch):
     from dreamlab import build
     from dreamlab.core.config import Part
+    from dreamlab.data.buffer import Buffer
 
     assert open_loop(tmp_path, *SMALL, REPLAY).parts.buffers["replay"].config.storage == "ram"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
-    part, gpu = Part("dreamlab.data.replay.Replay", {"capacity": 10}), torch.device("cuda")
+    part, gpu = Part("replay", {"capacity": 10}, "dreamlab.data", Buffer), torch.device("cuda")
     assert build._choose(part, 400, gpu).options == {"capacity": 10, "storage": "gpu"}
     assert build._choose(part, 401, gpu).options["storage"] == "ram"
     rollout = Part("dreamlab.data.rollout.Rollout", {})

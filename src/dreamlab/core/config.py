@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from torch import nn
-
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.limits import Limit, shown
 
@@ -44,7 +42,8 @@ class Part:
     target: str
     options: dict[str, Any] = field(default_factory=dict)
     home: str = "dreamlab.nn"
-    kind: type = nn.Module
+    kind: type | None = None
+    """None: a `torch.nn.Module`."""
 
     def cls(self, where: str = "part") -> Any:
         """Return the class, or raise naming the nearest one that exists."""
@@ -60,7 +59,7 @@ class Part:
         return cls(*args, **arguments(cls, self.options, self.target))
 
 
-def part(target: str, home: str = "dreamlab.nn", kind: type = nn.Module, **options: Any) -> Any:
+def part(target: str, home: str = "dreamlab.nn", kind: type | None = None, **options: Any) -> Any:
     """Declare a dataclass field that holds a part of a kind, with its default."""
     return field(default_factory=lambda: Part(target, options, home, kind))
 
@@ -84,8 +83,12 @@ def locate(name: str, where: str, home: str = "") -> Any:
     return getattr(module, attr)
 
 
-def check_kind(found: Any, kind: type, name: str, where: str) -> None:
+def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
     """Raise if what a name means is no class of the wanted kind; nothing is called."""
+    if kind is None:
+        from torch import nn  # listing runs shall not wait for torch
+
+        kind = nn.Module
     path = f"{kind.__module__}.{kind.__name__}".replace("torch.nn.modules.module", "torch.nn")
     if not isinstance(found, type):
         what = type(found).__name__

@@ -145,20 +145,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, its keys as text; nothing in it is executed."""
     text = read_text(path)
     try:
-        return parse_yaml(text.removeprefix("\ufeff"), str(path))
+        return parse_yaml(text.removeprefix("\ufeff"), str(path), fast=True)
     except ConfigError as error:
         raise FileError(path, str(error).removeprefix(str(path))) from None
 
 
-def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """Return the mapping that a YAML text holds; raise naming `where` if it is not plain."""
+def parse_yaml(text: str, where: str, fast: bool = False) -> dict[str, Any]:
+    """Return the mapping that a YAML text holds; raise naming `where` if it is not plain.
+
+    The fast parser is stricter about what people type: `{a:{b: 1}}` needs a space.
+    """
     import yaml
 
     from dreamlab.core.strict_yaml import check_yaml, explain
 
-    check_yaml(text, where)
+    loader = _yaml_loader(fast and yaml.__with_libyaml__)
+    check_yaml(text, where, loader)
     try:
-        node = yaml.load(text, _yaml_loader())
+        node = yaml.load(text, loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}{explain(error)}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits
@@ -167,14 +171,14 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 @cache
-def _yaml_loader() -> Any:
-    """Return a loader that reads scalars as OmegaConf does, which writes these files, but fast.
+def _yaml_loader(fast: bool) -> Any:
+    """Return a loader that reads scalars as OmegaConf does, which writes these files.
 
     `1e-3` is a number, and a date is text.
     """
     import yaml
 
-    base: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    base: Any = yaml.CSafeLoader if fast else yaml.SafeLoader
     loader: Any = type("Loader", (base,), {})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789."))
     loader.yaml_implicit_resolvers = {

@@ -28,7 +28,7 @@ class _Open:
     keys: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def check_yaml(text: str, where: str) -> None:
+def check_yaml(text: str, where: str, loader: Any = yaml.SafeLoader) -> None:
     """Raise if the text is not one plain YAML document.
 
     Refused are errors of syntax, keys given twice, tags, aliases that contain themselves or expand
@@ -36,7 +36,6 @@ def check_yaml(text: str, where: str) -> None:
     """
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{where}: more than {MOST_BYTES // 2**20} MiB is no configuration")
-    loader: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
     try:
         _Reader(where).read(yaml.parse(text, loader))
     except yaml.YAMLError as error:
