@@ -257,7 +257,7 @@ def test_a_replay_lives_where_its_training_is_if_it_fits(tmp_path, monkeypatch):
     part, gpu = Part("replay", {"capacity": 10}, "dreamlab.data", Buffer), torch.device("cuda")
     assert build._choose(part, 400, gpu).options == {"capacity": 10, "storage": "gpu"}
     assert build._choose(part, 401, gpu).options["storage"] == "ram"
-    rollout = Part("dreamlab.data.rollout.Rollout", {})
+    rollout = Part("rollout", {}, "dreamlab.data", Buffer)
     assert build._choose(rollout, 1, gpu) == rollout
 
 
