@@ -44,7 +44,7 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     cls = config.workflow.cls("workflow._target_")
     if not (isinstance(cls, type) and issubclass(cls, Workflow)):
         raise ConfigError(f"workflow._target_: {config.workflow.target} is not a Workflow")
-    check_phases(config.training.phases, cls, config.buffers)
+    check_phases(config.training.phases, cls, config.buffers, config.training.total_frames)
     _ = config.compute
     return cls
 

@@ -43,6 +43,17 @@ def test_every_record_says_where_the_run_was(tmp_path):
     assert "train/policy_loss" in records[0]
 
 
+def test_a_curriculum_with_a_length_takes_its_exam(tmp_path):
+    exam = "{name: exam, type: eval_only, duration_cycles: 1, workflow_hooks: [evaluate]}"
+    learn = (
+        "{name: learn, buffer: rollout, duration_steps: 100, collect_ticks: 16,"
+        " workflow_hooks: [collect, update_controller]}"
+    )
+    open_loop(tmp_path / "r", *SMALL, f"training.phases=[{learn},{exam}]").run()
+    names = [e["name"] for e in events(tmp_path / "r") if e["event"] == "phase"]
+    assert names == ["learn", "exam"]
+
+
 def test_the_folder_holds_what_it_promises(tmp_path):
     folder = tmp_path / "r"
     open_loop(folder, *SMALL, "eval.video=true").run()
