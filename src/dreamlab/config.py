@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from dreamlab.engine.evaluator import EvalConfig
 from dreamlab.engine.logger import LogConfig
 from dreamlab.engine.report import ReportConfig
 from dreamlab.engine.watch import WatchConfig
+from dreamlab.envs.suites import SUITES
 from dreamlab.envs.vector import EnvConfig
 
 SCHEMA = 1
@@ -102,7 +104,8 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the configuration that Hydra makes of these overrides, as plain data.
 
     An argument that is a YAML file stands for `+experiment=` that file. A key that no YAML file
-    mentions is added (its default is in the code); if it is misspelt, `load_config` says so.
+    mentions is added (its default is in the code); if it is misspelt, `load_config` says so. What
+    was typed wins over `tiny`, and an environment that was chosen over the experiment's.
     """
     with tempfile.TemporaryDirectory() as extra:
         overrides = [_prepare(a, Path(extra)) for a in arguments]
@@ -122,7 +125,78 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(str(error)) from None
     assert isinstance(plain, dict)
-    return {str(k): v for k, v in plain.items()}
+    made, typed = {str(k): v for k, v in plain.items()}, typed_paths(arguments)
+    if group := _chosen_env(arguments):
+        made = _with_env(made, group, typed)
+    return shrink(migrate(made), typed) if made.get("tiny") and "workflow" in made else made
+
+
+KeyPath = tuple[str, ...]
+
+
+def typed_paths(arguments: Sequence[str]) -> list[KeyPath]:
+    """Return the path of every single value that was given; a group's file is not one."""
+    parser, out = OverridesParser.create(), list[KeyPath]()
+    for argument in arguments:
+        if "=" not in argument or argument.startswith("~"):
+            continue
+        override = parser.parse_override(argument)
+        key, value = override.key_or_group, override.value()
+        if key == "env" and isinstance(value, str) and value not in choices("env"):
+            out.append(("env", "id"))
+        elif key not in GROUPS or isinstance(value, dict):
+            out += _leaves(value, tuple(key.replace("[", ".").replace("]", "").split(".")))
+    return out
+
+
+def _leaves(value: Any, path: KeyPath) -> list[KeyPath]:
+    if not isinstance(value, dict) or not value:
+        return [path]
+    return [leaf for k, v in value.items() for leaf in _leaves(v, (*path, str(k)))]
+
+
+def _restore(node: dict[str, Any], source: Any, paths: Iterable[KeyPath]) -> dict[str, Any]:
+    """Return `node` with what `source` has at these paths, if it has it."""
+    for path in paths:
+        try:
+            node = _put(node, path, _get(source, path))
+        except (KeyError, IndexError, TypeError):  # typed and taken away again, or Hydra's own
+            continue
+    return node
+
+
+def _get(node: Any, path: KeyPath) -> Any:
+    for key in path:
+        node = node[int(key) if isinstance(node, list) else key]
+    return node
+
+
+def _put(node: Any, path: KeyPath, value: Any) -> Any:
+    """Return a tree with another value at a path."""
+    if not path:
+        return value
+    if isinstance(node, list):
+        at = int(path[0])
+        return [*node[:at], _put(node[at], path[1:], value), *node[at + 1 :]]
+    node = node if isinstance(node, dict) else {}
+    return {**node, path[0]: _put(node.get(path[0]), path[1:], value)}
+
+
+OF_THE_TRAINING = ("num_envs", "vector", "normalize_obs", "normalize_reward")
+"""What an experiment says of its environment that holds for another one too."""
+
+
+def _chosen_env(arguments: Sequence[str]) -> str | None:
+    """Return the group of environments that was asked for."""
+    found = [a.removeprefix("env=") for a in arguments if a.startswith("env=")]
+    return found[-1] if found and found[-1] in choices("env") else None
+
+
+def _with_env(node: dict[str, Any], group: str, typed: Sequence[KeyPath]) -> dict[str, Any]:
+    """Return an experiment on another environment: that of its own is forgotten."""
+    kept = {k: v for k, v in node["env"].items() if k in OF_THE_TRAINING}
+    chosen = read_yaml(config_dir() / "env" / f"{group}.yaml")
+    return _restore({**node, "env": kept | chosen}, node, [p for p in typed if p[0] == "env"])
 
 
 def _prepare(argument: str, extra: Path) -> str:
@@ -174,8 +248,6 @@ def load_config(node: dict[str, Any]) -> LabConfig:
             "no algorithm was chosen: use +experiment=NAME\n  known: "
             + ", ".join(choices("experiment"))
         )
-    if node.get("tiny"):
-        node = shrink(node)
     buffers = node.get("buffers", {})
     node["workflow"] = _part(node["workflow"], "", "workflow")
     node["buffers"] = {
@@ -200,43 +272,53 @@ def _part(node: Any, home: str, where: str) -> Part:
 SMALL_BUFFER = {"capacity": 2_000, "batch": 8, "length": 16, "min_steps": 64}
 
 
-def shrink(node: dict[str, Any]) -> dict[str, Any]:
+def shrink(node: dict[str, Any], typed: Sequence[KeyPath] = ()) -> dict[str, Any]:
     """Return a configuration that reaches every phase within seconds on a laptop.
 
     Networks become what the workflow calls tiny; buffers and batches shrink; every phase but the
-    last is cut to a few steps. Windows keep their length where the algorithm needs it (2, n + 1).
+    last is cut to a few steps. Windows keep their length where the algorithm needs it (2, n + 1),
+    and values at `typed` paths stay.
     """
     workflow = dict(node["workflow"])
     cls = locate(str(workflow.get("_target_", "")), "workflow._target_")
-    workflow = _merge(workflow, getattr(cls, "tiny", {}))
     buffers = {
         name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}
         for name, b in node.get("buffers", {}).items()
     }
+    small = {**node, "workflow": _merge(workflow, getattr(cls, "tiny", {})), "buffers": buffers}
+    small = _restore(small, node, typed)  # the phases depend on the sizes
     training = dict(node.get("training", {}))
     phases = training.get("phases", [])
-    shrunk = [_shrink_phase(p, node.get("buffers", {}), buffers, p is phases[-1]) for p in phases]
-    training["phases"] = shrunk
-    return {**node, "workflow": workflow, "buffers": buffers, "training": training}
+    training["phases"] = [_shrink_phase(p, node, small, p is phases[-1]) for p in phases]
+    return _restore({**small, "training": training}, node, typed)
 
 
 def _shrink_phase(
     phase: dict[str, Any], before: dict[str, Any], after: dict[str, Any], is_last: bool
 ) -> dict[str, Any]:
     """Return a phase with fewer ticks, as many updates per decision, and a short duration."""
+    name = phase.get("buffer", "replay")
+    big, small = (n.get("buffers", {}).get(name, {}) for n in (before, after))
     most = {"collect_ticks": 16}
     if not is_last:
-        most |= {"duration_steps": 128, "duration_updates": 8, "duration_cycles": 4}
+        frames = _frames_per_tick(after.get("env", {})) * (small.get("length", 1) + 2)
+        steps = max(128, frames)  # enough for a batch, if one is drawn next
+        most |= {"duration_steps": steps, "duration_updates": 8, "duration_cycles": 4}
     out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
     if phase.get("train_ratio") is not None:
-        name = phase.get("buffer", "replay")
-        sizes = [
-            b.get(name, {}).get("batch", 1) * b.get(name, {}).get("length", 1)
-            for b in (before, after)
-        ]
-        # a run's own configuration is shrunk again when it is read: by 1, to the last digit
+        sizes = [b.get("batch", 1) * b.get("length", 1) for b in (big, small)]
         out["train_ratio"] = phase["train_ratio"] * (sizes[1] / sizes[0])
     return out
+
+
+def _frames_per_tick(env: dict[str, Any]) -> int:
+    """Return the frames of one decision of every environment."""
+    options, suite = env.get("options") or {}, env.get("suite", EnvConfig.suite)
+    own = options.get("repeat", options.get("frame_skip", 1))
+    if suite in SUITES and "repeat" not in options:  # some suites repeat actions by themselves
+        parameters = inspect.signature(locate(SUITES[suite], "env.suite")).parameters
+        own = parameters["repeat"].default if "repeat" in parameters else own
+    return own * env.get("repeat", EnvConfig.repeat) * env.get("num_envs", EnvConfig.num_envs)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
