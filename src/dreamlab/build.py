@@ -214,7 +214,10 @@ def open_run(config: LabConfig) -> tuple[Run, LabConfig, bool]:
     return run, merged, True
 
 
-FREE = ("run", "log", "watch", "checkpoint", "eval", "report", "schema", "training.total_frames")
+FREE = (
+    "run", "log", "watch", "checkpoint", "eval", "report", "schema", "shrunk",
+    "training.total_frames",
+)  # fmt: skip
 
 
 def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
@@ -278,6 +281,8 @@ def load_policy(source: Path | str, which: str = "latest") -> Trained:
     if state is None:
         raise LabError(f"{folder} has no checkpoint yet")
     workflow.load_state_dict(state["workflow"])
+    for optimizer in workflow.optimizers.values():
+        optimizer.adopt_average()
     statistics = state["collector"]["envs"]["normalizer"]
     return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
 

@@ -71,6 +71,8 @@ class LabConfig:
     compile: bool | None = None
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
+    shrunk: bool = False
+    """That this was done: a run's own configuration is not shrunk again."""
     env: EnvConfig = field(default_factory=EnvConfig)
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -128,7 +130,8 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     made, typed = {str(k): v for k, v in plain.items()}, typed_paths(arguments)
     if group := _chosen_env(arguments):
         made = _with_env(made, group, typed)
-    return shrink(migrate(made), typed) if made.get("tiny") and "workflow" in made else made
+    wanted = made.get("tiny") and not made.get("shrunk") and "workflow" in made
+    return {**shrink(migrate(made), typed), "shrunk": True} if wanted else made
 
 
 KeyPath = tuple[str, ...]

@@ -52,6 +52,8 @@ def test_a_tiny_run_is_read_as_it_was_written(tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     again = load_config(read_yaml(tmp_path / "config.yaml"))
     assert to_yaml(again) == to_yaml(config)
+    (tmp_path / "mine.yaml").write_text("# @package _global_\n" + to_yaml(config))
+    assert to_yaml(config_of(str(tmp_path / "mine.yaml"))) == to_yaml(config)
 
 
 @pytest.mark.parametrize("name", ["dreamer_v1_cartpole_swingup", "dreamer_v2_cartpole_swingup"])
