@@ -79,7 +79,7 @@ class _NoEval:
         return {}
 
 
-OURS: dict[str, list[str]] = {"ppo": [], "dqn": ["workflow.lr=2.3e-3"], "sac": []}
+OURS: dict[str, list[str]] = {"ppo": [], "dqn": ["workflow.optimizer.lr=2.3e-3"], "sac": []}
 
 
 def theirs(name: str, threads: int) -> float:

@@ -8,7 +8,8 @@ from torch import nn
 from dreamlab import build
 from dreamlab.components.policies.heads import policy_head
 from dreamlab.config import compose, load_config
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.config import Part, part
+from dreamlab.core.optim import OPTIMIZERS
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Phase, Workflow, hook
 from dreamlab.nn.mlp import stack
@@ -20,7 +21,7 @@ class ReinforceConfig:
     """Every default is written here, once; YAML and the command line can change each."""
 
     hidden: int = 64
-    lr: float = 1e-2
+    optimizer: Part = part("adam", OPTIMIZERS, lr=1e-2)
     gamma: float = 0.98
 
 
@@ -31,8 +32,8 @@ class Reinforce(Workflow[ReinforceConfig]):
         c, dims = self.config, [spec.obs["state"].size, self.config.hidden]
         self.actor = nn.Sequential(stack(dims, "tanh"), policy_head(c.hidden, spec.action))
         self.critic = nn.Sequential(stack(dims, "tanh"), nn.Linear(c.hidden, 1))
-        self.actor_opt = self.optimizer("actor", self.actor.parameters(), OptimConfig(lr=c.lr))
-        self.critic_opt = self.optimizer("critic", self.critic.parameters(), OptimConfig(lr=c.lr))
+        self.actor_opt = self.optimizer("actor", self.actor.parameters(), c.optimizer)
+        self.critic_opt = self.optimizer("critic", self.critic.parameters(), c.optimizer)
 
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:

@@ -133,7 +133,7 @@ def test_a_stalled_return_is_reported_once(tmp_path):
         "env.suite=dummy",
         "env.id=counting",
         "watch.stall_frames=100",
-        "workflow.lr=0.0",
+        "workflow.optimizer.lr=0.0",
         "++env.options={length: 8}",
     )
     open_loop(tmp_path / "r", *options).run()

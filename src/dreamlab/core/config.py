@@ -6,7 +6,7 @@ import importlib
 import inspect
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dreamlab.core.errors import ConfigError, unknown
@@ -31,6 +31,10 @@ class Part:
         """Return the class, or raise naming the nearest one that exists."""
         return locate(self.target, where, self.home)
 
+    def but(self, **options: Any) -> Part:
+        """Return the same part with some options changed."""
+        return replace(self, options={**self.options, **options})
+
     def build(self, *args: Any) -> Any:
         """Return the component; sizes that depend on other parts come as arguments."""
         cls = self.cls()
@@ -42,6 +46,11 @@ class Part:
 def part(target: str, home: str = "dreamlab.nn", **options: Any) -> Any:
     """Declare a dataclass field that holds a part, with its default."""
     return field(default_factory=lambda: Part(target, options, home))
+
+
+def optional_part(home: str = "dreamlab.nn") -> Any:
+    """Declare a dataclass field that holds a part or, by default, None."""
+    return field(default=None, metadata={"home": home})
 
 
 def locate(name: str, where: str, home: str = "") -> Any:
@@ -177,13 +186,16 @@ def _convert_part(value: Any, path: str, default: Any) -> Part:
     if isinstance(value, Part):
         return value
     factory = getattr(default, "default_factory", MISSING)
-    base = Part("") if factory is MISSING else factory()
+    metadata = getattr(default, "metadata", {})
+    base = Part("", home=metadata.get("home", Part.home)) if factory is MISSING else factory()
     if isinstance(value, str):
         value = {"_target_": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}: expected a part's name or options, got {value!r}")
     options = {k: v for k, v in value.items() if k != "_target_"}
     target = value.get("_target_", base.target)
+    if not target:
+        raise ConfigError(f"{path}: _target_ is missing: there is no default that it could mean")
     merged = options if target != base.target else {**base.options, **options}
     result = Part(target, merged, base.home)
     check_options(result.cls(path), merged, path)
@@ -221,4 +233,4 @@ def dump(config: Any) -> Any:
     return config
 
 
-__all__ = ["Part", "check_options", "convert", "dump", "load", "locate", "part"]
+__all__ = ["Part", "check_options", "convert", "dump", "load", "locate", "optional_part", "part"]

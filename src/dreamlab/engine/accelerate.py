@@ -109,7 +109,7 @@ def compile_updates(workflow: Workflow[Any]) -> None:
     if not compile_pieces(workflow):
         raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
     for opt in workflow.optimizers.values():
-        opt.inner.allocate()
+        opt.allocate()
 
 
 def compile_pieces(workflow: Workflow[Any], except_for: Sequence[str] = ()) -> list[Piece]:

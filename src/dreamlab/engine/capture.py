@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dreamlab.core import rng as random
 from dreamlab.core.errors import LabError
 from dreamlab.core.fused_laprop import FusedLaProp, Layout
+from dreamlab.core.optim import LaProp
 from dreamlab.core.tree import tree_map, tree_split
 from dreamlab.core.ways import as_written, triton_takes
 from dreamlab.core.workflow import Workflow
@@ -159,7 +160,7 @@ def lay_out(workflow: Workflow[Any], halve: bool) -> Layout:
     known = {id(p) for p in low}
     layout = Layout(low, [p for p in workflow.parameters() if id(p) not in known])
     for opt in workflow.optimizers.values():
-        if opt.config.kind == "laprop" and triton_takes(layout.flat):
+        if type(opt.inner) is LaProp and not opt.config.groups and triton_takes(layout.flat):
             fused = FusedLaProp(opt.config, opt.params, layout)
             opt.inner, opt.fused = fused, fused.step_from
     return layout

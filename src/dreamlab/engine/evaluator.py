@@ -96,7 +96,8 @@ class Evaluator:
                 envs.normalizer.frozen = True
                 was_training = workflow.training
                 workflow.eval()
-                result = self._play(workflow, envs, video)
+                with workflow.averaged():
+                    result = self._play(workflow, envs, video)
                 workflow.train(was_training)
             finally:
                 envs.close()

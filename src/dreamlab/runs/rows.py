@@ -148,7 +148,7 @@ def facts_of(manifest: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]
 
 
 def flatten(node: Any, path: str = "") -> dict[str, Any]:
-    """Return every leaf by its path (`workflow.lr`); a list of plain values is one leaf."""
+    """Return every leaf by its path (`workflow.gamma`); a list of plain values is one leaf."""
     if isinstance(node, list) and any(isinstance(v, dict | list) for v in node):
         node = dict(enumerate(node))
     if not isinstance(node, dict) or not (node or not path):

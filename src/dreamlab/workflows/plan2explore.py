@@ -20,20 +20,31 @@ from dreamlab.components.actor_critic import ActorCritic, ActorCriticConfig
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
 from dreamlab.components.representation.codec import width
 from dreamlab.components.representation.rssm import Latent
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.config import Part, optional_part, part
+from dreamlab.core.optim import OPTIMIZERS, without_groups
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import hook
 from dreamlab.nn.norm import Style
-from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config
+from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config, Scales
+
+
+@dataclass(frozen=True)
+class TaskScales(Scales):
+    """DreamerV3's weights but for one: what is replayed was done by the explorer."""
+
+    repval: float = 0.0
 
 
 @dataclass(frozen=True)
 class Plan2ExploreConfig(DreamerV3Config):
     """DreamerV3's defaults, the explorer's policy among them, and an ensemble."""
 
+    scales: TaskScales = field(default_factory=TaskScales)
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
-    ensemble_lr: float = 3e-4
+    ensemble_optimizer: Part = part("adam", OPTIMIZERS, lr=3e-4, eps=1e-5, clip=100.0)
+    explorer_optimizer: Part | None = optional_part(OPTIMIZERS)
+    """Of the explorer's actor and critic; None takes `optimizer`."""
     novelty_rate: float = 0.01
     """How fast the mean disagreement, by which rewards are divided, is followed."""
 
@@ -41,6 +52,11 @@ class Plan2ExploreConfig(DreamerV3Config):
         super().__post_init__()
         if self.actor_grad != "reinforce":
             raise ValueError("Plan2Explore's policies learn by actor_grad=reinforce only")
+        if self.scales.repval:
+            raise ValueError(
+                "scales.repval must be 0: the returns in the replay are the explorer's, and the "
+                "task's critic would learn them"
+            )
 
 
 class Plan2Explore(DreamerV3):
@@ -66,10 +82,9 @@ class Plan2Explore(DreamerV3):
             c.slow_rate, c.return_rate,
         )  # fmt: skip
         self.explorer = ActorCritic(behaviour, rssm.out_dim, spec.action)
-        optim = OptimConfig(lr=c.ensemble_lr, eps=1e-5, clip=100.0)
-        self.optimizer("ensemble", self.ensemble.parameters(), optim)
-        optim = OptimConfig("laprop", c.lr, 1e-20, agc=c.agc, warmup=c.warmup)
-        self.optimizer("explorer", self.explorer.learnt(), optim)
+        self.optimizer("ensemble", self.ensemble.parameters(), c.ensemble_optimizer)
+        config = c.explorer_optimizer or without_groups(c.optimizer)
+        self.optimizer("explorer", self.explorer.learnt(), config)
 
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:

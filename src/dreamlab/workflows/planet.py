@@ -22,7 +22,8 @@ from dreamlab.components.representation.world_model_classic import (
     Followed,
     check_continuous,
 )
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.config import Part, part
+from dreamlab.core.optim import OPTIMIZERS
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, hook
@@ -52,9 +53,7 @@ class PlaNetConfig:
     planner: CEMConfig = field(default_factory=CEMConfig)
     noise: float = 0.3
     """Deviation of what is added to actions in training."""
-    lr: float = 1e-3
-    eps: float = 1e-4
-    clip: float = 1000.0
+    optimizer: Part = part("adam", OPTIMIZERS, lr=1e-3, eps=1e-4, clip=1000.0)
 
 
 class PlaNet(Dreams, Workflow[PlaNetConfig]):
@@ -75,8 +74,7 @@ class PlaNet(Dreams, Workflow[PlaNetConfig]):
             c.depth, c.vector_layers, c.units, "relu", bits=c.bits, symlog=c.symlog
         )
         self.model = ClassicModel(ClassicModelConfig(rssm, codec, c.units, c.reward_layers), spec)
-        optim = OptimConfig(lr=c.lr, eps=c.eps, clip=c.clip)
-        self.opt = self.optimizer("model", self.model.parameters(), optim)
+        self.opt = self.optimizer("model", self.model.parameters(), c.optimizer)
 
     # -- acting -----------------------------------------------------------------------------------
 

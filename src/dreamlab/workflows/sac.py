@@ -19,8 +19,9 @@ from dreamlab.components.critics.ensemble import ContinuousCritics, DiscreteCrit
 from dreamlab.components.critics.transitions import Transitions, transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.heads import TanhGaussianHead
+from dreamlab.core.config import Part, optional_part, part
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.optim import OPTIMIZERS, without_groups
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook
@@ -39,10 +40,10 @@ class SACConfig:
     """Hidden layers of the actor and of each critic."""
     act: Act = "relu"
     num_critics: int = 2
-    lr: float = 3e-4
+    optimizer: Part = part("adam", OPTIMIZERS, lr=3e-4)
     """Of the critics, and of the actor and the temperature unless they have their own."""
-    actor_lr: float | None = None
-    alpha_lr: float | None = None
+    actor_optimizer: Part | None = optional_part(OPTIMIZERS)
+    alpha_optimizer: Part | None = optional_part(OPTIMIZERS)
     gamma: float = 0.99
     tau: float = 0.005
     """How far the target critics move towards the critics at each update."""
@@ -96,7 +97,7 @@ class DiscreteActor(nn.Module):
 
     def act(self, z: Tensor, mode: Mode) -> Tensor:
         """Return a sample, or the mode in evaluation."""
-        dist = Categorical(self.net.into(self.head, z))
+        dist = Categorical(self.net.into(self.head, z).float())
         return dist.sample() if mode is Mode.TRAIN else dist.mode()
 
     def value(
@@ -145,10 +146,11 @@ class SAC(Workflow[SACConfig]):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha)))
         given = c.target_entropy
         self.target_entropy = self.actor.target_entropy if given is None else given
-        own = lambda lr: OptimConfig(lr=c.lr if lr is None else lr)  # noqa: E731
-        self.critic_opt = self.optimizer("critic", self.online.parameters(), own(None))
-        self.actor_opt = self.optimizer("actor", self.actor.parameters(), own(c.actor_lr))
-        self.alpha_opt = self.optimizer("alpha", [self.log_alpha], own(c.alpha_lr))
+        same = without_groups(c.optimizer)
+        self.critic_opt = self.optimizer("critic", self.online.parameters(), c.optimizer)
+        params = self.actor.parameters()
+        self.actor_opt = self.optimizer("actor", params, c.actor_optimizer or same)
+        self.alpha_opt = self.optimizer("alpha", [self.log_alpha], c.alpha_optimizer or same)
 
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
