@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from dreamlab.core.config import Part, load, part
+from dreamlab.core.config import Part, load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import (
-    OPTIMIZERS,
     PARTS,
     Adam,
     AdamConfig,
@@ -24,6 +23,7 @@ from dreamlab.core.optim import (
     LaPropConfig,
     Optimizer,
     clip_each,
+    optimizer_field,
     optimizer_part,
     step_together,
 )
@@ -323,7 +323,7 @@ def test_steps_together_see_weights_that_have_not_moved():
 
 @dataclass(frozen=True)
 class Holder:
-    optimizer: Part = part("laprop", OPTIMIZERS, lr=1e-2, agc=0.3)
+    optimizer: Part = optimizer_field("laprop", lr=1e-2, agc=0.3)
 
 
 def test_a_kind_is_chosen_by_name_and_options_of_the_default_stay_with_it():
@@ -346,7 +346,7 @@ def test_a_kind_is_chosen_by_name_and_options_of_the_default_stay_with_it():
         ({"momentum": 0.9}, "no LaPropConfig option 'momentum'"),
         ({"_target_": "adm"}, "there is no part 'adm'. Did you mean 'adam'"),
         ({"schedule": {"final": 0.1}}, "no ConstantConfig option 'final'"),
-        ({"schedule": {"_target_": "linear", "steps": 0}}, "steps must be more than 0"),
+        ({"schedule": {"_target_": "linear", "steps": 0}}, "steps: must be at least 1, got 0"),
     ],
     ids=str,
 )
@@ -365,7 +365,7 @@ class Signed(LaProp):
 
 def test_a_kind_of_ones_own_is_named_by_its_path():
     model = net()
-    opt = Optimizer(Part(f"{__name__}.Signed", {"lr": 0.5, "agc": 0.0}), model.parameters())
+    opt = Optimizer(optimizer_part(f"{__name__}.Signed", lr=0.5), model.parameters())
     for move in moves(model, opt, 1):
         torch.testing.assert_close(move.abs(), torch.full_like(move, 0.5))
 
