@@ -77,7 +77,7 @@ def _speed(warm_up: int):
     return Speed()
 
 
-OURS: dict[str, list[str]] = {"ppo": [], "dqn": ["workflow.lr=2.3e-3"], "sac": []}
+OURS: dict[str, list[str]] = {"ppo": [], "dqn": ["workflow.optimizer.lr=2.3e-3"], "sac": []}
 
 
 def theirs(name: str, threads: int) -> float:

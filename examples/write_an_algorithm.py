@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from dreamlab import build
 from dreamlab.components.policies.heads import policy_head
 from dreamlab.config import compose, load_config
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.config import Part
+from dreamlab.core.optim import optimizer_field
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Phase, Workflow, hook
 from dreamlab.nn.mlp import stack
@@ -19,7 +20,7 @@ class ReinforceConfig:
     """Every default is written here, once; YAML and the command line can change each."""
 
     hidden: int = 64
-    lr: float = 1e-2
+    optimizer: Part = optimizer_field("adam", lr=1e-2)
     gamma: float = 0.98
 
 
@@ -30,8 +31,8 @@ class Reinforce(Workflow[ReinforceConfig]):
         c, dims = self.config, [spec.obs["state"].size, self.config.hidden]
         self.actor = nn.Sequential(stack(dims, "tanh"), policy_head(c.hidden, spec.action))
         self.critic = nn.Sequential(stack(dims, "tanh"), nn.Linear(c.hidden, 1))
-        self.actor_opt = self.optimizer("actor", self.actor.parameters(), OptimConfig(lr=c.lr))
-        self.critic_opt = self.optimizer("critic", self.critic.parameters(), OptimConfig(lr=c.lr))
+        self.actor_opt = self.optimizer("actor", self.actor.parameters(), c.optimizer)
+        self.critic_opt = self.optimizer("critic", self.critic.parameters(), c.optimizer)
 
     def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         dist = self.actor(obs["state"])

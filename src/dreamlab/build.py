@@ -50,7 +50,7 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     """Raise if the configuration names what does not exist or cannot train; allocate nothing."""
     cls = config.workflow.cls("workflow._target_")
     training, env = config.training, config.env
-    check_phases(training.phases, cls, config.buffers)
+    check_phases(training.phases, cls, config.buffers, training.total_frames)
     check_feasible(training.phases, training.total_frames, config.buffers, env)
     suites.maker(env.suite, env.options)
     _ = config.compute
@@ -360,6 +360,8 @@ def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     if state is None:
         raise LabError(f"{folder} has no checkpoint yet")
     workflow.load_state_dict(state["workflow"])
+    for optimizer in workflow.optimizers.values():
+        optimizer.adopt_average()
     frames, statistics = (state["counters"]["env_frames"], state["collector"]["envs"]["normalizer"])
     _check_finite(workflow, f"{folder}: checkpoint {frames:012d}", {"normalizer": statistics})
     return Trained(config, workflow, statistics, int(frames))

@@ -33,8 +33,9 @@ from dreamlab.engine.logger import LogConfig
 from dreamlab.engine.report import ReportConfig
 from dreamlab.engine.watch import WatchConfig
 from dreamlab.envs.vector import EnvConfig
+from dreamlab.migrations import SCHEMA, mapping, migrate
+from dreamlab.tiny import KeyPath, leaves, restore, shrink
 
-SCHEMA = 1
 GROUPS = ("experiment", "env", "preset")
 LONGEST_ARGUMENT = 10_000
 MOST_INTERPOLATED = 2_000
@@ -83,6 +84,8 @@ class LabConfig:
     accel: str = "auto"
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
+    shrunk: bool = False
+    """That this was done: a run's own configuration is not shrunk again."""
     env: EnvConfig = field(default_factory=EnvConfig)
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -119,7 +122,8 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the configuration that Hydra makes of these overrides, as plain data.
 
     An argument that is a YAML file stands for `+experiment=` that file. A key that no YAML file
-    mentions is added (its default is in the code); if it is misspelt, `load_config` says so.
+    mentions is added (its default is in the code); if it is misspelt, `load_config` says so. What
+    was typed wins over `tiny`, and an environment that was chosen over the experiment's.
     """
     with tempfile.TemporaryDirectory() as extra:
         overrides = [_prepare(a, Path(extra)) for a in arguments]
@@ -137,11 +141,56 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
             # Hydra has a ValueError for a list of defaults that is none
             raise ConfigError(_one_line(error)) from None
     try:
-        return _resolved(node, [MOST_INTERPOLATED])
+        made = _resolved(node, [MOST_INTERPOLATED])
     except RecursionError:
         raise ConfigError("what ${...} stand for is nested too deep") from None
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
+    return _as_typed(made, arguments)
+
+
+def _as_typed(node: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """Return a configuration with the environment that was chosen, and shrunk if that is wanted."""
+    typed = typed_paths(arguments)
+    if group := _chosen_env(arguments):
+        node = _with_env(node, group, typed)
+    if not node.get("tiny") or node.get("shrunk") or "workflow" not in node:
+        return node
+    node = _sections(node)
+    _ = _typed(node)  # so that faults are told of what was written
+    return {**shrink(node, typed), "shrunk": True}
+
+
+def typed_paths(arguments: Sequence[str]) -> list[KeyPath]:
+    """Return the path of every single value that was given; a group's file is not one."""
+    out: list[KeyPath] = []
+    for argument in arguments:
+        if "=" not in argument or argument.startswith("~"):
+            continue
+        override = _parsed(argument)
+        key, value = override.key_or_group, override.value()
+        if key == "env" and isinstance(value, str) and value not in choices("env"):
+            out.append(("env", "id"))
+        elif key not in GROUPS or isinstance(value, dict):
+            out += leaves(value, tuple(key.replace("[", ".").replace("]", "").split(".")))
+    return out
+
+
+OF_THE_TRAINING = ("num_envs", "vector", "normalize_obs", "normalize_reward")
+"""What an experiment says of its environment that holds for another one too."""
+
+
+def _chosen_env(arguments: Sequence[str]) -> str | None:
+    """Return the group of environments that was asked for."""
+    found = [a.removeprefix("env=") for a in arguments if a.startswith("env=")]
+    return found[-1] if found and found[-1] in choices("env") else None
+
+
+def _with_env(node: dict[str, Any], group: str, typed: Sequence[KeyPath]) -> dict[str, Any]:
+    """Return an experiment on another environment: that of its own is forgotten."""
+    kept = {k: v for k, v in mapping(node["env"], "env").items() if k in OF_THE_TRAINING}
+    chosen = read_yaml(config_dir() / "env" / f"{group}.yaml")
+    return restore({**node, "env": kept | chosen}, node, [p for p in typed if p[0] == "env"])
 
 
 def _one_line(error: Exception) -> str:
@@ -235,20 +284,24 @@ def _missing(error: MissingConfigException) -> str:
 
 def load_config(node: dict[str, Any]) -> LabConfig:
     """Return the typed configuration; raise naming the place, the nearest name and the choices."""
+    return _typed(_sections(node))
+
+
+def _sections(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration in today's form, its parts with their names."""
     node = migrate(node)
     if "workflow" not in node:
         raise ConfigError(
             "no algorithm was chosen: use +experiment=NAME\n  known: "
             + ", ".join(choices("experiment"))
         )
-    buffers = _mapping(node.get("buffers", {}), "buffers")
+    buffers = mapping(node.get("buffers", {}), "buffers")
     node["buffers"] = {
         check_word(str(k), "buffers"): {"_target_": "replay", **_named(v, f"buffers.{k}")}
         for k, v in buffers.items()
     }
     node["workflow"] = _named(node["workflow"], "workflow")
-    config = _typed(node)
-    return _typed(shrink(node)) if config.tiny else config
+    return node
 
 
 def _typed(node: dict[str, Any]) -> LabConfig:
@@ -259,16 +312,9 @@ def _typed(node: dict[str, Any]) -> LabConfig:
     return load(LabConfig, {**node, "workflow": workflow, "buffers": parts}, "")
 
 
-def _mapping(node: Any, where: str) -> Mapping[str, Any]:
-    """Return a section that must be a mapping."""
-    if not isinstance(node, Mapping):
-        raise ConfigError(f"{where}: expected a mapping, got {shown(node)}")
-    return node
-
-
 def _named(node: Any, where: str) -> dict[str, Any]:
     """Return a part's options with its `_target_`, for which its name alone may stand."""
-    return {"_target_": node} if isinstance(node, str) else dict(_mapping(node, where))
+    return {"_target_": node} if isinstance(node, str) else dict(mapping(node, where))
 
 
 def _part(node: Mapping[str, Any], home: str, kind: type, where: str) -> Part:
@@ -284,101 +330,6 @@ def _part(node: Mapping[str, Any], home: str, kind: type, where: str) -> Part:
     result = Part(node["_target_"], options, home, kind)
     check_options(result.cls(f"{where}._target_"), options, where)
     return result
-
-
-SMALL_BUFFER = {"capacity": 2_000, "batch": 8, "length": 16, "min_steps": 64}
-
-
-def shrink(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration that reaches every phase within seconds on a laptop.
-
-    Networks become what the workflow calls tiny; buffers and batches shrink; every phase but the
-    last is cut to a few steps. Windows keep their length where the algorithm needs it (2, n + 1).
-    """
-    workflow = dict(node["workflow"])
-    cls = Part(str(workflow.get("_target_", "")), home="", kind=Workflow).cls("workflow._target_")
-    workflow = _merge(workflow, getattr(cls, "tiny", {}))
-    buffers = {
-        name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}
-        for name, b in node.get("buffers", {}).items()
-    }
-    training = dict(node.get("training", {}))
-    phases = training.get("phases", [])
-    shrunk = [_shrink_phase(p, node.get("buffers", {}), buffers, p is phases[-1]) for p in phases]
-    training["phases"] = shrunk
-    return {**node, "workflow": workflow, "buffers": buffers, "training": training}
-
-
-def _shrink_phase(
-    phase: dict[str, Any], before: dict[str, Any], after: dict[str, Any], is_last: bool
-) -> dict[str, Any]:
-    """Return a phase with fewer ticks, as many updates per decision, and a short duration."""
-    most = {"collect_ticks": 16}
-    if not is_last:  # frames for a window of 8 environments, or of 4 that repeat actions
-        most |= {"duration_steps": 144, "duration_updates": 8, "duration_cycles": 4}
-    out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
-    if phase.get("train_ratio") is not None:
-        name = phase.get("buffer", "replay")
-        sizes = [
-            b.get(name, {}).get("batch", 1) * b.get(name, {}).get("length", 1)
-            for b in (before, after)
-        ]
-        # a run's own configuration is shrunk again when it is read: by 1, to the last digit
-        out["train_ratio"] = float(phase["train_ratio"]) * (sizes[1] / sizes[0])
-    return out
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return `over` on top of `base`; a part the user chose by name is left as it was written."""
-    out = dict(base)
-    for key, value in over.items():
-        old = base.get(key)
-        chosen = isinstance(value, dict) and (isinstance(old, str) or "_target_" in (old or {}))
-        if chosen:
-            continue
-        out[key] = (
-            _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-        )
-    return out
-
-
-def migrate(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration of an older schema in today's form, or say why it cannot be read."""
-    version = node.get("schema", SCHEMA)
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise ConfigError(f"schema: expected int, got {shown(version)}")
-    if not 0 <= version <= SCHEMA:
-        raise ConfigError(
-            f"schema: this configuration has version {version}, this one reads up to {SCHEMA}; "
-            "it was written by a newer version, which is needed to read it"
-        )
-    node = dict(node)
-    for step in range(version, SCHEMA):
-        node = MIGRATIONS[step](node)
-    node["schema"] = SCHEMA
-    return node
-
-
-def _from_schema_0(node: dict[str, Any]) -> dict[str, Any]:
-    """Before 0.1: `experiment: {name, seed}`, `training.total_timesteps`, `replay_ratio`."""
-    out = {k: v for k, v in node.items() if k != "experiment"}
-    old = _mapping(node.get("experiment", {}), "experiment")
-    out |= {k: v for k, v in old.items() if k in ("name", "seed", "device")}
-    training = dict(_mapping(out.get("training", {}), "training"))
-    if "total_timesteps" in training:
-        training["total_frames"] = training.pop("total_timesteps")
-    renamed = {"replay_ratio": "train_ratio"}
-    phases = training.get("phases", [])
-    if not isinstance(phases, list):
-        raise ConfigError(f"training.phases: expected a list, got {shown(phases)}")
-    training["phases"] = [
-        {renamed.get(k, k): v for k, v in _mapping(p, f"training.phases[{i}]").items()}
-        for i, p in enumerate(phases)
-    ]
-    return {**out, "training": training}
-
-
-MIGRATIONS = {0: _from_schema_0}
 
 
 def to_yaml(config: LabConfig) -> str:
@@ -409,4 +360,7 @@ def read_value(text: str, where: str) -> Any:
     return parse_yaml(f"value: {text}", where)["value"] if text else ""
 
 
-__all__ = ["LabConfig", "compose", "dump", "load_config", "read_value", "read_yaml", "to_yaml"]
+__all__ = [
+    "LabConfig", "compose", "dump", "load_config", "migrate", "read_value", "read_yaml", "shrink",
+    "to_yaml",
+]  # fmt: skip

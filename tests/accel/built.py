@@ -17,7 +17,7 @@ import tests.conftest  # noqa: F401 (checks shapes as every test does: kernels m
 from dreamlab.accel import dispatch
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
-from dreamlab.core.optim import OptimConfig, Optimizer
+from dreamlab.core.optim import LaPropConfig, Optimizer
 from dreamlab.ops.returns import lambda_return
 
 KERNELS = 14
@@ -73,7 +73,7 @@ def scan(size: str, dtype: torch.dtype, rows: int = 16, t: int = 2) -> None:
 
 def others() -> None:
     """The optimizer's kernels and the one of returns."""
-    config = OptimConfig("laprop", 1e-2, 1e-20, agc=0.3, warmup=3)
+    config = LaPropConfig(lr=1e-2, eps=1e-20, agc=0.3, warmup_steps=3)
     params = [torch.nn.Parameter(torch.zeros(s)) for s in ((70, 130), (130,))]
     opt = Optimizer(config, params)
     inner = FusedLaProp(config, params, Layout(params[:1], params[1:]))

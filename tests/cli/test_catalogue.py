@@ -46,7 +46,10 @@ def trained(tmp_path_factory):
     """Two runs that differ in their learning rate, as `dreamlab train` leaves them."""
     root = tmp_path_factory.mktemp("trained")
     index_file.make(root)
-    for name, changes in (("a", ["workflow.lr=0.002", "run.tags=[first]"]), ("b", ["seed=3"])):
+    for name, changes in (
+        ("a", ["workflow.optimizer.lr=0.002", "run.tags=[first]"]),
+        ("b", ["seed=3"]),
+    ):
         assert main(["train", *QUICK, *changes, f"run.dir={root / name}", f"name={name}"]) == 0
     return root
 
@@ -229,7 +232,7 @@ def test_show_gives_commands_that_work(trained, tmp_path, capsys, monkeypatch):
     code, out, _ = run(capsys, "show", trained / "a", "--json")
     assert code == 0
     about = json.loads(out)
-    assert about["config"]["workflow"]["lr"] == 0.002
+    assert about["config"]["workflow"]["optimizer"]["lr"] == 0.002
     assert about["versions"]["torch"]
     assert about["checkpoints"]
     commands = about["commands"]
@@ -245,7 +248,7 @@ def test_show_gives_commands_that_work(trained, tmp_path, capsys, monkeypatch):
     again, before = yaml.safe_load(out), yaml.safe_load((trained / "a/config.yaml").read_text())
     assert {**again, "run": None} == {**before, "run": None}
     text = run(capsys, "show", trained / "a")[1]
-    for part in ("workflow.lr", "to resume", "to evaluate", "to reproduce", "hardware"):
+    for part in ("workflow.optimizer.lr", "to resume", "to evaluate", "to reproduce", "hardware"):
         assert part in text
 
 

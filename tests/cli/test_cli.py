@@ -65,12 +65,18 @@ def test_several_seeds_run_one_after_another(tmp_path, capsys):
 
 def test_cfg_job_prints_the_whole_configuration_and_trains_nothing(tmp_path, capsys):
     code, out, _ = run(
-        capsys, "train", *QUICK, f"run.dir={tmp_path}/r", "workflow.lr=0.5", "--cfg", "job"
+        capsys,
+        "train",
+        *QUICK,
+        f"run.dir={tmp_path}/r",
+        "workflow.optimizer.lr=0.5",
+        "--cfg",
+        "job",
     )
     assert code == 0
     node = yaml.safe_load(out)
-    assert node["workflow"]["lr"] == 0.5
-    assert node["workflow"]["max_grad_norm"] == 0.5  # a default that no YAML file mentions
+    assert node["workflow"]["optimizer"]["lr"] == 0.5
+    assert node["workflow"]["optimizer"]["clip"] == 0.5  # a default that no YAML file mentions
     assert not (tmp_path / "r").exists()
 
 
@@ -98,8 +104,8 @@ MISTAKES = [
         "there is no experiment 'ppo_cartpoll'. Did you mean 'ppo_cartpole'?",
     ),
     (
-        [*QUICK, "workflow.lrr=1"],
-        "workflow.lrr: there is no PPOConfig option 'lrr'. Did you mean 'lr'?",
+        [*QUICK, "workflow.gama=1"],
+        "workflow.gama: there is no PPOConfig option 'gama'. Did you mean 'gamma'?",
     ),
     ([*QUICK, "workflow.network.hiden=[8]"], "Did you mean 'hidden'?"),
     ([*QUICK, "workflow.network=rn"], "there is no part 'rn'. Did you mean 'rnn'?"),
@@ -116,7 +122,7 @@ MISTAKES = [
     ),
     ([*QUICK, "workflow._target_=dreamlab.workflows.ppo.PP"], "Did you mean 'PPO'?"),
     (["+workflow={_target_: dreamlab.nn.mlp.MLP}"], "is not a Workflow"),
-    ([*QUICK, "workflow.lr=fast"], "workflow.lr: expected float, got 'fast'"),
+    ([*QUICK, "workflow.optimizer.lr=fast"], "workflow.optimizer.lr: expected float, got 'fast'"),
     ([*QUICK, "device=gpu"], "there is no choice 'gpu'. Did you mean 'cpu'?"),
     ([*QUICK, "log.terminal=lively"], "there is no choice 'lively'. Did you mean 'live'?"),
     ([*QUICK, "env=CartPoll-v1"], "CartPole"),
@@ -150,9 +156,11 @@ def test_a_misspelt_hook_in_a_yaml_file_is_found(tmp_path, capsys):
 
 def test_a_folder_is_not_continued_with_other_options(tmp_path, capsys):
     run(capsys, "train", *QUICK, f"run.dir={tmp_path}/r")
-    code, _, err = run(capsys, "train", *QUICK, f"run.dir={tmp_path}/r", "workflow.lr=0.1")
+    code, _, err = run(
+        capsys, "train", *QUICK, f"run.dir={tmp_path}/r", "workflow.optimizer.lr=0.1"
+    )
     assert code == 2
-    assert "holds a run with another workflow.lr: it has 0.001, you ask for 0.1" in err
+    assert "holds a run with another workflow.optimizer.lr: it has 0.001, you ask for 0.1" in err
 
 
 def test_how_a_run_is_saved_may_change_and_its_length_is_not_forgotten(tmp_path, capsys):

@@ -34,7 +34,7 @@ def trained(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("results")
     for name, rate in (("a", "0.001"), ("b", "0.0001")):
         folder = root / "experiments" / name
-        words = [*QUICK, f"workflow.lr={rate}", "seed=1,2,3", f"run.dir={folder}"]
+        words = [*QUICK, f"workflow.optimizer.lr={rate}", "seed=1,2,3", f"run.dir={folder}"]
         assert main(["train", *words]) == 0
     frames = (50_000, 250_000, 500_000)
     walker = ("env=dmc", "env.id=walker_walk")
@@ -223,7 +223,7 @@ def test_a_report_tells_how_the_runs_were_made(here, capsys, tmp_path):
     text = out.read_text()
     manifest = Run(Path(A) / "seed_1").manifest
     assert "<h1>Two rates</h1>" in text
-    assert "<tr><td>workflow.lr</td><td>0.001</td><td>0.0001</td></tr>" in text
+    assert "<tr><td>workflow.optimizer.lr</td><td>0.001</td><td>0.0001</td></tr>" in text
     assert manifest["versions"]["torch"] in text
     assert f"git checkout {manifest['git']['commit']}" in text
     assert manifest["hardware"]["cpu"] in text
@@ -269,13 +269,19 @@ def recipe_of(page: Path) -> tuple[list[str], dict[str, str]]:
 
 def typed_run(folder: Path, rate: str, command: list[str], **git: str) -> str:
     """Write a run with this learning rate, as if it had been started by this command."""
-    make_run(folder, [1, 2, 3, 4], f"workflow.lr={rate}", "training.total_frames=300", seed=7)
+    make_run(
+        folder, [1, 2, 3, 4], f"workflow.optimizer.lr={rate}", "training.total_frames=300", seed=7
+    )
     Run(folder).update(git=git, command=command)
     return str(folder)
 
 
 def train_command(rate: str, *more: str) -> list[str]:
-    words = ["+experiment=ppo_cartpole", f"workflow.lr={rate}", "training.total_frames=300"]
+    words = [
+        "+experiment=ppo_cartpole",
+        f"workflow.optimizer.lr={rate}",
+        "training.total_frames=300",
+    ]
     return ["dreamlab", "train", *words, *more]
 
 

@@ -119,11 +119,11 @@ def test_what_differs_between_then_and_now_is_listed(copy, capsys):
     manifest["versions"]["torch"], manifest["hardware"]["cpu"] = "1.0", "an abacus"
     manifest["git"] = {"commit": "0" * 40, "diff": "x\ny\n"}
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    code, out, _ = run(capsys, "verify", copy, "workflow.lr=0.01")
+    code, out, _ = run(capsys, "verify", copy, "workflow.optimizer.lr=0.01")
     assert code == 1
     for text in (
         "versions.torch: 1.0 -> ", "hardware.cpu: an abacus -> ", f"code.commit: {'0' * 40} -> ",
-        "code.uncommitted changes: 2 lines -> ", "options.workflow.lr: 0.001 -> 0.01",
+        "code.uncommitted changes: 2 lines -> ", "options.workflow.optimizer.lr: 0.001 -> 0.01",
     ):  # fmt: skip
         assert text in out
 
@@ -133,7 +133,7 @@ def test_mistakes_with_verify_are_one_message(copy, tmp_path, capsys):
     code, _, err = run(capsys, "verify", copy, "--from", "000000000001")
     assert code == 2
     assert "there is no checkpoint" in err
-    assert "Did you mean 'lr'?" in run(capsys, "verify", copy, "workflow.lrr=1")[2]
+    assert "Did you mean 'gamma'?" in run(capsys, "verify", copy, "workflow.gama=1")[2]
     with FolderLock(copy):
         assert "is being trained" in run(capsys, "verify", copy, "--from", "latest")[2]
     (copy / "chain.jsonl").unlink()

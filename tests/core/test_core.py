@@ -14,7 +14,7 @@ from torch import nn
 from dreamlab.core import rng
 from dreamlab.core.errors import MissingExtraError, require
 from dreamlab.core.files import write_atomic, write_json, write_text
-from dreamlab.core.optim import OptimConfig, Optimizer
+from dreamlab.core.optim import AdamConfig, AdamWConfig, Optimizer
 from dreamlab.core.tree import to_plain, tree_leaves, tree_map
 
 # -- errors ------------------------------------------------------------------------------------
@@ -97,6 +97,18 @@ def test_paths_of_one_length_give_different_streams():
     assert len({rng.derive(3, *path) for path in paths}) == len(paths)
 
 
+def test_paths_of_other_lengths_give_other_streams():
+    paths = [(), (0,), (1,), (0, 1), (1, 1), (0, 0, 0), (0, 0, 1), (0, 0, 1, 0), (0,) * 4]
+    assert len({rng.derive(3, *path) for path in paths}) == len(paths)
+
+
+def test_streams_that_runs_rely_on_are_as_ever():
+    assert [rng.derive(3, *p) for p in ((0,), (1,), (2, 0), (2, 1))] == [
+        int(np.random.SeedSequence([3, *p]).generate_state(1)[0])
+        for p in ((0,), (1,), (2, 0), (2, 1))
+    ]
+
+
 def test_the_state_of_a_numpy_generator_survives_a_checkpoint(tmp_path: Path):
     one, two = np.random.default_rng(0), np.random.default_rng(1)
     one.integers(0, 10, 3, dtype=np.int32)  # leaves half a word behind
@@ -174,7 +186,7 @@ def weights(net: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])
 def test_it_moves_as_torchs_adam_with_torchs_clipping(clip: float):
     ours, theirs = network(), network()
-    optimizer = Optimizer(OptimConfig(lr=0.01, clip=clip), ours.parameters())
+    optimizer = Optimizer(AdamConfig(lr=0.01, clip=clip), ours.parameters())
     reference = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.0)
     for i in range(4):
         norm = optimizer.step(loss_of(ours, data(i)))
@@ -188,7 +200,7 @@ def test_it_moves_as_torchs_adam_with_torchs_clipping(clip: float):
 
 def test_weights_decay_as_in_adamw():
     ours, theirs = network(), network()
-    optimizer = Optimizer(OptimConfig(lr=0.1, weight_decay=0.1), ours.parameters())
+    optimizer = Optimizer(AdamWConfig(lr=0.1, weight_decay=0.1), ours.parameters())
     reference = torch.optim.AdamW(theirs.parameters(), lr=0.1, weight_decay=0.1)
     optimizer.step(loss_of(ours, data(0)))
     loss_of(theirs, data(0)).backward()
@@ -198,8 +210,8 @@ def test_weights_decay_as_in_adamw():
 
 def test_k_small_batches_move_the_weights_as_one_large_batch():
     small, large = network(), network()
-    one = Optimizer(OptimConfig(lr=0.01, clip=0.5), small.parameters())
-    two = Optimizer(OptimConfig(lr=0.01, clip=0.5), large.parameters())
+    one = Optimizer(AdamConfig(lr=0.01, clip=0.5), small.parameters())
+    two = Optimizer(AdamConfig(lr=0.01, clip=0.5), large.parameters())
     one.accumulate = 3
     for round_ in range(2):
         parts = [data(10 * round_ + i) for i in range(3)]
@@ -217,7 +229,7 @@ def test_a_loaded_optimizer_goes_on_bit_for_bit_also_amid_an_accumulation(
 ):
     def make() -> tuple[nn.Module, Optimizer]:
         net = network()
-        optimizer = Optimizer(OptimConfig(lr=0.01, clip=0.5), net.parameters())
+        optimizer = Optimizer(AdamConfig(lr=0.01, clip=0.5), net.parameters())
         optimizer.accumulate = 3
         return net, optimizer
 
@@ -241,5 +253,5 @@ def test_a_loaded_optimizer_goes_on_bit_for_bit_also_amid_an_accumulation(
 def test_only_its_own_parameters_receive_a_gradient():
     net = network()
     assert isinstance(net, nn.Sequential)
-    Optimizer(OptimConfig(), net[2].parameters()).step(loss_of(net, data(0)))
+    Optimizer(AdamConfig(), net[2].parameters()).step(loss_of(net, data(0)))
     assert all(p.grad is None for p in net[0].parameters())

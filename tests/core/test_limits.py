@@ -106,7 +106,7 @@ def test_the_walk_finds_what_is_known_to_be_there():
     assert len(found) > 200
     known = {
         "dreamlab.config.LabConfig.seed", "dreamlab.config.TrainingConfig.total_frames",
-        "dreamlab.core.phase.Phase.train_ratio", "dreamlab.core.optim.OptimConfig.betas",
+        "dreamlab.core.phase.Phase.train_ratio", "dreamlab.core.update_rules.AdamConfig.betas",
         "dreamlab.data.samplers.PrioritisedConfig.eps", "dreamlab.envs.vector.EnvConfig.size",
         "dreamlab.envs.suites.atari.make.repeat", "dreamlab.envs.dummy.Pixels.grid",
         "dreamlab.nn.mlp.MLPConfig.hidden", "dreamlab.runs.launch.local.Limits.gpus",

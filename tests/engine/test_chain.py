@@ -79,7 +79,7 @@ def test_another_seed_gives_another_chain(tmp_path):
 
 def test_a_changed_critic_shows_in_weights_and_losses_and_not_in_transitions(tmp_path):
     for name, change in (("a", 0.0), ("b", 1e-3)):
-        loop = open_loop(tmp_path / name, *small(), "workflow.lr=0")
+        loop = open_loop(tmp_path / name, *small(), "workflow.optimizer.lr=0")
         with torch.no_grad():
             loop.workflow.critic.bias += change
         loop.run()

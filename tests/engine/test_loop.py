@@ -59,6 +59,17 @@ def test_the_last_record_is_there_once(tmp_path):
     assert last["updates"] == loop.counters.updates
 
 
+def test_a_curriculum_with_a_length_takes_its_exam(tmp_path):
+    exam = "{name: exam, type: eval_only, duration_cycles: 1, workflow_hooks: [evaluate]}"
+    learn = (
+        "{name: learn, buffer: rollout, duration_steps: 100, collect_ticks: 16,"
+        " workflow_hooks: [collect, update_controller]}"
+    )
+    open_loop(tmp_path / "r", *SMALL, f"training.phases=[{learn},{exam}]").run()
+    names = [e["name"] for e in events(tmp_path / "r") if e["event"] == "phase"]
+    assert names == ["learn", "exam"]
+
+
 def test_the_folder_holds_what_it_promises(tmp_path):
     folder = tmp_path / "r"
     open_loop(folder, *SMALL, "eval.video=true").run()
@@ -138,7 +149,7 @@ def test_a_stalled_return_is_reported_once(tmp_path):
         "env.suite=dummy",
         "env.id=counting",
         "watch.stall_frames=100",
-        "workflow.lr=0.0",
+        "workflow.optimizer.lr=0.0",
         "++env.options={length: 8}",
     )
     open_loop(tmp_path / "r", *options).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dreamlab.core.optim import OptimConfig, Optimizer
+from dreamlab.core.optim import AdamConfig, Optimizer
 from dreamlab.engine.observer import Observer
 from tests.helpers import metrics, open_loop, run_for
 
@@ -81,7 +81,7 @@ def test_norms_can_be_switched_on_later(tmp_path):
 
 def test_a_fused_step_leaves_its_norms_too():
     params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
-    opt = Optimizer(OptimConfig(), params)
+    opt = Optimizer(AdamConfig(), params)
     opt.fused = lambda grads: torch.zeros(())  # it keeps no gradient
     opt.watch_grads()
     opt.step((3 * params[0]).sum())

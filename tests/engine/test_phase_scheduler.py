@@ -76,9 +76,61 @@ def test_total_frames_stretches_the_last_phase(total):
     assert done[3] == "update"
 
 
-def test_total_frames_can_end_the_training_in_an_early_phase():
-    phases = [Phase("fill", ("collect",), duration_steps=100), online(duration_steps=100)]
-    assert drive(PhaseScheduler(phases, 30)) == ["collect"] * 3
+CURRICULUM = [
+    Phase("fill", ("collect",), duration_steps=20),
+    online(duration_steps=100),
+    Phase("fit", ("update_controller",), type="offline", duration_updates=2),
+    Phase("look", ("evaluate", "checkpoint"), type="eval_only", duration_cycles=1),
+]
+EXAM = ["update"] * 2 + ["evaluate", "checkpoint"]
+
+
+@pytest.mark.parametrize("total", [None, 40, 200])
+def test_phases_after_the_last_that_collects_run_whatever_total_frames_says(total):
+    scheduler = PhaseScheduler(CURRICULUM, total)
+    done = drive(scheduler)
+    assert done[-5:] == ["update", *EXAM]
+    assert done.count("collect") == (total or 120) // 10
+    assert scheduler.next_action() is None
+    assert scheduler.phase.name == "look"
+
+
+def test_a_longer_training_goes_back_to_the_phase_that_is_stretched():
+    first = PhaseScheduler(CURRICULUM, 40)
+    drive(first)
+    second = PhaseScheduler(CURRICULUM, 60)
+    second.set_state(first.get_state())
+    assert drive(second) == ["collect", "update"] * 2 + EXAM
+    same = PhaseScheduler(CURRICULUM, 40)
+    same.set_state(first.get_state())
+    assert drive(same) == []
+
+
+def test_a_longer_training_goes_on_amid_the_last_phase_as_if_it_had_not_stopped():
+    def learn():
+        return [online(duration_steps=100, train_ratio=3)]
+
+    first = PhaseScheduler(learn(), 40)
+    head = drive(first)
+    second = PhaseScheduler(learn(), 80)
+    second.set_state(first.get_state())
+    assert head + drive(second) == drive(PhaseScheduler(learn(), 80))
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        (CURRICULUM, "leaves nothing for phase 'learn': the phases before it collect 20 frames"),
+        (
+            [Phase("fill", ("collect",), duration_steps=5), online(duration_cycles=3)],
+            "phase 'learn' after it could not collect",
+        ),
+    ],
+)
+def test_a_length_that_would_leave_a_phase_out_is_refused(phases, message):
+    check_phases(phases, PPO, BUFFERS)
+    with pytest.raises(ConfigError, match=message):
+        check_phases(phases, PPO, BUFFERS, total_frames=20)
 
 
 def test_progress_runs_from_zero_to_one():

@@ -24,7 +24,8 @@ BOTH = Spec(
 )
 TINY = {
     "deter": 16, "hidden": 8, "classes": 4, "depth": 2, "units": 8, "stoch": 4, "blocks": 4,
-    "mults": (1, 2, 2), "layers": 2, "num_bins": 15, "imagine": 3, "lr": 1e-3, "warmup": 0,
+    "mults": (1, 2, 2), "layers": 2, "num_bins": 15, "imagine": 3,
+    "optimizer": DreamerV3Config().optimizer.but(lr=1e-3, warmup_steps=0),
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def test_weights_go_out_and_come_back_unchanged():
 
 def test_sizes_are_read_off_the_weights():
     agent = DreamerV3(DreamerV3Config(**TINY), BOTH)
-    found = dreamerv3.config_of(weights_of(agent), stoch=4, imagine=3, lr=1e-3, warmup=0)
+    found = dreamerv3.config_of(weights_of(agent), stoch=4, imagine=3)
     assert found.sizes == agent.config.sizes
     assert (found.mults, found.layers, found.blocks) == ((1, 2, 2), 2, 4)
 
@@ -95,7 +96,7 @@ def write_fixture(folder, agent: DreamerV3) -> None:
         }
         seen, dream, losses = parity.run_update(ours, fixture, samples)
         out = parity.computed(ours, fixture, seen, dream)
-        out |= {f"loss/{k}": v for k, v in losses.items()}
+        out |= {f"loss/{k.removeprefix('rec/')}": v for k, v in losses.items()}
         suffix = "" if number == 1 else "_step2"
         np.savez(folder / f"outputs{suffix}.npz", **{k: v.detach().numpy() for k, v in out.items()})
         ours.learn(losses)

@@ -24,7 +24,7 @@ ENV = {
     "identity": ("env=dummy", "env.id=identity", "env.options.continuous=true"),
 }
 SMALL = (
-    "workflow.stoch=4", "workflow.imagine=3", "workflow.warmup=0", "device=cpu",
+    "workflow.stoch=4", "workflow.imagine=3", "workflow.optimizer.warmup_steps=0", "device=cpu",
     "buffers.replay={batch: 4, length: 9, context: 1, capacity: 500, min_steps: 40}",
     "training.phases=[{name: learn, duration_steps: 60, train_ratio: 8,"
     " workflow_hooks: [collect, update_agent]}]",

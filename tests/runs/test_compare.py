@@ -61,7 +61,12 @@ def test_a_folder_of_seeds_is_one_group(tmp_path):
 
 def test_a_folder_with_several_configurations_falls_into_groups(tmp_path):
     for rate in ("0.1", "0.2"):
-        make_seeds(tmp_path / "all" / rate, [10, 20], f"workflow.lr={rate}", f"run.tags=[t{rate}]")
+        make_seeds(
+            tmp_path / "all" / rate,
+            [10, 20],
+            f"workflow.optimizer.lr={rate}",
+            f"run.tags=[t{rate}]",
+        )
     groups = read_groups([str(tmp_path / "all")]).groups
     assert [g.name for g in groups] == ["all lr=0.1", "all lr=0.2"]
     assert [len(g.members) for g in groups] == [2, 2]
@@ -81,7 +86,7 @@ def test_where_and_how_a_run_logs_does_not_part_it_from_its_seeds(tmp_path):
 
 def test_a_name_puts_folders_together(tmp_path):
     one = make_run(tmp_path / "p" / "x", [1, 2, 3, 4], seed=1)
-    two = make_run(tmp_path / "q" / "x", [1, 2, 3, 4], "workflow.lr=0.5", seed=2)
+    two = make_run(tmp_path / "q" / "x", [1, 2, 3, 4], "workflow.optimizer.lr=0.5", seed=2)
     found = read_groups([f"both={one},{two}"])
     assert [(g.name, len(g.members)) for g in found.groups] == [("both", 2)]
     assert found.notes == ["both: its runs have different configurations"]

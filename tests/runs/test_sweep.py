@@ -152,13 +152,13 @@ def test_a_command_of_the_page_is_one_that_works(words, capsys, monkeypatch):
 
 
 def test_options_of_the_sweep_and_of_its_jobs_can_be_given(tmp_path, capsys):
-    path = write_sweep(tmp_path, parameters={"workflow.lr": [1e-3]})
-    changed = ["seeds=[4,5]", "parameters.workflow.lr=[1e-4,0.5]", "workflow.gamma=0.5"]
+    path = write_sweep(tmp_path, parameters={"workflow.optimizer.lr": [1e-3]})
+    changed = ["seeds=[4,5]", "parameters.workflow.optimizer.lr=[1e-4,0.5]", "workflow.gamma=0.5"]
     assert main(["sweep", path, *changed, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
-    assert "workflow.gamma=0.5 workflow.lr=0.0001 seed=4" in lines[0]
-    assert "workflow.lr=0.5 seed=5" in lines[3]
+    assert "workflow.gamma=0.5 workflow.optimizer.lr=0.0001 seed=4" in lines[0]
+    assert "workflow.optimizer.lr=0.5 seed=5" in lines[3]
 
 
 @pytest.mark.parametrize(
@@ -174,15 +174,18 @@ def test_options_of_the_sweep_and_of_its_jobs_can_be_given(tmp_path, capsys):
         ("seeds=[]", "ConfigError: seeds: must have at least 1 value"),
         ("limits.cpus=-1", "limits.cpus: must be between 0 and 1024, got -1"),
         ("limits.time_min=0", "limits.time_min: must be above 0, got 0"),
-        ("parameters={workflow.lr:{uniform:[0,1]}}", "parameters.workflow.lr: a grid needs a list"),
-        ("workflow.lrr=1", "Did you mean 'lr'?"),
-        ("parameters.workflow.lrr=[1]", "Did you mean 'lr'?"),
+        (
+            "parameters={workflow.optimizer.lr:{uniform:[0,1]}}",
+            "parameters.workflow.optimizer.lr: a grid needs a list",
+        ),
+        ("workflow.gama=1", "Did you mean 'gamma'?"),
+        ("parameters.workflow.gama=[1]", "Did you mean 'gamma'?"),
         ("limits.gpus=1.5", "only whole GPUs"),
         ("what", "expected key=value"),
     ],
 )
 def test_a_wrong_option_is_found_before_anything_runs(argument, text, tmp_path, capsys):
-    path = write_sweep(tmp_path, parameters={"workflow.lr": [1e-3]})
+    path = write_sweep(tmp_path, parameters={"workflow.optimizer.lr": [1e-3]})
     assert main(["sweep", path, argument]) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
@@ -379,7 +382,9 @@ def test_a_table_has_dashes_where_a_listed_job_has_no_such_option(tmp_path):
 
 def test_a_terminal_shows_the_running_jobs_and_the_time_left(tmp_path):
     job = Job(
-        tmp_path, ("seed=0",), {"workflow.lr": 0.1, "seed": 0, **dict.fromkeys("abcdefghijk")}
+        tmp_path,
+        ("seed=0",),
+        {"workflow.optimizer.lr": 0.1, "seed": 0, **dict.fromkeys("abcdefghijk")},
     )
     job.write(seconds=40.0)
     console = Console(width=80, force_terminal=True, file=StringIO())

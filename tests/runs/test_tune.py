@@ -38,7 +38,7 @@ STATES = optuna.trial.TrialState
 COMPLETE, FAIL, PRUNED, RUNNING, WAITING = (
     STATES.COMPLETE, STATES.FAIL, STATES.PRUNED, STATES.RUNNING, STATES.WAITING
 )  # fmt: skip
-SPACE = {"workflow.lr": {"loguniform": [1e-4, 1e-2]}}
+SPACE = {"workflow.optimizer.lr": {"loguniform": [1e-4, 1e-2]}}
 
 
 def a_config(**tune) -> SweepConfig:
@@ -59,8 +59,10 @@ def tuner_of(folder: Path, config: SweepConfig, study) -> Tuner:
 def add(study, lr: float, value: float | None, **options) -> None:
     """Put a trial into the study as if it had been run."""
     trial = optuna.trial.create_trial(
-        params={"workflow.lr": lr},
-        distributions={"workflow.lr": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True)},
+        params={"workflow.optimizer.lr": lr},
+        distributions={
+            "workflow.optimizer.lr": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True)
+        },
         value=value,
         user_attrs={"jobs": []},
         **options,
@@ -110,7 +112,7 @@ def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path):
         tuner = tuner_of(tmp_path, config, study_of(tmp_path, config))
         assert tuner._ask()
         (live,) = tuner.trials.values()
-        drawn.append(live.job.parameters["workflow.lr"])
+        drawn.append(live.job.parameters["workflow.optimizer.lr"])
         tuner.study.tell(live.trial, 1.0)
     assert len(set(drawn)) == 3
     assert not tuner._ask(), "there are enough"
@@ -145,7 +147,7 @@ def test_a_failed_trial_is_tried_again_only_if_asked_and_only_once(tmp_path):
     assert retry_failed(study) == 1
     put_back(study, study.trials[0])
     assert [(t.state, t.system_attrs["fixed_params"]) for t in study.trials[1:]] == [
-        (WAITING, {"workflow.lr": 1e-3})
+        (WAITING, {"workflow.optimizer.lr": 1e-3})
     ]
     assert [t.number for t in valid(study.trials)] == [1]
     _, lr, state, _ = ([*column.cells] for column in _trials(study).columns)
@@ -191,7 +193,7 @@ def test_the_results_are_a_command_and_pictures(tmp_path):
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(30):  # only the step size matters, and 1e-3 is the best
         trial = study.ask()
-        lr = suggest(trial, "workflow.lr", Range("loguniform", 1e-4, 1e-2))
+        lr = suggest(trial, "workflow.optimizer.lr", Range("loguniform", 1e-4, 1e-2))
         suggest(trial, "workflow.network.hidden", Choice(([8, 8], [16])))
         trial.set_user_attr("jobs", [])
         study.tell(trial, -abs(math.log10(lr) + 3))
@@ -201,8 +203,9 @@ def test_the_results_are_a_command_and_pictures(tmp_path):
     best = load_config(compose(words[2:]))
     hidden = best.workflow.options["network"]["hidden"]
     assert text_of(hidden) == study.best_params["workflow.network.hidden"]
-    assert best.workflow.options["lr"] == pytest.approx(study.best_params["workflow.lr"], rel=1e-5)
-    assert next(iter(importances(study))) == "workflow.lr"
+    found = best.workflow.options["optimizer"]["lr"]
+    assert found == pytest.approx(study.best_params["workflow.optimizer.lr"], rel=1e-5)
+    assert next(iter(importances(study))) == "workflow.optimizer.lr"
     written = write_results(config, tmp_path, study)
     assert [p.name for p in written] == ["best.json", "history.png", "importance.png"]
     assert all(p.stat().st_size > 5_000 for p in written[1:])

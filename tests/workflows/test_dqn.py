@@ -15,6 +15,8 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.workflows.dqn import DQN, C51Config, Categorical, DQNConfig
+from dreamlab.workflows.ppo import PPO
+from dreamlab.workflows.sac import SAC
 
 SPEC = Spec({"state": ArraySpec((3,))}, ArraySpec((), "int64", classes=2))
 PHASE = Phase("learn", ("update_controller",))
@@ -22,7 +24,7 @@ PHASE = Phase("learn", ("update_controller",))
 
 def make(spec: Spec = SPEC, **options) -> DQN:
     torch.manual_seed(0)
-    options = {"network": {"hidden": (16,)}, "lr": 1e-2, **options}
+    options = {"network": {"hidden": (16,)}, "optimizer": {"lr": 1e-2}, **options}
     return DQN(load(DQNConfig, options, "workflow"), spec)
 
 
@@ -183,7 +185,7 @@ def test_a_transition_of_weight_zero_teaches_nothing():
     ("every", "tau", "shares"), [(3, 1.0, [0, 0, 1, 0, 0, 1]), (1, 0.25, [0.25] * 6)]
 )
 def test_the_target_network_moves_by_tau_every_so_many_updates(every, tau, shares):
-    dqn, batch = make(target_every=every, tau=tau), batch_of()
+    dqn, batch = make(target_every_gradient_steps=every, tau=tau), batch_of()
     for share in shares:
         before = [p.clone() for p in dqn.target.parameters()]
         dqn.update_controller(batch, phase=PHASE)
@@ -196,7 +198,7 @@ def test_the_target_network_moves_by_tau_every_so_many_updates(every, tau, share
 
 @pytest.mark.parametrize("double", [False, True])
 def test_minibatches_are_gradient_steps_one_after_another(double):
-    whole, parts = (make(double=double, target_every=100) for _ in range(2))
+    whole, parts = (make(double=double, target_every_gradient_steps=100) for _ in range(2))
     batch = batch_of(6)
     parts.load_state_dict(whole.state_dict())
     num = len(batch.reward) // 2
@@ -276,11 +278,18 @@ def test_layers_in_bfloat16_leave_the_loss_in_full_precision(c51):
 
 
 @pytest.mark.parametrize(
-    "action", [ArraySpec((2,), low=-1, high=1), ArraySpec((2,), "int64", classes=(3, 4))]
+    ("action", "others"),
+    [
+        (ArraySpec((2,), low=-1.0, high=1.0), {"SAC": SAC, "PPO": PPO}),
+        (ArraySpec((2,), "int64", classes=(3, 4)), {"PPO": PPO}),
+    ],
 )
-def test_other_actions_are_refused_in_a_sentence(action):
-    with pytest.raises(ConfigError, match="DQN needs one discrete action"):
+def test_other_actions_are_refused_with_the_names_of_those_who_take_them(action, others):
+    with pytest.raises(ConfigError, match="DQN needs one discrete action") as error:
         make(Spec(SPEC.obs, action))
+    assert str(error.value).endswith(f"Use {' or '.join(others)} instead.")
+    for cls in others.values():
+        cls(cls.Config(), Spec(SPEC.obs, action))
 
 
 def test_a_network_with_memory_is_refused():

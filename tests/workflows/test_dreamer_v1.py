@@ -10,6 +10,7 @@ import torch
 
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.optim import optimizer_part
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.ops.returns_classic import own_lambda_return
@@ -142,7 +143,9 @@ def test_the_actors_step_moves_the_actor_alone():
 
 
 def test_the_world_model_learns_the_same_whatever_the_actor_wants():
-    first, second = agent(actor_lr=1e-3), agent(actor_lr=1.0, critic_lr=1.0)
+    slow, fast = (optimizer_part("adam", lr=lr) for lr in (1e-3, 1.0))
+    first = agent(actor_optimizer=slow)
+    second = agent(actor_optimizer=fast, critic_optimizer=fast)
     for dreamer in (first, second):
         torch.manual_seed(3)
         dreamer.update_agent(batch_of(VECTOR), phase=PHASE)

@@ -12,11 +12,12 @@ from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsem
 from dreamlab.components.representation.rssm import Latent
 from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.optim import optimizer_part
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.ops.returns import lambda_return
 from dreamlab.workflows.dreamer_v3 import DreamerV3, Scales
-from dreamlab.workflows.plan2explore import Plan2Explore, Plan2ExploreConfig
+from dreamlab.workflows.plan2explore import Plan2Explore, Plan2ExploreConfig, TaskScales
 
 DISCRETE = ArraySpec((), "int64", classes=3)
 SEVERAL = ArraySpec((2,), "int64", classes=(3, 2))
@@ -27,7 +28,9 @@ SMALL = EnsembleConfig(num=5, layers=1, units=32)
 
 def agent(action: ArraySpec = DISCRETE, **options) -> Plan2Explore:
     torch.manual_seed(0)
-    config = Plan2ExploreConfig(**({**DreamerV3.tiny, "ensemble": SMALL, "warmup": 0} | options))
+    optimizer = Plan2ExploreConfig().optimizer.but(warmup_steps=0)
+    small = {**DreamerV3.tiny, "ensemble": SMALL, "optimizer": optimizer}
+    config = Plan2ExploreConfig(**(small | options))
     return Plan2Explore(config, Spec({"state": ArraySpec((3,))}, action))
 
 
@@ -85,7 +88,7 @@ def test_they_agree_where_they_have_seen_data_and_nowhere_else():
 
 
 def test_the_agent_finds_states_new_that_it_has_never_passed():
-    explorer = agent(ensemble_lr=3e-3)
+    explorer = agent(ensemble_optimizer=optimizer_part("adam", lr=3e-3, eps=1e-5, clip=100.0))
     batch = batch_of(explorer)
     latent = explorer.followed(batch)
     for _ in range(300):
@@ -204,8 +207,24 @@ def test_the_explorer_collects_and_the_tasks_policy_is_measured():
     assert explorer.act(step, start, Mode.SAMPLE).action.tolist() == [2] * 4
 
 
+def test_the_tasks_critic_does_not_learn_the_returns_of_what_the_explorer_did():
+    critics = []
+    for bonus in (0.0, 100.0):  # in the replay only: the dreams are the same
+        explorer = agent()
+        with torch.no_grad():
+            explorer.critic.out.weight.normal_(generator=torch.Generator().manual_seed(0))
+        batch = batch_of(explorer)
+        torch.manual_seed(2)
+        explorer.update_agent(replace(batch, reward=batch.reward + bonus), phase=PHASE)
+        critics.append(weights(explorer.critic))
+    assert torch.equal(*critics)
+
+
 def test_what_cannot_work_is_refused():
+    adam = optimizer_part("adam")
     with pytest.raises(ValueError, match="reinforce"):
-        Plan2ExploreConfig(actor_grad="dynamics", optimizer="adam")
+        Plan2ExploreConfig(actor_grad="dynamics", actor_optimizer=adam, critic_optimizer=adam)
+    with pytest.raises(ValueError, match="repval must be 0"):
+        Plan2ExploreConfig(scales=TaskScales(repval=0.3))
     with pytest.raises(ConfigError, match=r"ensemble\.num: must be between 2 and 1000, got 1"):
         load(EnsembleConfig, {"num": 1}, "ensemble")

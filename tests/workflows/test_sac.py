@@ -15,6 +15,7 @@ from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
+from dreamlab.nn.dists import Categorical
 from dreamlab.workflows.sac import SAC, SACConfig
 
 OBS = {"state": ArraySpec((3,))}
@@ -209,15 +210,32 @@ def test_actions_are_sampled_in_training_and_the_mode_in_evaluation(spec):
 
 
 @BOTH
-def test_layers_in_bfloat16_leave_losses_and_actions_in_full_precision(spec):
+def test_layers_in_bfloat16_leave_losses_and_actions_in_full_precision(spec, monkeypatch):
     sac, batch = make(spec), batch_of(spec)
     no = np.zeros(2, bool)
     step = Step({"state": np.ones((2, 3), np.float32)}, np.zeros(2, np.float32), no, no, no)
+    logits = []
+    choose = Categorical.sample
+    monkeypatch.setattr(
+        Categorical, "sample", lambda self: (logits.append(self.logits), choose(self))[1]
+    )
     with torch.autocast("cpu", torch.bfloat16):
         seen = sac.update_controller(batch, phase=PHASE)
         action = sac.act(step, (), Mode.TRAIN).action
     assert {v.dtype for v in seen.values()} == {torch.float32}
     assert action.dtype in (torch.float32, torch.int64)
+    assert [x.dtype for x in logits] == [torch.float32] * int(spec.action.is_discrete)
+
+
+def test_actor_and_temperature_learn_as_the_critics_unless_they_have_their_own():
+    groups = {"online": {"lr_scale": 0.5}}
+    same = make(CONTINUOUS, optimizer={"lr": 0.1, "groups": groups})
+    assert [o.lr for o in same.optimizers.values()] == [0.1] * 3
+    own = {"actor_optimizer": "adamw", "alpha_optimizer": {"_target_": "sgd", "lr": 0.5}}
+    other = make(CONTINUOUS, optimizer={"lr": 0.1}, **own)
+    kinds = [type(o.inner).__name__ for o in other.optimizers.values()]
+    assert kinds == ["Adam", "AdamW", "SGD"]
+    assert [o.lr for o in other.optimizers.values()] == [0.1, 3e-4, 0.5]
 
 
 def test_a_range_other_than_one_is_refused():

@@ -27,7 +27,7 @@ def compile_updates(workflow: Workflow[Any]) -> list[CompiledMethod]:
     if not methods:
         raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
     for opt in workflow.optimizers.values():
-        opt.inner.allocate()
+        opt.allocate()
     return methods
 
 

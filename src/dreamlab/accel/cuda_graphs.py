@@ -21,6 +21,7 @@ from dreamlab.accel.dispatch import reference_kernels, use_triton
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.core import rng as random
 from dreamlab.core.errors import LabError
+from dreamlab.core.optim import LaProp
 from dreamlab.core.tree import tree_map, tree_split
 from dreamlab.core.workflow import Workflow
 
@@ -114,7 +115,7 @@ def lay_out(workflow: Workflow[Any], bf16: bool) -> Layout:
     known = {id(p) for p in low}
     layout = Layout(low, [p for p in workflow.parameters() if id(p) not in known])
     for opt in workflow.optimizers.values():
-        if opt.config.kind == "laprop" and use_triton(layout.flat):
+        if type(opt.inner) is LaProp and not opt.config.groups and use_triton(layout.flat):
             fused = FusedLaProp(opt.config, opt.params, layout)
             opt.inner, opt.fused = fused, fused.step_from
     return layout

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dreamlab.accel.dispatch import kernels
-from dreamlab.core.optim import LaProp, OptimConfig
+from dreamlab.core.update_rules import LaProp, LaPropConfig
 
 ALIGN = 64
 """Numbers: every parameter begins at a multiple, so that its copies suit matrix products."""
@@ -47,9 +47,9 @@ class Layout:
 
 
 class FusedLaProp(LaProp):
-    """Computes what `LaProp` does."""
+    """Computes what `LaProp` and both kinds of clipping do, for parameters without groups."""
 
-    def __init__(self, config: OptimConfig, params: list[nn.Parameter], layout: Layout) -> None:
+    def __init__(self, config: LaPropConfig, params: list[nn.Parameter], layout: Layout) -> None:
         super().__init__(config, params)
         self.layout = layout
         self.low = [i for i, p in enumerate(params) if id(p) in layout.halved]
@@ -93,10 +93,9 @@ class FusedLaProp(LaProp):
         assert self.rate is not None
         half, full = self._packed(grads, self.low), self._packed(grads, self.high)
         beta1, beta2 = c.betas
-        rise = (count / c.warmup).clamp(max=1.0) if c.warmup else 1.0
+        rate = self.rate * self.pace(count)
         count += 1
-        rate = -self.rate * rise / (1 - beta1**count)
-        scalars = torch.stack([1 - beta2**count, rate]).float()
+        scalars = torch.stack([1 - beta2**count, -rate / (1 - beta1**count)]).float()
         chunks, flat = len(self.owners), self.layout.flat
         data = (flat, half, full, self.halves)
         k.squares_kernel[(chunks,)](
@@ -106,11 +105,16 @@ class FusedLaProp(LaProp):
             self.squares, self.begin, self.limits, self.sums, chunks, c.agc or 1e30,
             MOST=1 << (self.most - 1).bit_length(),
         )  # fmt: skip
+        norm = self.sums.sum().sqrt()
+        if c.clip:  # of both limits the stricter one divides
+            torch.maximum(self.limits, (norm + 1e-6) / c.clip, out=self.limits)
+        if c.weight_decay:
+            torch._foreach_mul_(tuple(self.params), (1 - rate * c.weight_decay).float())
         k.step_kernel[(chunks,)](
             *data, self.flat_mean, self.flat_square, self.firsts, self.places, self.sizes,
             self.owners, self.limits, scalars, beta1, beta2, c.eps, CHUNK=CHUNK,
         )  # fmt: skip
-        return self.sums.sum().sqrt()
+        return norm
 
     def _packed(self, grads: Sequence[Tensor | None], which: list[int]) -> Tensor:
         parts: list[Tensor] = []

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dreamlab.core.errors import ConfigError, unknown
@@ -51,6 +51,10 @@ class Part:
         check_kind(found, self.kind, self.target, where)
         return found
 
+    def but(self, **options: Any) -> Part:
+        """Return the same part with some options changed."""
+        return replace(self, options={**self.options, **options})
+
     def build(self, *args: Any) -> Any:
         """Return the component; sizes that depend on other parts come as arguments."""
         cls = self.cls()
@@ -62,6 +66,11 @@ class Part:
 def part(target: str, home: str = "dreamlab.nn", kind: type | None = None, **options: Any) -> Any:
     """Declare a dataclass field that holds a part of a kind, with its default."""
     return field(default_factory=lambda: Part(target, options, home, kind))
+
+
+def optional_part(home: str = "dreamlab.nn", kind: type = nn.Module) -> Any:
+    """Declare a dataclass field that holds a part of a kind or, by default, None."""
+    return field(default=None, metadata={"base": Part("", {}, home, kind)})
 
 
 def locate(name: str, where: str, home: str = "") -> Any:
@@ -242,7 +251,8 @@ def _convert_part(value: Any, path: str, default: Any) -> Part:
     if isinstance(value, Part):
         return value
     factory = getattr(default, "default_factory", MISSING)
-    base = Part("") if factory is MISSING else factory()
+    metadata = getattr(default, "metadata", {})
+    base = metadata.get("base", Part("")) if factory is MISSING else factory()
     if isinstance(value, str):
         value = {"_target_": value}
     if not isinstance(value, Mapping):
@@ -251,6 +261,8 @@ def _convert_part(value: Any, path: str, default: Any) -> Part:
     target = value.get("_target_", base.target)
     if not isinstance(target, str):
         raise ConfigError(f"{path}._target_: expected the name of a class, got {target!r}")
+    if not target:
+        raise ConfigError(f"{path}: _target_ is missing: there is no default that it could mean")
     merged = options if target != base.target else {**base.options, **options}
     result = Part(target, merged, base.home, base.kind)
     check_options(result.cls(path), merged, path)
@@ -323,4 +335,7 @@ def dump(config: Any) -> Any:
     return config
 
 
-__all__ = ["Part", "arguments", "check_options", "convert", "dump", "load", "locate", "part"]
+__all__ = [
+    "Part", "arguments", "check_options", "convert", "dump", "load", "locate", "optional_part",
+    "part",
+]  # fmt: skip

@@ -1,178 +1,93 @@
-"""An optimizer that clips, accumulates, steps and reports the gradient norm."""
+"""An optimizer that clips, accumulates, steps, averages and reports the gradient norm.
+
+In YAML it is a part: its kind, its options, or both (`optimizer: {_target_: adamw, lr: 1e-3}`).
+Each kind has its own options and refuses those of others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dreamlab.core.limits import Decay, Natural, NonNegative
+from dreamlab.core.config import Part, load, optional_part, part
+from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.update_rules import (
+    SGD,
+    Adam,
+    AdamConfig,
+    AdamW,
+    AdamWConfig,
+    Grads,
+    Group,
+    GroupConfig,
+    LaProp,
+    LaPropConfig,
+    OptimConfig,
+    RMSprop,
+    RMSpropConfig,
+    Rule,
+    SGDConfig,
+)
+
+PARTS = {
+    "adam": "dreamlab.core.update_rules.Adam",
+    "adamw": "dreamlab.core.update_rules.AdamW",
+    "laprop": "dreamlab.core.update_rules.LaProp",
+    "rmsprop": "dreamlab.core.update_rules.RMSprop",
+    "sgd": "dreamlab.core.update_rules.SGD",
+}
+OPTIMIZERS = "dreamlab.core.optim"
+"""Where configuration looks up the short name of an optimizer."""
+KINDS: dict[type, type[Rule]] = {r.Config: r for r in (Adam, AdamW, LaProp, RMSprop, SGD)}
 
 
-@dataclass(frozen=True)
-class OptimConfig:
-    """Adam as every paper uses it, or LaProp as DreamerV3 does."""
-
-    kind: Literal["adam", "laprop"] = "adam"
-    lr: NonNegative = 3e-4
-    eps: NonNegative = 1e-8
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    weight_decay: NonNegative = 0.0
-    clip: NonNegative = 0.0
-    """Largest global gradient norm; 0 does not clip."""
-    agc: NonNegative = 0.0
-    """Largest norm of each gradient as a share of its parameter's; 0 does not clip."""
-    warmup: Natural = 0
-    """Steps over which the learning rate rises from 0."""
+def optimizer_part(kind: str, **options: Any) -> Part:
+    """Return an optimizer's config as YAML would give it: kind and options."""
+    return Part(kind, options, OPTIMIZERS, Rule)
 
 
-class Adam:
-    """Adam (Kingma & Ba 2015; AdamW's decay) as one fused kernel over all parameters.
-
-    `torch.optim` calls the same kernel but spends 130 us of Python around it, three times what the
-    kernel takes on a small network.
-    """
-
-    dtype = torch.float32
-    single_ops = False
-    """Step in single operations instead: of every Adam of this process."""
-
-    def __init__(self, config: OptimConfig, params: list[nn.Parameter]) -> None:
-        self.config, self.params, self.lr = config, params, config.lr
-        self.count: Tensor | None = None
-        self.rate: Tensor | None = None
-        self.mean: list[Tensor] = []
-        self.square: list[Tensor] = []
-
-    def allocate(self) -> Tensor:
-        """Make room for the moments, once the parameters are where they will stay."""
-        if self.count is None:
-            device = self.params[0].device
-            self.count = torch.zeros((), dtype=self.dtype, device=device)
-            self.mean = [torch.zeros_like(p) for p in self.params]
-            self.square = [torch.zeros_like(p) for p in self.params]
-        if self.rate is None:  # what a compiled or captured step reads in place of `lr`
-            self.rate = torch.full_like(self.count, self.lr)
-        return self.count
-
-    def set_lr(self, lr: float) -> None:
-        """Use this learning rate from the next step on."""
-        self.lr = lr
-        if self.rate is not None:
-            self.rate.fill_(lr)
-
-    def step(self, grads: Sequence[Tensor | None]) -> None:
-        """Move the parameters; one without a gradient stays where it is."""
-        self.allocate()
-        assert self.count is not None
-        self.count += 1
-        used = [i for i, g in enumerate(grads) if g is not None]
-        pick = (lambda x: x) if len(used) == len(grads) else (lambda x: [x[i] for i in used])
-        beta1, beta2 = self.config.betas
-        lr: Any = self.rate if self.count.is_cuda else self.lr
-        if self.single_ops or torch.compiler.is_compiling():
-            groups = (pick(x) for x in (self.params, grads, self.mean, self.square))
-            self._plain(zip(*groups, strict=True))
-            return
-        with torch.no_grad():
-            torch._fused_adamw_(
-                pick(self.params), pick(grads), pick(self.mean), pick(self.square), [],
-                [self.count] * len(used), lr=lr,
-                beta1=beta1, beta2=beta2, eps=self.config.eps,
-                weight_decay=self.config.weight_decay, amsgrad=False, maximize=False,
-            )  # fmt: skip
-
-    @torch.no_grad()
-    def _plain(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Take the same step in single operations: a compiler fuses them."""
-        assert self.count is not None
-        assert self.rate is not None
-        beta1, beta2 = self.config.betas
-        first, second = 1 - beta1**self.count, 1 - beta2**self.count
-        for p, g, mean, square in rows:
-            if self.config.weight_decay:
-                p.mul_(1 - self.rate * self.config.weight_decay)
-            mean.lerp_(g, 1 - beta1)
-            square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            p.sub_(self.rate / first * mean / ((square / second).sqrt() + self.config.eps))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean, "square": self.square, "lr": self.lr}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        device = self.params[0].device
-        self.set_lr(state["lr"])
-        self.count = None if state["count"] is None else state["count"].to(device).clone()
-        pairs = [
-            (p.device, m, v)
-            for p, m, v in zip(self.params, state["mean"], state["square"], strict=False)
-        ]
-        self.mean = [m.to(d).clone() for d, m, _ in pairs]
-        self.square = [v.to(d).clone() for d, _, v in pairs]
+def optimizer_field(kind: str, **options: Any) -> Any:
+    """Declare a dataclass field that holds an optimizer's config, with its default."""
+    return part(kind, OPTIMIZERS, Rule, **options)
 
 
-class LaProp(Adam):
-    """LaProp (Ziyin et al. 2020, arXiv:2002.04839): gradients are normalised, then averaged.
+def optional_optimizer() -> Any:
+    """Declare a dataclass field that holds an optimizer's config or, by default, None."""
+    return optional_part(OPTIMIZERS, Rule)
 
-    Every number that changes is a tensor on the parameters' device, so that a step can be captured.
-    `flush` treats squares below the smallest normal float as 0, as XLA does on a CPU: gradients of
-    1e-18 then move their weights by hundreds of learning rates. Only a comparison wants that.
-    """
 
-    flush = False
-    dtype = torch.float64
-
-    @torch.no_grad()
-    def step(self, grads: Sequence[Tensor | None]) -> None:
-        """Move the parameters; one without a gradient moves on by its momentum."""
-        c, params = self.config, self.params
-        count = self.allocate()
-        assert self.rate is not None
-        full = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
-        full = self._clipped(full)
-        beta1, beta2 = c.betas
-        rise = (count / c.warmup).clamp(max=1.0) if c.warmup else 1.0
-        count += 1
-        torch._foreach_mul_(self.square, beta2)
-        new = torch._foreach_mul(torch._foreach_mul(full, full), 1 - beta2)
-        torch._foreach_add_(self.square, [_flushed(x) for x in new] if self.flush else new)
-        scale = torch._foreach_div(self.square, (1 - beta2**count).float())
-        torch._foreach_sqrt_(scale)
-        torch._foreach_add_(scale, c.eps)
-        torch._foreach_div_(full, scale)
-        torch._foreach_lerp_(self.mean, full, 1 - beta1)
-        move = torch._foreach_mul(self.mean, (-self.rate * rise / (1 - beta1**count)).float())
-        torch._foreach_add_(tuple(params), move)
-
-    def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
-        """Return gradients no longer than a share of their parameters."""
-        if self.config.agc <= 0:
-            return [g.clone() for g in grads]
-        lengths = torch.stack(torch._foreach_norm(grads))
-        limits = (
-            torch.stack(torch._foreach_norm(tuple(self.params))).clamp(min=1e-3) * self.config.agc
-        )
-        return list(torch._foreach_div(grads, list((lengths / limits).clamp(min=1.0).unbind())))
+def without_groups(config: Part) -> Part:
+    """Return an optimizer's config for other parameters than those it names."""
+    return replace(config, options={k: v for k, v in config.options.items() if k != "groups"})
 
 
 class Optimizer:
     """Moves `params` along gradients. With `accumulate` = k, only every k-th `step` does."""
 
-    def __init__(self, config: OptimConfig, params: Iterable[nn.Parameter]) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: OptimConfig | Part,
+        params: Iterable[nn.Parameter],
+        names: Mapping[int, str] | None = None,
+    ) -> None:
+        """Begin with no step taken; `names` of parameters, by their `id`, are for groups."""
+        rule, self.config = _kind_of(config)
         self.params = list(params)
         self.accumulate = 1
         self.pending = 0
         self.sources: list[nn.Parameter] = self.params
         """What losses are computed from: the parameters, or copies of lower precision."""
-        self.fused: Callable[[Sequence[Tensor | None]], Tensor] | None = None
+        self.fused: Callable[[Grads], Tensor] | None = None
         """Takes the whole step and returns the norm, where a GPU has a faster way."""
         self.grad_norms: Tensor | None = None
         """The norm of each parameter's last gradient before clipping, if somebody wants it."""
-        self.inner = (Adam if config.kind == "adam" else LaProp)(config, self.params)
+        self.inner = rule(self.config, self.params, _groups(self.config, self.params, names or {}))
+        self.average: list[Tensor] = []
 
     @property
     def lr(self) -> float:
@@ -182,20 +97,44 @@ class Optimizer:
         """Use this learning rate from the next step on."""
         self.inner.set_lr(lr)
 
-    def step(self, loss: Tensor, keep_graph: bool = False) -> Tensor:
+    def at(self, progress: float) -> None:
+        """Set the learning rate for this moment of the training, if it follows a schedule."""
+        factor = self.inner.schedule.at(progress)
+        if factor is not None:
+            self.set_lr(self.config.lr * factor)
+
+    def allocate(self) -> None:
+        """Make room for everything a step changes, once the parameters are where they will stay."""
+        self.inner.allocate()
+        if self.config.ema and not self.average:
+            self.average = [p.detach().clone() for p in self.params]
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def step(self, loss: Tensor) -> Tensor:
         """Follow the gradient of `loss` and return its norm before clipping.
 
-        Only this optimizer's parameters receive a gradient, whatever else the loss went through;
-        `keep_graph` lets another optimizer follow a loss of the same graph afterwards.
+        Only this optimizer's parameters receive a gradient, whatever else the loss went through.
         """
+        return self.follow(self.gradients(loss))
+
+    def gradients(self, loss: Tensor, keep_graph: bool = False) -> Grads:
+        """Return the gradient of `loss` at each parameter; nothing moves."""
         scaled = loss / self.accumulate if self.accumulate > 1 else loss
-        new = torch.autograd.grad(
+        return torch.autograd.grad(
             scaled, self.sources, allow_unused=True, retain_graph=keep_graph or None
         )
+
+    def follow(self, new: Grads) -> Tensor:
+        """Clip gradients and move the weights along them; return the norm before clipping."""
         if self.grad_norms is not None:
             self._note(new, self.grad_norms)
+        if self.config.ema:  # the average begins with the weights that nothing has moved yet
+            self.allocate()
         if self.fused is not None:
-            return self.fused(new)
+            norm = self.fused(new)
+            self._average()
+            return norm
         if self.sources is not self.params:
             new = _widened(new)
         if torch.compiler.is_compiling():
@@ -218,7 +157,7 @@ class Optimizer:
         self.grad_norms = torch.zeros(len(self.params), device=self.params[0].device)
 
     @torch.no_grad()
-    def _note(self, grads: Sequence[Tensor | None], norms: Tensor) -> None:
+    def _note(self, grads: Grads, norms: Tensor) -> None:
         there = [g.float() for g in grads if g is not None]
         found = iter(torch._foreach_norm(there))
         norms.copy_(torch.stack([norms.new_zeros(()) if g is None else next(found) for g in grads]))
@@ -228,23 +167,58 @@ class Optimizer:
         """Return the global norm of these gradients."""
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
-    def apply(self, grads: Sequence[Tensor | None], norm: Tensor) -> None:
-        """Clip by `norm` and move the weights."""
+    def apply(self, grads: Grads, norm: Tensor) -> None:
+        """Clip by `norm`, then each gradient by its own, and move the weights."""
         # where reading the norm is free, gradients that are short enough are left alone
         if self.config.clip > 0 and (_unread(norm) or norm > self.config.clip):
             scale = (self.config.clip / (norm + 1e-6)).clamp_(max=1.0)
             torch._foreach_mul_([g for g in grads if g is not None], scale)
+        if self.config.agc > 0:
+            grads = clip_each(grads, self.params, self.config.agc)
         self.inner.step(grads)
+        self._average()
         self.pending = 0
+
+    # -- averaged weights -------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        if self.config.ema:
+            torch._foreach_lerp_(self.average, tuple(self.params), 1 - self.config.ema)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averages, if there are any, in the place of the weights inside the block."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def adopt_average(self) -> None:
+        """Go on with the averages, if there are any, as weights."""
+        for p, average in zip(self.params, self.average, strict=False):
+            p.copy_(average)
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for p, other in zip(self.params, self.average, strict=False):
+            kept = p.detach().clone()
+            p.copy_(other)  # in place: a captured graph reads this memory
+            other.copy_(kept)
+
+    # -- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything the next step depends on, gradients half accumulated included."""
         grads = [None if p.grad is None else p.grad.clone() for p in self.params]
-        return {
+        state = {
             "inner": self.inner.state_dict(),
             "pending": self.pending,
             "grads": grads if self.pending else [],
         }
+        return {**state, "average": self.average} if self.config.ema else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -252,13 +226,86 @@ class Optimizer:
         self.pending = int(state["pending"])
         for p, grad in zip(self.params, state["grads"], strict=False):
             p.grad = None if grad is None else grad.to(p.device)
+        if self.config.ema:
+            pairs = zip(self.params, state["average"], strict=False)
+            self.average = [x.to(p.device).clone() for p, x in pairs]
+
+
+def step_together(steps: Sequence[tuple[Optimizer, Tensor]]) -> list[Tensor]:
+    """Let optimizers follow a loss each, every gradient computed before anything moves.
+
+    Return the norms. Losses may share a graph, and go through the weights of other optimizers.
+    """
+    last = len(steps) - 1
+    grads = [opt.gradients(loss, i < last) for i, (opt, loss) in enumerate(steps)]
+    return [opt.follow(g) for (opt, _), g in zip(steps, grads, strict=True)]
+
+
+def clip_each(grads: Grads, params: Sequence[Tensor], share: float) -> list[Tensor | None]:
+    """Return gradients no longer than a share of their parameters (Brock et al. 2021)."""
+    used = [i for i, g in enumerate(grads) if g is not None]
+    there: Any = [grads[i] for i in used]
+    with torch.no_grad():
+        lengths = torch.stack(torch._foreach_norm(there))
+        sizes = torch.stack(torch._foreach_norm([params[i] for i in used]))
+        excess = (lengths / (sizes.clamp(min=1e-3) * share)).clamp(min=1.0)
+        found = iter(torch._foreach_div(there, list(excess.unbind())))
+    return [None if g is None else next(found) for g in grads]
+
+
+def _kind_of(config: OptimConfig | Part) -> tuple[type[Rule], Any]:
+    if isinstance(config, Part):
+        rule = config.cls("optimizer")
+        return rule, load(rule.Config, config.options, config.target)
+    return KINDS[type(config)], config
+
+
+def _groups(
+    config: OptimConfig, params: Sequence[nn.Parameter], names: Mapping[int, str]
+) -> list[Group]:
+    """Return the parameters by what is said of them; the rest is the first group."""
+    if not config.groups:
+        return []
+    members: dict[str, list[int]] = {"": [], **{key: [] for key in config.groups}}
+    mine = [names.get(id(p), "") for p in params]
+    for i, name in enumerate(mine):
+        fitting = [k for k in config.groups if name == k or name.startswith(f"{k}.")]
+        members[max(fitting, key=len, default="")].append(i)
+    rest = Group(members.pop(""), config)
+    found = [_group(config, k, index, mine) for k, index in members.items()]
+    return [group for group in (rest, *found) if group.index]
+
+
+def _group(config: OptimConfig, key: str, index: list[int], names: Iterable[str]) -> Group:
+    """Return a group, or say why it would have no effect."""
+    where, options = f"optimizer.groups.{key}", config.groups[key]
+    if not index:
+        known = {n.rpartition(".")[0] for n in names} - {""}
+        raise ConfigError(unknown("parameter that begins so", key, known, where))
+    given = {f.name: getattr(options, f.name) for f in fields(options)}
+    changed = {k: v for k, v in given.items() if v is not None}
+    scale = changed.pop("lr_scale", None)
+    if scale is None and not changed:
+        raise ConfigError(f"{where}: says nothing; give it lr_scale, weight_decay or eps")
+    for option in changed:
+        if not hasattr(config, option):
+            kinds = ", ".join(k for k, cls in _configs().items() if hasattr(cls, option))
+            raise ConfigError(f"{where}.{option}: has no effect with this kind; known to {kinds}")
+    try:
+        return Group(index, replace(config, **changed), 1.0 if scale is None else scale)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _configs() -> dict[str, type]:
+    return {cls.__name__.lower(): cls.Config for cls in KINDS.values()}
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def _widened(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _widened(grads: Grads) -> list[Tensor | None]:
     """Return gradients in full precision, converted all at once."""
     there = [g for g in grads if g is not None]
     wide = [torch.empty_like(g, dtype=torch.float32) for g in there]
@@ -267,10 +314,14 @@ def _widened(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if g is None else next(found) for g in grads]
 
 
-def _flushed(x: Tensor) -> Tensor:
-    return x.where(x.abs() >= torch.finfo(x.dtype).tiny, 0.0)
-
-
 def _unread(x: Tensor) -> bool:
     """Tell whether looking at a number would cost more than not knowing it."""
     return torch.compiler.is_compiling() or x.device.type != "cpu"
+
+
+__all__ = [
+    "OPTIMIZERS", "PARTS", "SGD", "Adam", "AdamConfig", "AdamW", "AdamWConfig", "Group",
+    "GroupConfig", "LaProp", "LaPropConfig", "OptimConfig", "Optimizer", "RMSprop",
+    "RMSpropConfig", "Rule", "SGDConfig", "clip_each", "optimizer_field", "optimizer_part",
+    "optional_optimizer", "step_together", "without_groups",
+]  # fmt: skip

@@ -21,9 +21,12 @@ def seed_all(seed: int) -> None:
 def derive(seed: int, *path: int) -> int:
     """Return a seed for one stream (an env, an episode, a buffer).
 
-    Different paths of one length give different streams; (3,) and (3, 0) are the same one.
+    Different paths give different streams but for one thing, kept for the runs that rely on it:
+    (k, 0) is that of (k,).
     """
-    return int(np.random.SeedSequence([seed, *path]).generate_state(1)[0])
+    # trailing zeros do not count for numpy; where nobody relies on it, the length does
+    words = path if len(path) in (1, 2) else (0, 0, len(path) + 1, *path)
+    return int(np.random.SeedSequence([seed, *words]).generate_state(1)[0])
 
 
 def get_state() -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from functools import wraps
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.config import Part
 from dreamlab.core.optim import OptimConfig, Optimizer
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Report, Spec, Step, Tree
@@ -21,11 +24,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 def hook(method: F) -> F:
     """Mark a method as callable from a phase, under its own name.
 
-    A hook takes a Batch and the phase; it returns metrics, or metrics and extras to write back
-    into the buffer at `batch.index`.
+    A hook takes a Batch and the phase; it returns metrics, or metrics and extras [b, t] to write
+    back into the buffer at the last t steps of `batch.index`. Before it runs, optimizers with a
+    schedule are told how much of the training is over.
     """
-    method.is_hook = True  # type: ignore[attr-defined]
-    return method
+
+    @wraps(method)
+    def called(self: Workflow[Any], batch: Batch, *, phase: Phase) -> Any:
+        for opt in self.optimizers.values():
+            opt.at(phase.progress)
+        return method(self, batch, phase=phase)
+
+    called.is_hook = True  # type: ignore[attr-defined]
+    return cast(F, called)
 
 
 def compilable(method: F) -> F:
@@ -117,11 +128,23 @@ class Workflow(nn.Module, ABC, Generic[C]):
         return None
 
     def optimizer(
-        self, name: str, params: Iterable[nn.Parameter], config: OptimConfig
+        self, name: str, params: Iterable[nn.Parameter], config: OptimConfig | Part
     ) -> Optimizer:
-        """Create an optimizer whose state is saved and restored under `name`."""
-        self.optimizers[name] = Optimizer(config, params)
+        """Create an optimizer whose state is saved and restored under `name`.
+
+        Groups of it go by the names that the parameters have in this workflow.
+        """
+        names = {id(p): n for n, p in self.named_parameters()}
+        self.optimizers[name] = Optimizer(config, params, names)
         return self.optimizers[name]
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Act with averaged weights inside the block, where an optimizer keeps an average."""
+        with ExitStack() as stack:
+            for opt in self.optimizers.values():
+                stack.enter_context(opt.averaged())
+            yield
 
     @property
     def device(self) -> torch.device:

@@ -70,7 +70,7 @@ class Buffer(Protocol):
         ...
 
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
-        """Write extras back at the steps `index` of an earlier batch."""
+        """Write extras [b, t] back at the last t steps of the windows `index` of a batch."""
         ...
 
     def nbytes(self) -> int:

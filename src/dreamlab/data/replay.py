@@ -204,10 +204,10 @@ class Replay:
         return self.store.read(self.store.rows(index))
 
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
-        """Write extras [b, t, ...] back at the steps `index`; `priority` [b] goes to the sampler.
+        """Write extras [b, t, ...] back at the last t steps of the windows `index`.
 
-        Steps that were overwritten since they were drawn are left alone. Of a step that is in the
-        batch twice, the last value stays.
+        `priority` [b] goes to the sampler. Steps that were overwritten since they were drawn are
+        left alone. Of a step that is in the batch twice, the last value stays.
         """
         assert self.store is not None
         assert self.sampler is not None
@@ -216,13 +216,15 @@ class Replay:
             self.sampler.update(ids[:, 0], priority.detach().float().cpu().numpy())
         if not rest:
             return
+        length = next(iter(rest.values())).shape[1]
+        ids = ids[:, ids.shape[1] - length :]  # what only leads in has nothing new to say
         keep = self._latest(ids.reshape(-1))
         rows = self.store.rows(torch.from_numpy(ids.reshape(-1)[keep]))
         for name, value in rest.items():
             if (key := f"extras/{name}") not in self.store.data:
                 known = [k[7:] for k in self.store.data if k.startswith("extras/")]
                 raise ConfigError(unknown("extra stored by act()", name, known, "replay"))
-            assert value.shape[:2] == index.shape, (name, tuple(value.shape), tuple(index.shape))
+            assert value.shape[:2] == ids.shape, (name, tuple(value.shape), tuple(index.shape))
             flat = value.detach().flatten(0, 1)
             if len(keep) < len(flat):
                 flat = flat.index_select(0, send(torch.from_numpy(keep), flat.device))

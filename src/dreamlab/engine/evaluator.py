@@ -160,7 +160,8 @@ class Evaluator:
                     envs.normalizer.set_state(statistics)
                 envs.normalizer.frozen = True
                 workflow.eval()
-                return self._play(workflow, envs, film, stop)
+                with workflow.averaged():
+                    return self._play(workflow, envs, film, stop)
             finally:
                 workflow.train(was_training)
                 envs.close()

@@ -15,9 +15,12 @@ UPDATE = "update"
 
 
 def check_phases(
-    phases: Sequence[Phase], workflow: type[Workflow[Any]], buffers: Iterable[str]
+    phases: Sequence[Phase],
+    workflow: type[Workflow[Any]],
+    buffers: Iterable[str],
+    total_frames: int | None = None,
 ) -> None:
-    """Raise before anything is allocated if a phase names what does not exist or never ends."""
+    """Raise before anything is allocated if a phase names what does not exist or cannot run."""
     hooks, names = {*ENGINE_HOOKS, *workflow.hooks()}, set(buffers)
     if not phases:
         raise ConfigError("training.phases: at least one phase is needed")
@@ -29,6 +32,28 @@ def check_phases(
         if phase.buffer not in names and (phase.update_hooks or "collect" in phase.workflow_hooks):
             raise ConfigError(unknown("buffer", phase.buffer, names, where))
         _check_duration(phase, where)
+    if total_frames is not None:
+        _check_total(phases, total_frames)
+
+
+def _check_total(phases: Sequence[Phase], total_frames: int) -> None:
+    """Raise if the length of the training leaves a phase that collects without a frame."""
+    last = _last_with_steps(phases)
+    if last < 0:
+        return
+    before = sum(p.duration_steps or 0 for p in phases[:last])
+    if before >= total_frames:
+        raise ConfigError(
+            f"training.total_frames={total_frames} leaves nothing for phase {phases[last].name!r}: "
+            f"the phases before it collect {before} frames. Ask for more, or shorten those."
+        )
+    late = [p.name for p in phases[last + 1 :] if "collect" in p.workflow_hooks]
+    if late:
+        raise ConfigError(
+            f"training.total_frames is used up by phase {phases[last].name!r}, the last measured "
+            f"in frames: phase {late[0]!r} after it could not collect. Give it duration_steps, "
+            "or leave total_frames out."
+        )
 
 
 def _check_duration(phase: Phase, where: str) -> None:
@@ -87,11 +112,14 @@ class PhaseScheduler:
         return self.phases[min(self.index, len(self.phases) - 1)].at(self.progress())
 
     def next_action(self) -> str | None:
-        """Return the stage to run now, or None when the training is over."""
+        """Return the stage to run now, or None when the training is over.
+
+        The last phase stays the current one, so that it goes on where the training is prolonged.
+        """
         while self.index < len(self.phases):
-            if self.stage == 0 and self._out_of_frames():
-                return None
             if self.stage == 0 and self._is_over():
+                if self.index == len(self.phases) - 1:
+                    return None
                 self._next_phase()
             elif (action := self._stages()[self.stage]) == UPDATE and not self._update_due():
                 self._next_stage()
@@ -133,21 +161,26 @@ class PhaseScheduler:
 
     def _is_over(self) -> bool:
         phase = self.phases[self.index]
+        if self._out_of_frames():
+            return True
         if phase.duration_steps is not None:
-            if self.total_frames is not None and self.index == self.extended:
-                return self.frames >= self.total_frames
-            return self.frames_in >= phase.duration_steps
+            is_stretched = self.total_frames is not None and self.index == self.extended
+            return not is_stretched and self.frames_in >= phase.duration_steps
         if phase.duration_updates is not None:
             return self.updates_in >= phase.duration_updates
         return self.cycles_in >= (phase.duration_cycles or 0)
 
     def _out_of_frames(self) -> bool:
+        """Tell whether the phase collects and may not any more."""
         if self.total_frames is None or "collect" not in self.phases[self.index].workflow_hooks:
             return False
         return self.frames >= self.total_frames
 
     def _next_phase(self) -> None:
-        self.index += 1
+        self._enter(self.index + 1)
+
+    def _enter(self, index: int) -> None:
+        self.index = index
         self.stage, self.owed, self.started = 0, 0.0, False
         self.frames_in, self.updates_in, self.cycles_in = 0, 0, 0
 
@@ -182,9 +215,16 @@ class PhaseScheduler:
         return {name: getattr(self, name) for name in _STATE}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from saved counters; the phases themselves come from the config."""
+        """Continue from saved counters; the phases themselves come from the config.
+
+        If `total_frames` grew after the phase it stretches was over, that phase and those after it
+        run again.
+        """
         for name in _STATE:
             setattr(self, name, state[name])
+        grew = self.total_frames is not None and self.frames < self.total_frames
+        if grew and 0 <= self.extended < self.index:
+            self._enter(self.extended)
 
 
 _STATE = (
@@ -193,7 +233,7 @@ _STATE = (
 )  # fmt: skip
 
 
-def _last_with_steps(phases: list[Phase]) -> int:
+def _last_with_steps(phases: Sequence[Phase]) -> int:
     """Return the number of the last phase measured in frames: `total_frames` stretches it."""
     found = [i for i, p in enumerate(phases) if p.duration_steps is not None]
     return found[-1] if found else -1

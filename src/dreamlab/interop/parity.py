@@ -29,7 +29,7 @@ from dreamlab.core.optim import LaProp
 from dreamlab.core.text import print
 from dreamlab.core.types import Array
 from dreamlab.interop import dreamerv3
-from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3
+from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config
 
 REL, ABS, NEAR, SHARE = 1e-4, 1e-5, 1e-5, 0.96
 Arrays = dict[str, Array]
@@ -95,10 +95,11 @@ class Fixture:
     def agent(self) -> DreamerV3:
         """Return our agent with the fixture's weights."""
         stoch = self.load("inputs.npz")["carry/stoch"].shape[-2]
+        rate = {"lr": self.meta["lr"], "warmup_steps": self.meta["warmup"]}
+        optimizer = DreamerV3Config().optimizer.but(**rate)
         config = dreamerv3.config_of(
-            self.weights, stoch=stoch, lr=self.meta["lr"], warmup=self.meta["warmup"],
-            imagine=self.meta["imagine"],
-        )  # fmt: skip
+            self.weights, stoch=stoch, optimizer=optimizer, imagine=self.meta["imagine"]
+        )
         agent = DreamerV3(config, dreamerv3.spec_of(self.obs, self.weights))
         dreamerv3.load_weights(agent, self.weights)
         inner = agent.optimizers["agent"].inner
@@ -180,7 +181,7 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
     outputs = fixture.load(f"outputs{suffix}.npz")
     seen, dream, losses = run_update(agent, fixture, outputs)
     found = computed(agent, fixture, seen, dream)
-    found |= {f"loss/{k}": v for k, v in losses.items()}
+    found |= {f"loss/{k.removeprefix('rec/')}": v for k, v in losses.items()}
     with torch.no_grad():
         scale = (agent.high - agent.low).clamp(min=1.0)
         dist = agent.actor(dream.feature)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 WITHOUT_EFFECT = (
-    "run", "log", "watch", "checkpoint", "report", "schema", "env.step_timeout_s",
+    "run", "log", "watch", "checkpoint", "report", "schema", "shrunk", "env.step_timeout_s",
 )  # fmt: skip
 """Options that change where a run lives and how it is looked at, and none of its numbers."""
 ABSENT = "-"
@@ -18,7 +18,7 @@ def counts(name: str, *others: str) -> bool:
 
 
 def flatten(node: Any, path: str = "") -> dict[str, Any]:
-    """Return every leaf by its path (`workflow.lr`); a list of plain values is one leaf."""
+    """Return every leaf by its path (`workflow.gamma`); a list of plain values is one leaf."""
     if isinstance(node, list | tuple) and any(isinstance(v, dict | list | tuple) for v in node):
         node = dict(enumerate(node))
     if not isinstance(node, dict) or not (node or not path):

@@ -68,7 +68,7 @@ class Filter:
 
 
 def parse_filter(text: str) -> Filter:
-    """Return the condition that a user wrote, such as `return>400` or `workflow.lr<=1e-3`."""
+    """Return the condition that a user wrote, such as `return>400` or `env.num_envs<=8`."""
     match = re.match(r"\s*([\w.-]+?)\s*(!=|>=|<=|=|>|<|~)\s*(.*?)\s*$", text)
     if match is None:
         raise LabError(

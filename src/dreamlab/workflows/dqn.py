@@ -19,8 +19,8 @@ from dreamlab.components.critics.transitions import Transitions, transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.limits import Finite, NonNegative, PositiveInt, Range, Share, SomeShare
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.limits import Finite, PositiveInt, Range, Share, SomeShare
+from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook
@@ -59,11 +59,9 @@ class DQNConfig:
     minibatch: PositiveInt | None = None
     """Windows per gradient step, so that one batch is learnt from in several steps; None takes the
     batch whole. The target network moves between batches only."""
-    lr: NonNegative = 3e-4
-    adam_eps: NonNegative = 1e-8
-    max_grad_norm: NonNegative = 10.0
+    optimizer: Part = optimizer_field("adam", lr=3e-4, clip=10.0)
     gamma: Share = 0.99
-    target_every: PositiveInt = 1_000
+    target_every_gradient_steps: PositiveInt = 1_000
     """Gradient steps between two changes of the target network."""
     tau: SomeShare = 1.0
     """How far the target network then moves towards the online one; 1 copies it."""
@@ -180,17 +178,17 @@ class DQN(Workflow[DQNConfig]):
     def build(self, spec: Spec) -> None:
         c = self.config
         if not isinstance(spec.action.classes, int):
+            others = "PPO" if spec.action.is_discrete else "SAC or PPO"
             raise ConfigError(
                 "workflow: DQN needs one discrete action, but this environment's actions are "
-                f"{_describe(spec.action)}. Use SAC or PPO instead."
+                f"{_describe(spec.action)}. Use {others} instead."
             )
         self.num_actions = spec.action.classes
         self.returns = Mean() if c.c51 is None else Categorical(c.c51)
         self.online = QNetwork(c, spec, self.num_actions, self.returns.outputs)
         self.target = frozen_copy(self.online)
         self.follower = Follower(self.target, self.online)
-        optim = OptimConfig(lr=c.lr, eps=c.adam_eps, clip=c.max_grad_norm)
-        self.opt = self.optimizer("dqn", self.online.parameters(), optim)
+        self.opt = self.optimizer("dqn", self.online.parameters(), c.optimizer)
         self.decisions, self.steps = Count(), Count()
 
     def rows_per_step(self, steps: int) -> int:
@@ -268,9 +266,10 @@ class DQN(Workflow[DQNConfig]):
         return self.returns.target(self.returns.taken(out, best), t)
 
     def follow(self, steps: int) -> None:
-        """Move the target network `tau` of the way if `target_every` gradient steps are over."""
+        """Move the target network `tau` of the way if its period is over."""
         before, self.steps.value = self.steps.value, self.steps.value + steps
-        if self.steps.value // self.config.target_every > before // self.config.target_every:
+        period = self.config.target_every_gradient_steps
+        if self.steps.value // period > before // period:
             self.follower.move(self.config.tau)
 
 

@@ -27,8 +27,9 @@ from dreamlab.components.representation.world_model_classic import (
     NormalHead,
     check_continuous,
 )
+from dreamlab.core.config import Part
 from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share, Width
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
@@ -72,11 +73,9 @@ class DreamerV1Config:
     """Deviation, before squashing, that the policy starts with."""
     mode_samples: PositiveInt = 100
     """In evaluation the likeliest of this many samples is done."""
-    model_lr: NonNegative = 6e-4
-    actor_lr: NonNegative = 8e-5
-    critic_lr: NonNegative = 8e-5
-    eps: NonNegative = 1e-7
-    clip: NonNegative = 100.0
+    model_optimizer: Part = optimizer_field("adam", lr=6e-4, eps=1e-7, clip=100.0)
+    actor_optimizer: Part = optimizer_field("adam", lr=8e-5, eps=1e-7, clip=100.0)
+    critic_optimizer: Part = optimizer_field("adam", lr=8e-5, eps=1e-7, clip=100.0)
 
 
 class TanhPolicy(nn.Module):
@@ -148,10 +147,9 @@ class DreamerV1(Dreams, Workflow[DreamerV1Config]):
         self.model = ClassicModel(config, spec)
         self.actor = glorot(TanhPolicy(self.model.dim, spec.action, c))
         self.critic = glorot(NormalHead(self.model.dim, c.units, c.value_layers, config.style))
-        rates = {"model": c.model_lr, "actor": c.actor_lr, "critic": c.critic_lr}
-        for name, lr in rates.items():
-            params = getattr(self, name).parameters()
-            self.optimizer(name, params, OptimConfig(lr=lr, eps=c.eps, clip=c.clip))
+        self.optimizer("model", self.model.parameters(), c.model_optimizer)
+        self.optimizer("actor", self.actor.parameters(), c.actor_optimizer)
+        self.optimizer("critic", self.critic.parameters(), c.critic_optimizer)
 
     # -- acting -----------------------------------------------------------------------------------
 

@@ -29,8 +29,9 @@ from dreamlab.components.representation.world_model_classic import (
     NormalHead,
     check_range,
 )
+from dreamlab.core.config import Part
 from dreamlab.core.limits import Depth, Natural, NonNegative, PositiveInt, Range, Share, Width
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Report, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
@@ -40,6 +41,12 @@ from dreamlab.nn.glorot import glorot
 from dreamlab.nn.target import Follower, frozen_copy
 from dreamlab.nn.truncated import TruncatedNormal
 from dreamlab.ops.returns_classic import own_lambda_return
+
+
+def _adamw(lr: float) -> Any:
+    """Declare an optimizer of the paper: weights shrink by a share of their own at each step."""
+    common = {"eps": 1e-5, "clip": 100.0, "weight_decay": 1e-6, "decay_follows_lr": False}
+    return optimizer_field("adamw", lr=lr, **common)
 
 
 @dataclass(frozen=True)
@@ -80,13 +87,9 @@ class DreamerV2Config:
     entropy: NonNegative = 1e-3
     slow_every: PositiveInt = 100
     """Updates after which the slow critic becomes a copy of the critic."""
-    model_lr: NonNegative = 2e-4
-    actor_lr: NonNegative = 4e-5
-    critic_lr: NonNegative = 1e-4
-    eps: NonNegative = 1e-5
-    clip: NonNegative = 100.0
-    decay: Share = 1e-6
-    """Share by which every weight shrinks at each update."""
+    model_optimizer: Part = _adamw(lr=2e-4)
+    actor_optimizer: Part = _adamw(lr=4e-5)
+    critic_optimizer: Part = _adamw(lr=1e-4)
 
 
 @dataclass(frozen=True)
@@ -167,12 +170,9 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         self.updates = Count()
         discrete = "reinforce" if spec.action.is_discrete else "dynamics"
         self.actor_grad = discrete if c.actor_grad == "auto" else c.actor_grad
-        rates = {"model": c.model_lr, "actor": c.actor_lr, "critic": c.critic_lr}
-        for name, lr in rates.items():
-            params = getattr(self, name).parameters()
-            # our decay is a share of the learning rate, the paper's is not
-            optim = OptimConfig(lr=lr, eps=c.eps, clip=c.clip, weight_decay=c.decay / lr)
-            self.optimizer(name, params, optim)
+        self.optimizer("model", self.model.parameters(), c.model_optimizer)
+        self.optimizer("actor", self.actor.parameters(), c.actor_optimizer)
+        self.optimizer("critic", self.critic.parameters(), c.critic_optimizer)
 
     # -- acting -----------------------------------------------------------------------------------
 

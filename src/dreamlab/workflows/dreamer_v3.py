@@ -5,12 +5,11 @@ One update: the world model follows replayed sequences; from every state it pass
 also from the sequences themselves; then one step of one optimizer for everything.
 
 Exactly the original as of 2026; its older forms are switches (`norm`, `bins`, `actor_grad`,
-`optimizer`, `actor_unimix`).
+`actor_unimix`, an optimizer for each part).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,6 +23,7 @@ from dreamlab.components.representation.open_loop import Sequences
 from dreamlab.components.representation.protocol import Policy
 from dreamlab.components.representation.rssm import Latent, RSSMConfig
 from dreamlab.components.representation.world_model import WorldModel, WorldModelConfig
+from dreamlab.core.config import Part
 from dreamlab.core.limits import (
     Decay,
     Depth,
@@ -36,7 +36,7 @@ from dreamlab.core.limits import (
     SomeShare,
     Width,
 )
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.optim import optimizer_field, optional_optimizer, step_together
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
@@ -74,7 +74,7 @@ SIZES: dict[str, Sizes] = {
 
 @dataclass(frozen=True)
 class Scales:
-    """Weights of the losses; `rec` is that of every observation."""
+    """Weights of the losses; `rec` is that of every observation's (`rec/NAME`)."""
 
     rec: NonNegative = 1.0
     rew: NonNegative = 1.0
@@ -84,6 +84,10 @@ class Scales:
     policy: NonNegative = 1.0
     value: NonNegative = 1.0
     repval: NonNegative = 0.3
+
+    def of(self, loss: str) -> float:
+        """Return the weight of a loss."""
+        return self.rec if loss.startswith("rec/") else getattr(self, loss)
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,10 @@ class DreamerV3Config:
     scales: Scales = field(default_factory=Scales)
     free_nats: NonNegative = 1.0
     unimix: Decay = 0.01
-    lr: NonNegative = 4e-5
-    agc: NonNegative = 0.3
-    warmup: Natural = 1000
-    schedule: Literal["const", "linear", "cosine"] = "const"
-    """How the learning rate falls, to a tenth at the end of the training."""
+    optimizer: Part = optimizer_field("laprop", lr=4e-5, eps=1e-20, agc=0.3, warmup_steps=1000)
+    """Of everything; of the world model alone if actor and critic have their own, as in 2023."""
+    actor_optimizer: Part | None = optional_optimizer()
+    critic_optimizer: Part | None = optional_optimizer()
     norm: NormKind = "rms"
     """`layer` is that of 2023."""
     bins: Bins = "symexp"
@@ -130,12 +133,15 @@ class DreamerV3Config:
     """`dynamics` lets the gradient of returns flow back through the dream (2023, continuous)."""
     actor_unimix: Decay = 0.0
     """0.01 until 2024."""
-    optimizer: Literal["laprop", "adam"] = "laprop"
-    """`adam`: one each for model, actor and critic, as in 2023; `lr` is that of the model."""
 
     def __post_init__(self) -> None:
-        if self.actor_grad == "dynamics" and self.optimizer != "adam":
-            raise ValueError("actor_grad=dynamics needs optimizer=adam: one for each part")
+        if (self.actor_optimizer is None) != (self.critic_optimizer is None):
+            raise ValueError("actor_optimizer and critic_optimizer come together or not at all")
+        if self.actor_grad == "dynamics" and self.actor_optimizer is None:
+            raise ValueError(
+                "actor_grad=dynamics needs an actor_optimizer and a critic_optimizer: the gradient "
+                "of returns must not move the world model"
+            )
         if self.sizes.deter % self.blocks:
             deter = self.sizes.deter
             raise ValueError(f"deter={deter} must be a multiple of blocks={self.blocks}")
@@ -201,17 +207,13 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
 
     def _build_optimizers(self) -> None:
         c = self.config
-        parts = {"model": self.model, "actor": self.actor, "critic": self.critic}
-        if c.optimizer == "adam":
-            rates = {"model": (c.lr, 1000.0), "actor": (3e-5, 100.0), "critic": (3e-5, 100.0)}
-            for name, module in parts.items():
-                lr, clip = rates[name]
-                config = OptimConfig(lr=lr, eps=1e-8 if name == "model" else 1e-5, clip=clip)
-                self.optimizer(name, module.parameters(), config)
+        if c.actor_optimizer is not None and c.critic_optimizer is not None:
+            self.optimizer("model", self.model.parameters(), c.optimizer)
+            self.optimizer("actor", self.actor.parameters(), c.actor_optimizer)
+            self.optimizer("critic", self.critic.parameters(), c.critic_optimizer)
             return
-        params = [p for module in parts.values() for p in module.parameters()]
-        config = OptimConfig("laprop", c.lr, 1e-20, agc=c.agc, warmup=c.warmup)
-        self.optimizer("agent", params, config)
+        parts = (self.model, self.actor, self.critic)
+        self.optimizer("agent", [p for m in parts for p in m.parameters()], c.optimizer)
 
     # -- acting -----------------------------------------------------------------------------------
 
@@ -253,9 +255,9 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
     def update_agent(self, batch: Batch, *, phase: Phase) -> tuple[Metrics, dict[str, Tensor]]:
         """Learn from windows [b, 1 + t]; the first step only lends its stored state and action.
 
-        The states computed here go back to the replay, so that the next window starts from them.
+        The states [b, t] computed here go back to the replay, so that the next window starts from
+        them.
         """
-        self.set_rates(phase.progress)
         return self.update(replace(batch, index=None))
 
     @capturable
@@ -276,35 +278,25 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         )
         metrics |= facts | self.learn(losses | more)
         metrics |= {f"loss/{k}": v.mean() for k, v in (losses | more).items()}
-        fresh = self.stored(seen.latent.detach())
-        extras = {k: torch.cat([batch.extras[k][:, :1], v], 1) for k, v in fresh.items()}
-        return {k: v.detach() for k, v in metrics.items()}, extras
-
-    def set_rates(self, progress: float) -> None:
-        """Set the learning rates for this moment of the training."""
-        if self.config.schedule == "const":
-            return
-        wave = 0.5 - 0.5 * math.cos(math.pi * progress)
-        bend = progress if self.config.schedule == "linear" else wave
-        for opt in self.optimizers.values():
-            opt.set_lr(opt.config.lr * (1 - 0.9 * bend))
+        return {k: v.detach() for k, v in metrics.items()}, self.stored(seen.latent.detach())
 
     def learn(self, losses: dict[str, Tensor]) -> Metrics:
         """Follow the gradient of the weighted losses, then move the slow critic."""
-        scales = self.config.scales
-        weighted = {k: v.mean() * getattr(scales, k, scales.rec) for k, v in losses.items()}
-        metrics: Metrics = {}
-        if "agent" in self.optimizers:
+        weighted = {k: v.mean() * self.config.scales.of(k) for k, v in losses.items()}
+        opts = self.optimizers
+        if "agent" in opts:
             total = torch.stack(list(weighted.values())).sum()
-            metrics["grad_norm"] = self.optimizers["agent"].step(total)
-        else:  # the actor first: its gradient flows through a model that has not moved yet
+            norms = {"grad_norm": opts["agent"].step(total)}
+        else:  # the gradient of returns flows through the model, that of the model through values
             policy, value = weighted.pop("policy"), weighted.pop("value")
-            metrics["actor_grad_norm"] = self.optimizers["actor"].step(policy, keep_graph=True)
             total = torch.stack([value, *weighted.values()]).sum()
-            metrics["critic_grad_norm"] = self.optimizers["critic"].step(total, keep_graph=True)
-            metrics["model_grad_norm"] = self.optimizers["model"].step(total)
+            names = ("actor", "critic", "model")
+            steps = zip((opts[k] for k in names), (policy, total, total), strict=True)
+            norms = dict(
+                zip((f"{k}_grad_norm" for k in names), step_together(list(steps)), strict=True)
+            )
         self.follower.move(self.config.slow_rate)
-        return {**metrics, "loss": total}
+        return {**norms, "loss": total}
 
     def sequences(self, batch: Batch) -> Sequences:
         """Return windows to look at; their first step only lends its stored state and action."""

@@ -20,21 +20,32 @@ from dreamlab.components.actor_critic import ActorCritic, ActorCriticConfig
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
 from dreamlab.components.representation.codec import width
 from dreamlab.components.representation.rssm import Latent
+from dreamlab.core.config import Part
 from dreamlab.core.limits import NonNegative, SomeShare
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.optim import optimizer_field, optional_optimizer, without_groups
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import capturable, hook
 from dreamlab.nn.norm import Style
-from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config
+from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config, Scales
+
+
+@dataclass(frozen=True)
+class TaskScales(Scales):
+    """DreamerV3's weights but for one: what is replayed was done by the explorer."""
+
+    repval: NonNegative = 0.0
 
 
 @dataclass(frozen=True)
 class Plan2ExploreConfig(DreamerV3Config):
     """DreamerV3's defaults, the explorer's policy among them, and an ensemble."""
 
+    scales: TaskScales = field(default_factory=TaskScales)
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
-    ensemble_lr: NonNegative = 3e-4
+    ensemble_optimizer: Part = optimizer_field("adam", lr=3e-4, eps=1e-5, clip=100.0)
+    explorer_optimizer: Part | None = optional_optimizer()
+    """Of the explorer's actor and critic; None takes `optimizer`."""
     novelty_rate: SomeShare = 0.01
     """How fast the mean disagreement, by which rewards are divided, is followed."""
 
@@ -42,6 +53,11 @@ class Plan2ExploreConfig(DreamerV3Config):
         super().__post_init__()
         if self.actor_grad != "reinforce":
             raise ValueError("Plan2Explore's policies learn by actor_grad=reinforce only")
+        if self.scales.repval:
+            raise ValueError(
+                "scales.repval must be 0: the returns in the replay are the explorer's, and the "
+                "task's critic would learn them"
+            )
 
 
 class Plan2Explore(DreamerV3):
@@ -67,10 +83,9 @@ class Plan2Explore(DreamerV3):
             c.slow_rate, c.return_rate,
         )  # fmt: skip
         self.explorer = ActorCritic(behaviour, rssm.out_dim, spec.action)
-        optim = OptimConfig(lr=c.ensemble_lr, eps=1e-5, clip=100.0)
-        self.optimizer("ensemble", self.ensemble.parameters(), optim)
-        optim = OptimConfig("laprop", c.lr, 1e-20, agc=c.agc, warmup=c.warmup)
-        self.optimizer("explorer", self.explorer.learnt(), optim)
+        self.optimizer("ensemble", self.ensemble.parameters(), c.ensemble_optimizer)
+        config = c.explorer_optimizer or without_groups(c.optimizer)
+        self.optimizer("explorer", self.explorer.learnt(), config)
 
     @capturable
     def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:

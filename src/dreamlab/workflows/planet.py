@@ -22,8 +22,9 @@ from dreamlab.components.representation.world_model_classic import (
     Followed,
     check_continuous,
 )
+from dreamlab.core.config import Part
 from dreamlab.core.limits import Depth, NonNegative, Range, Width
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
@@ -53,9 +54,7 @@ class PlaNetConfig:
     planner: CEMConfig = field(default_factory=CEMConfig)
     noise: NonNegative = 0.3
     """Deviation of what is added to actions in training."""
-    lr: NonNegative = 1e-3
-    eps: NonNegative = 1e-4
-    clip: NonNegative = 1000.0
+    optimizer: Part = optimizer_field("adam", lr=1e-3, eps=1e-4, clip=1000.0)
 
 
 class PlaNet(Dreams, Workflow[PlaNetConfig]):
@@ -80,8 +79,7 @@ class PlaNet(Dreams, Workflow[PlaNetConfig]):
         self.model = ClassicModel(ClassicModelConfig(rssm, codec, c.units, c.reward_layers), spec)
         noise = fixed_noise(c.planner, spec.action.size)
         self.register_buffer("fixed_noise", noise, persistent=False)
-        optim = OptimConfig(lr=c.lr, eps=c.eps, clip=c.clip)
-        self.opt = self.optimizer("model", self.model.parameters(), optim)
+        self.opt = self.optimizer("model", self.model.parameters(), c.optimizer)
 
     # -- acting -----------------------------------------------------------------------------------
 

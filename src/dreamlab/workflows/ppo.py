@@ -7,7 +7,7 @@ at the start of the rollout is replayed from what was stored when acting.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from torch.nn.functional import mse_loss
 
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.heads import policy_head
-from dreamlab.core.config import Part, part
+from dreamlab.core.config import Part, optional_part, part
 from dreamlab.core.limits import NonNegative, Positive, PositiveInt, Share
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook, varying_rows
@@ -34,9 +34,11 @@ class PPOConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     network: Part = part("mlp")
     """Between the encoder and the heads; the actor and the critic have one each."""
-    lr: NonNegative = 3e-4
-    anneal_lr: bool = True
-    """Let the learning rate fall linearly to zero over the training."""
+    critic_network: Part | None = optional_part()
+    """The critic's, if it is another one."""
+    share: Literal["nothing", "encoder", "network"] = "encoder"
+    """What actor and critic have in common; with `network` only their last layers are their own."""
+    optimizer: Part = optimizer_field("adam", lr=3e-4, eps=1e-5, clip=0.5, schedule="linear")
     gamma: Share = 0.99
     lam: Share = 0.95
     epochs: PositiveInt = 10
@@ -44,15 +46,18 @@ class PPOConfig:
     """Transitions per gradient step (rounded to whole sequences if the network is recurrent)."""
     clip: Positive = 0.2
     anneal_clip: bool = False
+    """Let `clip` and `clip_value` fall linearly to zero over the training."""
     clip_value: Positive | None = None
     """Largest change of the value per update; None does not clip."""
     value_coef: NonNegative = 0.5
     entropy_coef: NonNegative = 0.0
     normalize_advantage: bool = True
     target_kl: Positive | None = None
-    """Stop the epochs once the policy has moved this far; None never stops."""
-    max_grad_norm: NonNegative = 0.5
-    adam_eps: NonNegative = 1e-5
+    """Stop the epochs once the policy has moved half as much again; None never stops."""
+
+    def __post_init__(self) -> None:
+        if self.share == "network" and self.critic_network is not None:
+            raise ValueError("critic_network has no effect with share=network")
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,24 @@ class PPO(Workflow[PPOConfig]):
         c = self.config
         self.encoder = Encoder(c.encoder, spec.obs)
         self.actor_net = c.network.build(self.encoder.out_dim)
-        self.critic_net = c.network.build(self.encoder.out_dim)
+        if c.share != "network":
+            self.critic_net = (c.critic_network or c.network).build(self.encoder.out_dim)
+        nets = self.networks()
         self.actor = policy_head(self.actor_net.out_dim, spec.action)
-        self.critic = linear(self.critic_net.out_dim, 1, 1.0)
-        self.recurrent = bool(getattr(self.actor_net, "recurrent", False))
-        self.opt = self.optimizer(
-            "ppo", self.parameters(), OptimConfig(lr=c.lr, eps=c.adam_eps, clip=c.max_grad_norm)
-        )
+        self.critic = linear(nets.get("critic", self.actor_net).out_dim, 1, 1.0)
+        if c.share == "nothing":
+            self.critic_encoder = Encoder(c.encoder, spec.obs)
+        self.recurrent = any(getattr(net, "recurrent", False) for net in nets.values())
+        self.opt = self.optimizer("ppo", self.parameters(), c.optimizer)
+
+    def networks(self) -> dict[str, Any]:
+        """Return what may have a memory: one network, or the actor's and the critic's."""
+        nets = {"actor": self.actor_net}
+        return nets if self.config.share == "network" else {**nets, "critic": self.critic_net}
+
+    def critic_features(self, obs: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Return what the critic reads of observations; `x` is what the actor does."""
+        return self.critic_encoder(obs) if self.config.share == "nothing" else x
 
     def rows_per_step(self, steps: int) -> int:
         """Return the rows of a minibatch."""
@@ -110,7 +126,7 @@ class PPO(Workflow[PPOConfig]):
         """Return the memory of a recurrent network before the first step."""
         if not self.recurrent:
             return ()
-        nets = {"actor": self.actor_net, "critic": self.critic_net}
+        nets = self.networks()
         return {k: net.initial_state(num_envs, self.device) for k, net in nets.items()}
 
     def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
@@ -120,22 +136,25 @@ class PPO(Workflow[PPOConfig]):
             dist = self.actor.dist(chain(self.actor_net, self.actor.layer, x)[0])
             return Decision(dist.sample() if mode.samples else dist.mode())
         first = is_first[:, None]
-        y, actor = self.actor_net(x[:, None], state["actor"], first)
+        y, after = self.actor_net(x[:, None], state["actor"], first)
+        following = {"actor": after}
         dist = self.actor(y[:, 0])
         if mode is Mode.FIXED:
-            return Decision(dist.mode(), {"actor": actor})
-        _, critic = self.critic_net(x[:, None], state["critic"], first)
+            return Decision(dist.mode(), following)
+        if "critic" in state:
+            seen = self.critic_features(obs, x)[:, None]
+            following["critic"] = self.critic_net(seen, state["critic"], first)[1]
         extras = {f"{net}/{i}": s for net, parts in state.items() for i, s in enumerate(parts)}
         action = dist.sample() if mode.samples else dist.mode()
-        return Decision(action, {"actor": actor, "critic": critic}, extras)
+        return Decision(action, following, extras)
 
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take `epochs` passes over a rollout [num_envs, t + 1]; the last step only bootstraps."""
         c = self.config
-        left = 1.0 - phase.progress
-        self.opt.set_lr(c.lr * left if c.anneal_lr else c.lr)
-        clip = torch.tensor(c.clip * left if c.anneal_clip else c.clip, device=self.device)
+        left = 1.0 - phase.progress if c.anneal_clip else 1.0
+        clip = torch.tensor(c.clip * left, device=self.device)
+        limit = None if c.clip_value is None else torch.tensor(c.clip_value * left).to(clip)
         samples = self.prepare(batch)
         num = len(samples.action)
         size = max(1, c.minibatch // samples.action.shape[1]) if self.recurrent else c.minibatch
@@ -146,7 +165,7 @@ class PPO(Workflow[PPOConfig]):
             cuts = [torch.arange(num)] if num < 2 * size else _cut(torch.randperm(num), size)
             for index in cuts:
                 rows = samples if len(cuts) == 1 else samples.rows(index.to(self.device))
-                history.append(self.minibatch(rows, clip))
+                history.append(self.minibatch(rows, clip, limit))
             if c.target_kl is not None and history[-1]["kl"] > 1.5 * c.target_kl:
                 break
         last = history[-len(cuts) :]
@@ -176,7 +195,7 @@ class PPO(Workflow[PPOConfig]):
         """Return the memory as it was before the rollout's first step."""
         if not self.recurrent:
             return ()
-        out: dict[str, list[Tensor]] = {"actor": [], "critic": []}
+        out: dict[str, list[Tensor]] = {k: [] for k in self.networks()}
         for name in sorted(batch.extras):
             out[name.split("/")[0]].append(batch.extras[name][:, 0])
         return {k: tuple(v) for k, v in out.items()}
@@ -185,16 +204,19 @@ class PPO(Workflow[PPOConfig]):
         self, obs: dict[str, Tensor], is_first: Tensor, state: Tree
     ) -> tuple[Dist, Tensor]:
         """Return the policy and the value at each step."""
-        x = self.encoder(obs)
-        actor, critic = (state["actor"], state["critic"]) if self.recurrent else ((), ())
-        policy, _ = chain(self.actor_net, self.actor.layer, x, actor, is_first)
-        value, _ = chain(self.critic_net, self.critic, x, critic, is_first)
-        return self.actor.dist(policy), value[..., 0]
+        x, before = self.encoder(obs), state if self.recurrent else {"actor": (), "critic": ()}
+        if self.config.share == "network":
+            y, _ = self.actor_net(x, before["actor"], is_first)
+            return self.actor(y), self.critic(y)[..., 0].float()
+        policy, _ = chain(self.actor_net, self.actor.layer, x, before["actor"], is_first)
+        seen = self.critic_features(obs, x)
+        value, _ = chain(self.critic_net, self.critic, seen, before["critic"], is_first)
+        return self.actor.dist(policy), value[..., 0].float()
 
     @compilable
     @varying_rows
-    def minibatch(self, s: Samples, clip: Tensor) -> Metrics:
-        """Take one gradient step (eq. 7 and 9 of the paper)."""
+    def minibatch(self, s: Samples, clip: Tensor, limit: Tensor | None) -> Metrics:
+        """Take one gradient step (eq. 7 and 9 of the paper); `limit` is that of values."""
         c = self.config
         dist, value = self.evaluate(s.obs, s.is_first, s.state)
         advantage = (
@@ -205,7 +227,7 @@ class PPO(Workflow[PPOConfig]):
         change = dist.log_prob(s.action) - s.log_prob
         mean = (lambda x: x[s.mask].mean()) if self.recurrent else torch.mean
         policy_loss = -mean(clipped_surrogate(change, advantage, clip))
-        value_loss = mean(self._value_error(value, s))
+        value_loss = mean(_value_error(value, s, limit))
         loss = policy_loss + c.value_coef * value_loss
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss}
         if c.entropy_coef:
@@ -215,14 +237,6 @@ class PPO(Workflow[PPOConfig]):
         with torch.no_grad():  # low-variance estimate of the divergence (Schulman 2020)
             metrics["kl"] = mean(change.expm1() - change)
         return {k: v.detach() for k, v in metrics.items()}
-
-    def _value_error(self, value: Tensor, s: Samples) -> Tensor:
-        error = mse_loss(value, s.target, reduction="none")
-        if self.config.clip_value is None:
-            return error
-        limit = self.config.clip_value
-        near = s.value + (value - s.value).clamp(-limit, limit)
-        return torch.max(error, (near - s.target).square())
 
     @torch.no_grad()
     def diagnose(self, s: Samples) -> Metrics:
@@ -234,6 +248,15 @@ class PPO(Workflow[PPOConfig]):
             "value": value.mean(),
             "lr": torch.tensor(self.opt.lr),
         }
+
+
+def _value_error(value: Tensor, s: Samples, limit: Tensor | None) -> Tensor:
+    """Return the squared error, or that of a value held near the old one if it is larger."""
+    error = mse_loss(value, s.target, reduction="none")
+    if limit is None:
+        return error
+    near = s.value + (value - s.value).clamp(-limit, limit)
+    return torch.max(error, (near - s.target).square())
 
 
 def _cut(order: Tensor, size: int) -> list[Tensor]:

@@ -5,17 +5,27 @@ The world model is `components.representation.redundancy`; all else is DreamerV3
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dreamlab.components.representation.redundancy import RedundancyModel
 from dreamlab.components.representation.world_model import WorldModel
-from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
+from dreamlab.core.limits import NonNegative
+from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config, Scales
+
+
+@dataclass(frozen=True)
+class R2Scales(Scales):
+    """DreamerV3's weights, and that of what shapes the states; `rec` teaches the decoder alone."""
+
+    redundancy: NonNegative = 0.05
 
 
 @dataclass(frozen=True)
 class R2DreamerConfig(DreamerV3Config):
     """DreamerV3's options and defaults."""
+
+    scales: R2Scales = field(default_factory=R2Scales)
 
 
 class R2Dreamer(DreamerV3):

@@ -19,9 +19,10 @@ from dreamlab.components.critics.ensemble import ContinuousCritics, DiscreteCrit
 from dreamlab.components.critics.transitions import Transitions, transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.heads import TanhGaussianHead
+from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.limits import Finite, NonNegative, Positive, Range, Share, SomeShare, Width
-from dreamlab.core.optim import OptimConfig
+from dreamlab.core.limits import Finite, Positive, Range, Share, SomeShare, Width
+from dreamlab.core.optim import optimizer_field, optional_optimizer, without_groups
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook
@@ -40,10 +41,10 @@ class SACConfig:
     """Hidden layers of the actor and of each critic."""
     act: Act = "relu"
     num_critics: Annotated[int, Range(1, 1_000)] = 2
-    lr: NonNegative = 3e-4
+    optimizer: Part = optimizer_field("adam", lr=3e-4)
     """Of the critics, and of the actor and the temperature unless they have their own."""
-    actor_lr: NonNegative | None = None
-    alpha_lr: NonNegative | None = None
+    actor_optimizer: Part | None = optional_optimizer()
+    alpha_optimizer: Part | None = optional_optimizer()
     gamma: Share = 0.99
     tau: SomeShare = 0.005
     """How far the target critics move towards the critics at each update."""
@@ -97,7 +98,7 @@ class DiscreteActor(nn.Module):
 
     def act(self, z: Tensor, mode: Mode) -> Tensor:
         """Return a sample, or the mode in evaluation."""
-        dist = Categorical(self.net.into(self.head, z))
+        dist = Categorical(self.net.into(self.head, z).float())
         return dist.sample() if mode.samples else dist.mode()
 
     def value(
@@ -146,10 +147,11 @@ class SAC(Workflow[SACConfig]):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha)))
         given = c.target_entropy
         self.target_entropy = self.actor.target_entropy if given is None else given
-        own = lambda lr: OptimConfig(lr=c.lr if lr is None else lr)  # noqa: E731
-        self.critic_opt = self.optimizer("critic", self.online.parameters(), own(None))
-        self.actor_opt = self.optimizer("actor", self.actor.parameters(), own(c.actor_lr))
-        self.alpha_opt = self.optimizer("alpha", [self.log_alpha], own(c.alpha_lr))
+        same = without_groups(c.optimizer)
+        self.critic_opt = self.optimizer("critic", self.online.parameters(), c.optimizer)
+        params = self.actor.parameters()
+        self.actor_opt = self.optimizer("actor", params, c.actor_optimizer or same)
+        self.alpha_opt = self.optimizer("alpha", [self.log_alpha], c.alpha_optimizer or same)
 
     def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Sample from the policy; in evaluation take its mode."""

@@ -26,7 +26,8 @@ class CategoricalHead(nn.Module):
         return self.logits
 
     def dist(self, logits: Tensor) -> Dist:
-        """Return the distribution with these logits."""
+        """Return the distribution with these logits, in full precision as for every policy."""
+        logits = logits.float()
         if isinstance(self.classes, int):
             return Categorical(logits)
         return MultiCategorical(logits, self.classes)
@@ -49,8 +50,8 @@ class GaussianHead(nn.Module):
         return self.mean
 
     def dist(self, mean: Tensor) -> Dist:
-        """Return the distribution with this mean."""
-        return Gaussian(mean, self.log_std)
+        """Return the distribution with this mean; in full precision, whatever it came in."""
+        return Gaussian(mean.float(), self.log_std)
 
     def forward(self, x: Tensor) -> Dist:
         return self.dist(self.mean(x))

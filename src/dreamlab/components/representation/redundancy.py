@@ -32,7 +32,6 @@ class RedundancyModel(WorldModel):
     """Its states are shaped by their tokens, rewards and ends, not by what could be drawn."""
 
     off_weight = 5e-4
-    scale = 0.05
 
     def __init__(self, config: WorldModelConfig, spec: Spec) -> None:
         super().__init__(config, spec)
@@ -48,7 +47,7 @@ class RedundancyModel(WorldModel):
         tokens = seen.tokens.detach().flatten(0, 1)
         with torch.autocast(guess.device.type, enabled=False):
             loss = redundancy_loss(guess, tokens, self.off_weight)
-        return {**losses, "redundancy": self.scale * loss}, metrics
+        return {**losses, "redundancy": loss}, metrics
 
     def reconstruction(self, seen: Seen, obs: Obs) -> dict[str, Tensor]:
         """Return the decoder's errors; they teach the decoder alone."""

@@ -107,11 +107,11 @@ class WorldModel(nn.Module):
     def losses(
         self, seen: Seen, obs: Obs, reward: Tensor, is_terminal: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return losses [b, t] (one per observation, `rew`, `con`, `dyn`, `rep`) and metrics."""
+        """Return losses [b, t] and metrics; the loss of an observation is `rec/NAME`."""
         shape = reward.shape
         prior = self.rssm.prior(seen.latent.deter)
         dyn, rep, metrics = self.rssm.kl(seen.post, prior, self.config.free_nats)
-        out = {k: v.view(shape) for k, v in self.reconstruction(seen, obs).items()}
+        out = {f"rec/{k}": v.view(shape) for k, v in self.reconstruction(seen, obs).items()}
         feature = seen.feature
         out["rew"] = self.reward.loss(self.reward(feature), reward)
         out["con"] = self.cont.loss(self.cont(feature), (~is_terminal).float() * self.discount)

@@ -1,0 +1,87 @@
+"""How a learning rate falls: over the training, or over the first steps of an optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dreamlab.core.limits import PositiveInt, Share
+
+
+@dataclass(frozen=True)
+class ConstantConfig:
+    """Nothing to choose."""
+
+
+@dataclass(frozen=True)
+class FallConfig:
+    """Where a learning rate ends, and when."""
+
+    final: Share = 0.0
+    """What is left of it at the end, as a share."""
+    steps: PositiveInt | None = None
+    """Steps of the optimizer after which it has fallen; None: at the end of the training."""
+
+
+class Constant:
+    """Stays as it is."""
+
+    Config = ConstantConfig
+
+    def __init__(self, config: ConstantConfig) -> None:
+        self.config = config
+
+    def at(self, progress: float) -> float | None:
+        """Return the factor when `progress` of the training is over; None: it does not depend."""
+        return None
+
+    def after(self, count: Tensor) -> Tensor | float:
+        """Return the factor after so many steps."""
+        return 1.0
+
+
+class Linear(Constant):
+    """Falls evenly."""
+
+    Config: Any = FallConfig
+    config: Any
+
+    def at(self, progress: float) -> float | None:
+        if self.config.steps is not None:
+            return None
+        return 1.0 - (1.0 - self.config.final) * self.bend(progress)
+
+    def after(self, count: Tensor) -> Tensor | float:
+        if self.config.steps is None:
+            return 1.0
+        share = (count / self.config.steps).clamp(max=1.0)
+        return 1.0 - (1.0 - self.config.final) * self.bend_tensor(share)
+
+    def bend(self, share: float) -> float:
+        """Return how much of the way down is gone after this share of the time."""
+        return share
+
+    def bend_tensor(self, share: Tensor) -> Tensor:
+        """Do the same on a device."""
+        return share
+
+
+class Cosine(Linear):
+    """Falls slowly, then fast, then slowly: half a wave (Loshchilov & Hutter 2017)."""
+
+    def bend(self, share: float) -> float:
+        return 0.5 - 0.5 * math.cos(math.pi * share)
+
+    def bend_tensor(self, share: Tensor) -> Tensor:
+        return 0.5 - 0.5 * torch.cos(math.pi * share)
+
+
+PARTS = {
+    "constant": "dreamlab.core.schedules.Constant",
+    "linear": "dreamlab.core.schedules.Linear",
+    "cosine": "dreamlab.core.schedules.Cosine",
+}

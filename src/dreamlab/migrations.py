@@ -1,0 +1,154 @@
+"""Brings configurations of older schemas into today's form.
+
+Nothing is imported for it: a configuration may be a stranger's that was not checked yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import shown
+
+SCHEMA = 2
+Node = dict[str, Any]
+
+
+def migrate(node: Node) -> Node:
+    """Return a configuration of an older schema in today's form, or say why it cannot be read."""
+    version = node.get("schema", SCHEMA)
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise ConfigError(f"schema: expected int, got {shown(version)}")
+    if not 0 <= version <= SCHEMA:
+        raise ConfigError(
+            f"schema: this configuration has version {version}, this one reads up to {SCHEMA}; "
+            "it was written by a newer version, which is needed to read it"
+        )
+    node = dict(node)
+    for step in range(version, SCHEMA):
+        node = MIGRATIONS[step](node)
+    node["schema"] = SCHEMA
+    return node
+
+
+def mapping(node: Any, where: str) -> Mapping[str, Any]:
+    """Return a section that must be a mapping."""
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, got {shown(node)}")
+    return node
+
+
+# -- before 0.1 -----------------------------------------------------------------------------------
+
+
+def _from_schema_0(node: Node) -> Node:
+    """Before 0.1: `experiment: {name, seed}`, `training.total_timesteps`, `replay_ratio`."""
+    out = {k: v for k, v in node.items() if k != "experiment"}
+    old = mapping(node.get("experiment", {}), "experiment")
+    out |= {k: v for k, v in old.items() if k in ("name", "seed", "device")}
+    training = dict(mapping(out.get("training", {}), "training"))
+    if "total_timesteps" in training:
+        training["total_frames"] = training.pop("total_timesteps")
+    renamed = {"replay_ratio": "train_ratio"}
+    phases = training.get("phases", [])
+    if not isinstance(phases, list):
+        raise ConfigError(f"training.phases: expected a list, got {shown(phases)}")
+    training["phases"] = [
+        {renamed.get(k, k): v for k, v in mapping(p, f"training.phases[{i}]").items()}
+        for i, p in enumerate(phases)
+    ]
+    return {**out, "training": training}
+
+
+# -- options of optimizers were the workflow's ----------------------------------------------------
+
+
+def _from_schema_1(node: Node) -> Node:
+    """Move what workflows said of their optimizers; what was `tiny` had been shrunk when saved."""
+    out = {**node, "shrunk": True} if node.get("tiny") else dict(node)
+    workflow = node.get("workflow")
+    if isinstance(workflow, Mapping):
+        out["workflow"] = _moved(dict(workflow))
+    return out
+
+
+def _moved(workflow: Node) -> Node:
+    """Return a workflow's options, recognised by those it has: a saved run has every one."""
+    for marks, change in _WORKFLOWS_1:
+        if set(marks) <= workflow.keys():
+            return change(workflow)
+    return workflow
+
+
+def _ppo(w: Node) -> Node:
+    schedule = "linear" if w.pop("anneal_lr") else "constant"
+    return _with_adam(w, schedule=schedule)
+
+
+def _dqn(w: Node) -> Node:
+    w["target_every_gradient_steps"] = w.pop("target_every")
+    return _with_adam(w)
+
+
+def _with_adam(w: Node, **more: Any) -> Node:
+    lr, eps, clip = (w.pop(k) for k in ("lr", "adam_eps", "max_grad_norm"))
+    return {**w, "optimizer": {"_target_": "adam", "lr": lr, "eps": eps, "clip": clip, **more}}
+
+
+def _sac(w: Node) -> Node:
+    rates = {"optimizer": w.pop("lr")}
+    rates |= {"actor_optimizer": w.pop("actor_lr"), "alpha_optimizer": w.pop("alpha_lr")}
+    return w | {k: None if v is None else {"_target_": "adam", "lr": v} for k, v in rates.items()}
+
+
+def _planet(w: Node) -> Node:
+    options = {k: w.pop(k) for k in ("lr", "eps", "clip")}
+    return {**w, "optimizer": {"_target_": "adam", **options}}
+
+
+def _dreamer_v1(w: Node) -> Node:
+    common: Node = {"_target_": "adam", "eps": w.pop("eps"), "clip": w.pop("clip")}
+    if "decay" in w:  # of DreamerV2
+        common["_target_"] = "adamw"
+        common |= {"weight_decay": w.pop("decay"), "decay_follows_lr": False}
+    names = ("model", "actor", "critic")
+    return w | {f"{k}_optimizer": {**common, "lr": w.pop(f"{k}_lr")} for k in names}
+
+
+def _dreamer_v3(w: Node) -> Node:
+    kind, lr, agc, warmup = (w.pop(k) for k in ("optimizer", "lr", "agc", "warmup"))
+    name = w.pop("schedule")
+    schedule = "constant" if name == "const" else {"_target_": name, "final": 0.1}
+    laprop = {"_target_": "laprop", "lr": lr, "eps": 1e-20, "agc": agc, "warmup_steps": warmup}
+    laprop |= {"schedule": schedule}
+
+    def adam(lr: Any, eps: float, clip: float) -> Node:
+        return {"_target_": "adam", "lr": lr, "eps": eps, "clip": clip, "schedule": schedule}
+
+    w["optimizer"] = laprop
+    if kind == "adam":  # as in 2023
+        w["optimizer"] = adam(lr, 1e-8, 1000.0)
+        w |= {f"{k}_optimizer": adam(3e-5, 1e-5, 100.0) for k in ("actor", "critic")}
+    if "ensemble_lr" in w:  # of Plan2Explore
+        w["ensemble_optimizer"] = adam(w.pop("ensemble_lr"), 1e-5, 100.0)
+        w["explorer_optimizer"] = laprop
+        w["scales"] = {**mapping(w["scales"], "workflow.scales"), "repval": 0.0}
+    if str(w.get("_target_")).endswith(".R2Dreamer"):  # its weight was a share of another
+        scales = mapping(w["scales"], "workflow.scales")
+        w["scales"] = {**scales, "redundancy": 0.05 * scales["rec"]}
+    return w
+
+
+_WORKFLOWS_1 = (
+    (("lr", "adam_eps", "max_grad_norm", "anneal_lr"), _ppo),
+    (("lr", "adam_eps", "max_grad_norm", "target_every"), _dqn),
+    (("lr", "actor_lr", "alpha_lr", "target_entropy"), _sac),
+    (("lr", "eps", "clip", "planner", "reward_scale"), _planet),
+    (("model_lr", "actor_lr", "critic_lr", "eps", "clip", "kl_scale"), _dreamer_v1),
+    (("lr", "agc", "warmup", "schedule", "optimizer", "scales"), _dreamer_v3),
+)
+
+MIGRATIONS = {0: _from_schema_0, 1: _from_schema_1}
+
+__all__ = ["SCHEMA", "mapping", "migrate"]

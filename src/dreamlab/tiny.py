@@ -1,0 +1,125 @@
+"""Makes a configuration so small that everything happens within seconds, but for what was typed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dreamlab.core.config import Part, locate
+from dreamlab.core.workflow import Workflow
+from dreamlab.envs.suites import SUITES
+from dreamlab.envs.vector import EnvConfig
+
+KeyPath = tuple[str, ...]
+SMALL_BUFFER = {"capacity": 2_000, "batch": 8, "length": 16, "min_steps": 64}
+
+
+def shrink(node: dict[str, Any], typed: Sequence[KeyPath] = ()) -> dict[str, Any]:
+    """Return a configuration that reaches every phase within seconds on a laptop.
+
+    Networks become what the workflow calls tiny; buffers and batches shrink; every phase but the
+    last is cut to a few steps. Windows keep their length where the algorithm needs it (2, n + 1),
+    and values at `typed` paths stay.
+    """
+    workflow = dict(node["workflow"])
+    cls = Part(str(workflow.get("_target_", "")), home="", kind=Workflow).cls("workflow._target_")
+    buffers = {
+        name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}
+        for name, b in node.get("buffers", {}).items()
+    }
+    small = {**node, "workflow": _merge(workflow, getattr(cls, "tiny", {})), "buffers": buffers}
+    small = restore(small, node, typed)  # the phases depend on the sizes
+    training = dict(node.get("training", {}))
+    phases = training.get("phases", [])
+    training["phases"] = [_shrink_phase(p, node, small, p is phases[-1]) for p in phases]
+    return restore({**small, "training": training}, node, typed)
+
+
+def _shrink_phase(
+    phase: dict[str, Any], before: dict[str, Any], after: dict[str, Any], is_last: bool
+) -> dict[str, Any]:
+    """Return a phase with fewer ticks, as many updates per decision, and a short duration."""
+    name = phase.get("buffer", "replay")
+    big, small = (n.get("buffers", {}).get(name, {}) for n in (before, after))
+    most = {"collect_ticks": 16}
+    if not is_last:
+        steps = max(144, _frames_to_fill(small, after.get("env", {})))
+        most |= {"duration_steps": steps, "duration_updates": 8, "duration_cycles": 4}
+    out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
+    if phase.get("train_ratio") is not None:
+        sizes = [b.get("batch", 1) * b.get("length", 1) for b in (big, small)]
+        out["train_ratio"] = float(phase["train_ratio"]) * (sizes[1] / sizes[0])
+    return out
+
+
+def _frames_to_fill(buffer: dict[str, Any], env: dict[str, Any]) -> int:
+    """Return the frames after which a buffer has a batch, if one is drawn next."""
+    num_envs = env.get("num_envs", EnvConfig.num_envs)
+    ticks = max(buffer.get("length", 1) + 2, -(-(buffer.get("min_steps") or 0) // num_envs))
+    return _frames_per_decision(env) * num_envs * ticks
+
+
+def _frames_per_decision(env: dict[str, Any]) -> int:
+    """Return the frames of one decision of one environment."""
+    options, suite = env.get("options") or {}, env.get("suite", EnvConfig.suite)
+    own = options.get("repeat", options.get("frame_skip", 1))
+    if suite in SUITES and "repeat" not in options:  # some suites repeat actions by themselves
+        parameters = inspect.signature(locate(SUITES[suite], "env.suite")).parameters
+        own = parameters["repeat"].default if "repeat" in parameters else own
+    own = own if isinstance(own, int) else 1  # the suite itself will refuse it
+    return own * env.get("repeat", EnvConfig.repeat)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Return `over` on top of `base`; a part the user chose by name is left as it was written."""
+    out = dict(base)
+    for key, value in over.items():
+        old = base.get(key)
+        chosen = isinstance(value, dict) and (isinstance(old, str) or "_target_" in (old or {}))
+        if chosen:
+            continue
+        out[key] = (
+            _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
+    return out
+
+
+# -- what was typed -------------------------------------------------------------------------------
+
+
+def leaves(value: Any, path: KeyPath) -> list[KeyPath]:
+    """Return the paths of the single values that a typed value gives."""
+    if not isinstance(value, dict) or not value:
+        return [path]
+    return [leaf for k, v in value.items() for leaf in leaves(v, (*path, str(k)))]
+
+
+def restore(node: dict[str, Any], source: Any, paths: Iterable[KeyPath]) -> dict[str, Any]:
+    """Return `node` with what `source` has at these paths, if it has it."""
+    for path in paths:
+        try:
+            node = _put(node, path, _get(source, path))
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue  # typed and taken away again, or Hydra's own
+    return node
+
+
+def _get(node: Any, path: KeyPath) -> Any:
+    for key in path:
+        node = node[int(key) if isinstance(node, list) else key]
+    return node
+
+
+def _put(node: Any, path: KeyPath, value: Any) -> Any:
+    """Return a tree with another value at a path."""
+    if not path:
+        return value
+    if isinstance(node, list):
+        at = int(path[0])
+        return [*node[:at], _put(node[at], path[1:], value), *node[at + 1 :]]
+    node = node if isinstance(node, dict) else {}
+    return {**node, path[0]: _put(node.get(path[0]), path[1:], value)}
+
+
+__all__ = ["KeyPath", "leaves", "restore", "shrink"]

@@ -1,0 +1,74 @@
+"""Configurations of older schemas mean what they meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dreamlab.config import migrate
+from dreamlab.core.config import dump, load, locate
+
+LAPROP = {"lr": 4e-5, "agc": 0.3, "warmup": 1000, "schedule": "const", "optimizer": "laprop"}
+RATES = {"eps": 1e-7, "clip": 100.0, "model_lr": 6e-4, "actor_lr": 8e-5, "critic_lr": 8e-5}
+V2 = {"eps": 1e-5, "decay": 1e-6, "model_lr": 2e-4, "actor_lr": 4e-5, "critic_lr": 1e-4}
+ADAM_OF = {"lr": 3e-4, "max_grad_norm": 10.0, "adam_eps": 1e-8}
+OLD: dict[str, dict[str, Any]] = {
+    "ppo.PPO": {"lr": 3e-4, "anneal_lr": True, "max_grad_norm": 0.5, "adam_eps": 1e-5},
+    "dqn.DQN": {**ADAM_OF, "target_every": 1_000},
+    "sac.SAC": {"lr": 3e-4, "actor_lr": None, "alpha_lr": None},
+    "planet.PlaNet": {"lr": 1e-3, "eps": 1e-4, "clip": 1000.0},
+    "dreamer_v1.DreamerV1": RATES,
+    "dreamer_v2.DreamerV2": {**RATES, **V2},
+    "dreamer_v3.DreamerV3": LAPROP,
+    "r2_dreamer.R2Dreamer": LAPROP,
+    "plan2explore.Plan2Explore": {**LAPROP, "ensemble_lr": 3e-4},
+}
+"""The defaults of schema 1 that are elsewhere now."""
+
+
+def moved(name: str, **changes: Any) -> Any:
+    """Return the config that a run of schema 1 with its defaults, but for changes, has today."""
+    cls = locate(f"dreamlab.workflows.{name}", "workflow")
+    plain = {k: v for k, v in dump(cls.Config()).items() if "optimizer" not in k}
+    plain.pop("target_every_gradient_steps", None)
+    if "scales" in plain:
+        plain["scales"].pop("redundancy", None)
+        plain["scales"]["repval"] = 0.3
+    old = {"_target_": f"dreamlab.workflows.{name}", **plain, **OLD[name], **changes}
+    node = migrate({"schema": 1, "workflow": old})["workflow"]
+    return load(cls.Config, {k: v for k, v in node.items() if k != "_target_"}, "workflow")
+
+
+@pytest.mark.parametrize("name", sorted(OLD))
+def test_the_defaults_of_schema_1_are_those_of_today(name):
+    found, today = dump(moved(name)), dump(type(moved(name))())
+    if name == "plan2explore.Plan2Explore":  # written out: it is the one of everything
+        assert found.pop("explorer_optimizer") == today["optimizer"]
+        today.pop("explorer_optimizer")
+    assert found == today
+
+
+def test_what_was_chosen_in_schema_1_stays():
+    ppo = dump(moved("ppo.PPO", lr=1e-2, anneal_lr=False))["optimizer"]
+    assert (ppo["lr"], ppo["schedule"]) == (1e-2, {"_target_": "constant"})
+    sac = dump(moved("sac.SAC", alpha_lr=1e-2))
+    assert (sac["alpha_optimizer"]["lr"], sac["actor_optimizer"]) == (1e-2, None)
+    fall = {"_target_": "linear", "final": 0.1, "steps": None}
+    assert dump(moved("dreamer_v3.DreamerV3", schedule="linear"))["optimizer"]["schedule"] == fall
+    form_of_2023 = dump(moved("dreamer_v3.DreamerV3", optimizer="adam", lr=1e-4))
+    chosen = [form_of_2023[f"{k}optimizer"] for k in ("", "actor_", "critic_")]
+    assert [(o["lr"], o["eps"], o["clip"]) for o in chosen] == [
+        (1e-4, 1e-8, 1000.0), (3e-5, 1e-5, 100.0), (3e-5, 1e-5, 100.0),
+    ]  # fmt: skip
+
+
+def test_the_workflow_of_somebody_else_is_left_alone():
+    theirs = {"_target_": "their.Thing", "lr": 1e-3, "eps": 1e-4, "clip": 3.0, "optimizer": "own"}
+    assert migrate({"schema": 1, "workflow": theirs})["workflow"] == theirs
+
+
+def test_what_was_tiny_in_schema_1_is_not_shrunk_again():
+    assert migrate({"schema": 1, "tiny": True})["shrunk"] is True
+    assert "shrunk" not in migrate({"schema": 1, "tiny": False})
+    assert "shrunk" not in migrate({"schema": 2, "tiny": True})
