@@ -68,7 +68,7 @@ def part(target: str, home: str = "dreamlab.nn", kind: type | None = None, **opt
     return field(default_factory=lambda: Part(target, options, home, kind))
 
 
-def optional_part(home: str = "dreamlab.nn", kind: type = nn.Module) -> Any:
+def optional_part(home: str = "dreamlab.nn", kind: type | None = None) -> Any:
     """Declare a dataclass field that holds a part of a kind or, by default, None."""
     return field(default=None, metadata={"base": Part("", {}, home, kind)})
 
