@@ -14,8 +14,8 @@ DQN, PPO, DREAMER = "dqn_cartpole", "ppo_cartpole", "dreamer_cartpole"
 
 REFUSED = [
     (PPO, "workflow.gamma=2", "workflow.gamma: must be between 0 and 1, got 2"),
-    (PPO, "workflow.lr=-1", "workflow.lr: must be at least 0, got -1"),
-    (PPO, "workflow.lr=nan", "workflow.lr: must be a finite number, got nan"),
+    (PPO, "workflow.optimizer.lr=-1", "workflow.optimizer.lr: must be at least 0, got -1"),
+    (PPO, "workflow.optimizer.lr=nan", "workflow.optimizer.lr: must be a finite number, got nan"),
     (PPO, "workflow.epochs=0", "workflow.epochs: must be at least 1, got 0"),
     (PPO, "workflow.network.hidden=[0]", "workflow.network.hidden[0]: must be between 1 and 65536"),
     (
@@ -149,7 +149,9 @@ def test_a_check_of_no_environment_is_one_message(tmp_path, capsys):
     assert "env: expected a mapping of EnvConfig options, got None" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argument", ["seed=[", "seed=-1", "workflow.lr=nan", "workflow=null"])
+@pytest.mark.parametrize(
+    "argument", ["seed=[", "seed=-1", "workflow.optimizer.lr=nan", "workflow=null"]
+)
 def test_options_of_a_second_run_are_read_or_refused(argument, tmp_path, capsys):
     config = load_config(compose(["+experiment=ppo_cartpole"]))
     (tmp_path / "config.yaml").write_text(to_yaml(config))

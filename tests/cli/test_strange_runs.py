@@ -152,7 +152,9 @@ def test_what_a_configuration_refers_to_is_not_looked_up(tmp_path, monkeypatch, 
 def test_a_name_does_not_lead_out_of_its_folder(arguments, text, tmp_path, monkeypatch, capsys):
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a" / "b")
-    Path("s.yaml").write_text("experiment: ppo_cartpole\nparameters: {workflow.lr: [0.1]}\n")
+    Path("s.yaml").write_text(
+        "experiment: ppo_cartpole\nparameters: {workflow.optimizer.lr: [0.1]}\n"
+    )
     before = sorted(tmp_path.rglob("*"))
     assert main(arguments) == 2
     error = capsys.readouterr().err
@@ -175,7 +177,7 @@ def test_a_new_folder_and_a_jobs_folder_stay_below_their_root():
 def test_folders_called_after_an_option_are_compared(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for rate in ("0.1", "0.2"):
-        make_seeds(tmp_path / "sweep" / f"lr={rate}", [1, 2], f"workflow.lr={rate}")
+        make_seeds(tmp_path / "sweep" / f"lr={rate}", [1, 2], f"workflow.optimizer.lr={rate}")
     assert main(["compare", "sweep/lr=0.1", "sweep/lr=0.2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["metrics"]["return"]
     assert [g["group"] for g in found["groups"]] == ["lr=0.1", "lr=0.2"]

@@ -147,7 +147,7 @@ def test_a_run_whose_last_checkpoint_had_diverged_goes_on_from_the_one_before(tm
 
 def test_results_that_are_no_numbers_are_an_error(tmp_path: Path, capsys: Any):
     own = ("env.suite=gym", "env.id=tests.engine.test_finite:Bottomless", "watch.on_nan=off")
-    open_loop(tmp_path, *RUN, *own, "training.total_frames=60", "workflow.lr=0.0").save()
+    open_loop(tmp_path, *RUN, *own, "training.total_frames=60", "workflow.optimizer.lr=0.0").save()
     assert main(["eval", str(tmp_path), "--episodes", "1"]) == 2
     said = capsys.readouterr()
     assert said.out == ""

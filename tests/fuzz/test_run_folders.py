@@ -29,7 +29,7 @@ QUICK = (
 )  # fmt: skip
 
 LOOKS = [
-    "list ROOT", "list ROOT --json --sort return", "list ROOT --filter workflow.lr>0",
+    "list ROOT", "list ROOT --json --sort return", "list ROOT --filter workflow.optimizer.lr>0",
     "show BAD", "show BAD --json", "show BAD --diff", "logs BAD", "logs BAD --json", "tag BAD",
     "diff BAD GOOD", "diff GOOD BAD --json", "compare BAD GOOD", "compare ROOT --json",
     "export ROOT --format csv --curves", "export BAD", "watch ROOT --all --once",

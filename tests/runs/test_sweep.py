@@ -411,7 +411,7 @@ def test_elsewhere_than_on_a_terminal_there_are_plain_lines(capsys):
 @pytest.mark.parametrize("verb", ["sweep", "tune"])
 def test_a_file_of_the_user_is_not_overwritten_by_what_a_sweep_writes(verb, tmp_path, capsys):
     file = tmp_path / "sweep.yaml"
-    write_sweep(tmp_path, parameters={"workflow.lr": [1e-3]}, dir=str(tmp_path))
+    write_sweep(tmp_path, parameters={"workflow.optimizer.lr": [1e-3]}, dir=str(tmp_path))
     text = "# notes of months\n" + (tmp_path / "s.yaml").read_text()
     file.write_text(text)
     assert main([verb, str(file)]) == 2

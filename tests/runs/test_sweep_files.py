@@ -151,7 +151,7 @@ def test_a_sweeps_file_that_makes_no_sense_is_one_message(verb, text, message, t
     ],
 )
 def test_an_argument_of_a_sweep_is_read_or_refused(argument, message, tmp_path, capsys):
-    path = write_sweep(tmp_path, parameters={"workflow.lr": [1e-3]})
+    path = write_sweep(tmp_path, parameters={"workflow.optimizer.lr": [1e-3]})
     assert main(["sweep", path, argument, "--dry-run"]) == (2 if message else 0)
     assert message in capsys.readouterr().err
 
