@@ -68,7 +68,7 @@ REFUSED = [
     (DQN, "buffers.replay.min_steps=1_000_000", "min_steps=1000000 is more than capacity="),
     (DQN, "buffers.replay.min_steps=60_000", "but the first batch can be drawn from 60,000"),
     (DQN, "env.num_envs=50_000", "keeps 2 steps of each of 50000 environments"),
-    (DQN, "training.total_frames=500", "the training ends before phase 'learn' begins"),
+    (DQN, "training.total_frames=500", "leaves nothing for phase 'learn'"),
     (PPO, "training.phases.0.collect_ticks=5", "length=32 must be a multiple of collect_ticks=5"),
     (PPO, "training.phases.0.train_ratio=1", "a rollout is used once, when it is full"),
 ]

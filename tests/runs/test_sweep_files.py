@@ -17,7 +17,7 @@ ROOT = Path("/nowhere")
 @pytest.mark.parametrize(
     ("verb", "space", "text"),
     [
-        ("sweep", {"workflow.lrr": [1]}, "Did you mean 'lr'?"),
+        ("sweep", {"workflow.optimizer.lrr": [1]}, "Did you mean 'lr'?"),
         (
             "sweep",
             {"workflow.gamma": [0.9, 2, 0.5]},

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from dreamlab.core.text import print
+from dreamlab.core.text import one_line, print
 
 
 def warn(notes: Iterable[str]) -> None:
     """Print each note once, on stderr."""
     for note in dict.fromkeys(notes):
-        print(f"warning: {note}", file=sys.stderr)
+        print(f"warning: {one_line(note)}", file=sys.stderr)
 
 
 def json_text(data: Any, indent: int | None = 2) -> str:
