@@ -147,7 +147,8 @@ def test_an_environment_that_breaks_says_why(vector: Any):
     envs = Envs(EnvConfig("tests.engine.test_collector:Fragile", num_envs=2, vector=vector), 0)
     collector = Collector(envs, Adder(None, envs.spec), seed=0)
     replay = Replay(ReplayConfig(capacity=60, length=2), Place(envs.spec, 2))
-    with pytest.raises(EnvError, match=r"env 0: step 3.*ArithmeticError: the gearbox is gone"):
+    # both break in the same step: which of two processes is heard first is not ours to say
+    with pytest.raises(EnvError, match=r"env [01]: step 3.*ArithmeticError: the gearbox is gone"):
         collector.collect(4, replay)
     assert replay.added == 3
     assert not envs.pending
