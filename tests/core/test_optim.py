@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +32,7 @@ from dreamlab.core.optim import (
 )
 
 KINDS = sorted(PARTS)
+ROOT = Path(__file__).parents[2]
 
 
 def net() -> nn.Sequential:
@@ -315,7 +319,7 @@ def test_steps_together_see_weights_that_have_not_moved():
     product = first * second
     norms = step_together([(opts[0], product), (opts[1], product)])
     assert [float(n) for n in norms] == [3.0, 2.0]
-    assert (float(first), float(second)) == (2.0 - 3.0, 3.0 - 2.0)
+    assert (first.item(), second.item()) == (2.0 - 3.0, 3.0 - 2.0)
 
 
 # -- configuration --------------------------------------------------------------------------------
@@ -368,6 +372,13 @@ def test_a_kind_of_ones_own_is_named_by_its_path():
     opt = Optimizer(optimizer_part(f"{__name__}.Signed", lr=0.5), model.parameters())
     for move in moves(model, opt, 1):
         torch.testing.assert_close(move.abs(), torch.full_like(move, 0.5))
+
+
+@pytest.mark.slow
+def test_compiled_steps_are_the_plain_ones():
+    command = [sys.executable, "-m", "tests.core.compiled"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
 
 
 # -- state ----------------------------------------------------------------------------------------

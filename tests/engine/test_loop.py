@@ -70,6 +70,24 @@ def test_a_curriculum_with_a_length_takes_its_exam(tmp_path):
     assert names == ["learn", "exam"]
 
 
+def test_policies_are_measured_with_averaged_weights(tmp_path):
+    loop = open_loop(tmp_path / "r", *SMALL, "workflow.optimizer.ema=0.9")
+    play, seen = loop.parts.evaluator._play, []
+
+    def watched(workflow: Any, *args: Any) -> Any:
+        seen.append([p.detach().clone() for p in workflow.parameters()])
+        return play(workflow, *args)
+
+    loop.parts.evaluator._play = watched
+    loop.run()
+    weights, average = list(loop.workflow.parameters()), loop.workflow.optimizers["ppo"].average
+    assert len(seen) == 1
+    assert all(torch.equal(a, b) for a, b in zip(seen[0], average, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(seen[0], weights, strict=True))
+    policy = load_policy(tmp_path / "r").workflow.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(policy, average, strict=True))
+
+
 def test_the_folder_holds_what_it_promises(tmp_path):
     folder = tmp_path / "r"
     open_loop(folder, *SMALL, "eval.video=true").run()

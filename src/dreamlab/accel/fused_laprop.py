@@ -75,15 +75,15 @@ class FusedLaProp(LaProp):
         self.allocate()
 
     def allocate(self) -> Tensor:
-        if self.count is None:
-            self.count = torch.zeros((), dtype=self.dtype, device=self.params[0].device)
+        if self.steps is None:
+            self.steps = torch.zeros(1, dtype=self.dtype, device=self.params[0].device)
         if not self.mean:
             view = self.layout.view
             self.mean = [view(self.flat_mean, p) for p in self.params]
             self.square = [view(self.flat_square, p) for p in self.params]
         if self.rate is None:
-            self.rate = torch.full_like(self.count, self.lr)
-        return self.count
+            self.rate = torch.full_like(self.steps[0], self.lr)
+        return self.steps[0]
 
     @torch.no_grad()
     def step_from(self, grads: Sequence[Tensor | None]) -> Tensor:

@@ -132,7 +132,8 @@ class Rule:
         self.config, self.params, self.lr = config, params, config.lr
         self.groups = list(groups) or [Group(range(len(params)), config)]
         self.schedule = config.schedule.build()
-        self.count: Tensor | None = None
+        self.steps: Tensor | None = None
+        """Steps taken [1]: a compiled function does not change a number without a dimension."""
         self.rate: Tensor | None = None
         self.names = self.moments()
         for name in self.names:
@@ -142,15 +143,20 @@ class Rule:
         """Return the attributes that hold a tensor for each parameter."""
         return ()
 
+    @property
+    def count(self) -> Tensor | None:
+        """Return the number of steps taken, once there is room for it."""
+        return None if self.steps is None else self.steps[0]
+
     def allocate(self) -> Tensor:
         """Make room for the moments, once the parameters are where they will stay."""
-        if self.count is None:
-            self.count = torch.zeros((), dtype=self.dtype, device=self.params[0].device)
+        if self.steps is None:
+            self.steps = torch.zeros(1, dtype=self.dtype, device=self.params[0].device)
             for name in self.names:
                 setattr(self, name, [torch.zeros_like(p) for p in self.params])
         if self.rate is None:  # what a compiled or captured step reads in place of `lr`
-            self.rate = torch.full_like(self.count, self.lr)
-        return self.count
+            self.rate = torch.full_like(self.steps[0], self.lr)
+        return self.steps[0]
 
     def set_lr(self, lr: float) -> None:
         """Use this learning rate from the next step on."""
@@ -167,9 +173,9 @@ class Rule:
     @torch.no_grad()
     def step(self, grads: Grads) -> None:
         """Move the parameters."""
-        count = self.allocate()
-        pace = self.pace(count)
-        count += 1
+        pace = self.pace(self.allocate())
+        assert self.steps is not None
+        self.steps += 1
         for group in self.groups:
             self.move(group, grads, pace)
 
@@ -192,7 +198,8 @@ class Rule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.set_lr(state["lr"])
         device = self.params[0].device
-        self.count = None if state["count"] is None else state["count"].to(device).clone()
+        count = state["count"]
+        self.steps = None if count is None else count.to(device).reshape(1).clone()
         for name in self.names:
             pairs = zip(self.params, state[name], strict=False)
             setattr(self, name, [x.to(p.device).clone() for p, x in pairs])
@@ -222,13 +229,14 @@ class Adam(Rule):
         if self.single_ops or torch.compiler.is_compiling():
             self._plain(group, rows, self.rate_of(group, pace))
             return
-        assert self.count is not None
-        on_device = self.count.is_cuda
+        count = self.count
+        assert count is not None
+        on_device = count.is_cuda
         lr: Any = self.rate_of(group, pace) if on_device else self.lr * float(pace) * group.scale
         beta1, beta2 = group.options.betas
         params, given, mean, square = rows
         torch._fused_adamw_(
-            params, given, mean, square, [], [self.count] * len(used), lr=lr, beta1=beta1,
+            params, given, mean, square, [], [count] * len(used), lr=lr, beta1=beta1,
             beta2=beta2, eps=group.options.eps, weight_decay=self.decay(group), amsgrad=False,
             maximize=False,
         )  # fmt: skip
@@ -239,9 +247,10 @@ class Adam(Rule):
 
     def _plain(self, group: Group, rows: Sequence[Sequence[Any]], rate: Tensor) -> None:
         """Take the same step in single operations, which a compiler fuses."""
-        assert self.count is not None
+        count = self.count
+        assert count is not None
         beta1, beta2 = group.options.betas
-        first, second = 1 - beta1**self.count, 1 - beta2**self.count
+        first, second = 1 - beta1**count, 1 - beta2**count
         for p, g, mean, square in zip(*rows, strict=True):
             if self.decay(group):
                 p.mul_(1 - rate * self.decay(group))
