@@ -61,10 +61,9 @@ def make(folder: Path, name: str, learn: bool = False, options: Sequence[str] = 
 @pytest.mark.parametrize("cls", workflows(), ids=lambda c: c.__name__)
 def test_every_workflow_has_an_experiment_and_calls_something_tiny(cls):
     assert experiments_of(cls), f"{cls.__name__} needs a file in configs/experiment"
-    assert cls.tiny, (
+    assert cls.tiny or not fields(cls.Config), (
         f"{cls.__name__} needs `tiny` options: the debug preset and these tests use them"
     )
-    assert cls.hooks()
 
 
 @pytest.mark.parametrize(("cls", "name"), CASES, ids=IDS)
@@ -79,7 +78,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(cls, name, tmp_path):
     resumed = make(tmp_path / "b", name)
     assert run_for(resumed, None) == "finished"
     assert straight.counters == resumed.counters
-    assert straight.counters.updates >= 3
+    learns = any(p.requires_grad for p in straight.workflow.parameters())
+    assert learns == bool(cls.hooks())
+    assert straight.counters.updates >= 3 * learns
     for (key, a), (_, b) in zip(
         plain(straight.workflow.state_dict()), plain(resumed.workflow.state_dict()), strict=True
     ):
@@ -158,4 +159,3 @@ def test_options_are_documented_by_the_dataclass(cls):
     assert not cls.Config.__doc__.startswith(f"{cls.Config.__name__}("), (
         "write a docstring, not the generated one"
     )
-    assert fields(cls.Config)

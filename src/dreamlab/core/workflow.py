@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
+from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -148,10 +149,11 @@ class Workflow(nn.Module, ABC, Generic[C]):
 
     @property
     def device(self) -> torch.device:
-        """Return where the parameters live now."""
-        # the parameter is found once, its device asked for each time: a workflow may move
+        """Return where the parameters and buffers live now."""
+        # one of them is found once, its device asked for each time: a workflow may move
         if "anchor" not in self.__dict__:
-            object.__setattr__(self, "anchor", next(self.parameters()))
+            held = chain(self.parameters(), self.buffers())  # one that learns nothing has buffers
+            object.__setattr__(self, "anchor", next(held))
         return self.__dict__["anchor"].device
 
     @classmethod

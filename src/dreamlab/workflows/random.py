@@ -1,0 +1,48 @@
+"""Uniformly random actions: what every other score is to be compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.types import Decision, Mode, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class RandomConfig:
+    """There is nothing to choose."""
+
+
+class Random(Workflow[RandomConfig]):
+    """Looks at nothing and learns nothing; its phases only collect or evaluate."""
+
+    Config = RandomConfig
+    low: Tensor
+    span: Tensor
+
+    def build(self, spec: Spec) -> None:
+        action = spec.action
+        if action.classes is None and (action.low is None or action.high is None):
+            raise ConfigError(
+                "workflow: random actions need bounds, but this environment's continuous actions "
+                "have none"
+            )
+        low = torch.tensor(action.low or 0.0)
+        span = torch.tensor((action.high or 0.0) - (action.low or 0.0))
+        if action.classes is not None:
+            low, span = torch.tensor(0.0), torch.tensor(action.classes, dtype=torch.float32)
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("span", span, persistent=False)
+
+    @torch.no_grad()
+    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
+        """Draw an action for each environment, in evaluation too."""
+        action = self.spec.action
+        unit = torch.rand(len(step.is_first), *action.shape, device=self.low.device)
+        if action.classes is None:
+            return Decision(self.low + self.span * unit)
+        return Decision((self.span * unit).long().clamp_(max=self.span.long() - 1))
