@@ -19,7 +19,7 @@ def actions(action: ArraySpec, mode: Mode = Mode.TRAIN, num: int = 6_000) -> tor
     return workflow.act(step, (), mode).action
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.EVAL])
 def test_every_class_is_as_likely_as_another(mode):
     drawn = actions(ArraySpec((), "int64", classes=3), mode)
     assert drawn.dtype == torch.int64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.types import Decision, Mode, Spec, Step, Tree
+from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
 
 
@@ -39,10 +39,13 @@ class Random(Workflow[RandomConfig]):
         self.register_buffer("span", span, persistent=False)
 
     @torch.no_grad()
-    def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
-        """Draw an action for each environment, in evaluation too."""
+    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+        """Draw an action for each row, in evaluation too; a fixed one is the middle."""
         action = self.spec.action
-        unit = torch.rand(len(step.is_first), *action.shape, device=self.low.device)
+        half = torch.full_like(is_first, 0.5, dtype=torch.float32)
+        unit = half.view(-1, *(1 for _ in action.shape)).expand(-1, *action.shape)
+        if mode is not Mode.FIXED:
+            unit = torch.rand_like(unit)
         if action.classes is None:
             return Decision(self.low + self.span * unit)
-        return Decision((self.span * unit).long().clamp_(max=self.span.long() - 1))
+        return Decision((self.span * unit).long().minimum(self.span.long() - 1))
