@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dreamlab.core.config import Part, dump, load, ours_only, part
+from dreamlab.core.config import Part, dump, load, optional_part, ours_only, part
 from dreamlab.core.errors import ConfigError
 from tests.core.parts import Configured, Plain
 from tests.helpers import config_of
@@ -289,3 +289,24 @@ def test_while_only_ours_count_nothing_else_is_imported(tmp_path, monkeypatch):
     assert "not_ours" not in sys.modules
     node = {"network": {"_target_": "not_ours.Net"}}
     assert load(Networked, node, "lab").network.cls().__name__ == "Net"
+
+
+@dataclass(frozen=True)
+class Perhaps:
+    extra: Part | None = optional_part(HOME)
+
+
+def test_a_part_that_need_not_be_there_is_found_in_its_home():
+    assert load(Perhaps, {}, "x").extra is None
+    assert load(Perhaps, {"extra": None}, "x").extra is None
+    found = load(Perhaps, {"extra": {"_target_": "plain", "depth": 3}}, "x").extra
+    assert found == Part("plain", {"depth": 3}, HOME)
+    assert dump(load(Perhaps, {"extra": "plain"}, "x"))["extra"]["_target_"] == "plain"
+    with pytest.raises(ConfigError, match=r"x\.extra: _target_ is missing"):
+        load(Perhaps, {"extra": {"depth": 3}}, "x")
+
+
+def test_a_part_can_be_had_with_other_options():
+    first = Part("plain", {"depth": 2, "act": "tanh"}, HOME)
+    assert first.but(depth=3) == Part("plain", {"depth": 3, "act": "tanh"}, HOME)
+    assert first.options["depth"] == 2

@@ -186,7 +186,8 @@ class Rule:
     def rate_of(self, group: Group, pace: Tensor | float) -> Tensor:
         """Return a group's learning rate on the device."""
         assert self.rate is not None
-        return self.rate * pace * group.scale
+        factor = pace if group.scale == 1.0 else pace * group.scale
+        return self.rate * factor if isinstance(factor, Tensor) or factor != 1.0 else self.rate
 
     def used(self, group: Group, grads: Grads) -> list[int]:
         """Return the numbers of the parameters that have a gradient."""
