@@ -84,7 +84,7 @@ def measure(runs: int, times: int) -> tuple[dict[str, tuple[float, float]], floa
         make_runs(root, runs)
         rebuild = seconds(lambda: command("index", "--rebuild", str(root)))
         plain = seconds(lambda: command("list", str(root), *LIST), times)
-        extra = ("--filter", "workflow.lr<=1e-3")
+        extra = ("--filter", "workflow.optimizer.lr<=1e-3")
         option = seconds(lambda: command("list", str(root), *LIST, *extra), times)
         inside = seconds(lambda: index.read(root), times)
         update, beat = heartbeats(root, 50)

@@ -27,7 +27,7 @@ FAST = (
 )  # fmt: skip
 POLICIES = {
     "ppo": ("+experiment=ppo_cartpole", "++env.normalize_obs={}"),
-    "sac": ("+experiment=sac_pendulum", "training.total_frames=120"),
+    "sac": ("+experiment=sac_pendulum",),
     "dreamer": ("+experiment=dreamer_cartpole",),
 }
 
