@@ -293,14 +293,14 @@ def test_while_only_ours_count_nothing_else_is_imported(tmp_path, monkeypatch):
 
 @dataclass(frozen=True)
 class Perhaps:
-    extra: Part | None = optional_part(HOME)
+    extra: Part | None = optional_part(HOME, Plain)
 
 
 def test_a_part_that_need_not_be_there_is_found_in_its_home():
     assert load(Perhaps, {}, "x").extra is None
     assert load(Perhaps, {"extra": None}, "x").extra is None
     found = load(Perhaps, {"extra": {"_target_": "plain", "depth": 3}}, "x").extra
-    assert found == Part("plain", {"depth": 3}, HOME)
+    assert found == Part("plain", {"depth": 3}, HOME, Plain)
     assert dump(load(Perhaps, {"extra": "plain"}, "x"))["extra"]["_target_"] == "plain"
     with pytest.raises(ConfigError, match=r"x\.extra: _target_ is missing"):
         load(Perhaps, {"extra": {"depth": 3}}, "x")
