@@ -26,8 +26,8 @@ import numpy as np
 
 from dreamlab import build
 from dreamlab.config import compose, load_config
-from dreamlab.runs.code import git_state
-from dreamlab.runs.published import published_rows
+from dreamlab.results.published import published_rows
+from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from dreamlab.core.types import ArraySpec, Decision, Spec, Step
-from dreamlab.data.buffer import Place
+from dreamlab.data.buffer import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 
 warnings.filterwarnings("ignore")
@@ -102,7 +102,10 @@ class Ours:
         config = ReplayConfig(
             capacity=steps, batch=BATCH, length=LENGTH, windows="inside", storage=storage
         )
-        self.source, self.replay = source, Replay(config, Place(SPEC, NUM_ENVS, folder=folder))
+        self.source, self.replay = (
+            source,
+            Replay(config, BufferContext(SPEC, NUM_ENVS, folder=folder)),
+        )
         self.sample = self.replay.sample
 
     def add(self, tick: int) -> None:

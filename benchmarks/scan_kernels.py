@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from dreamlab.accel import rssm_scan as scan
-from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
+from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig
 from dreamlab.workflows.dreamer_v3 import SIZES
 
 

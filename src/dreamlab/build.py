@@ -16,11 +16,11 @@ from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import rng as random
 from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
-from dreamlab.core.files import told_plainly, write_text
+from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer, Place
+from dreamlab.data.buffer import Buffer, BufferContext
 from dreamlab.data.storage import choose
 from dreamlab.engine import accelerate
 from dreamlab.engine.checkpoint import Checkpoints
@@ -38,11 +38,11 @@ from dreamlab.envs.drawing import painter
 from dreamlab.envs.normalize import Normalizer
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.interop import hub, strangers
-from dreamlab.runs.compare import Member
+from dreamlab.results.compare import Member
+from dreamlab.results.learning_curve import learning_curve
+from dreamlab.results.published import find_published
 from dreamlab.runs.folder import Claim, check_folder, claimed
 from dreamlab.runs.options import counts, differences, flatten
-from dreamlab.runs.plot import learning_curve
-from dreamlab.runs.published import find_published
 from dreamlab.runs.run import Run, command_line, new_folder
 
 
@@ -128,7 +128,7 @@ def build_buffers(
     room, on_gpu = memory_available(), 0
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name
-        place = Place(
+        place = BufferContext(
             envs.spec, envs.num_envs, random.derive(config.seed, 2, number), workflow.device, folder
         )
         need = buffer_bytes(part, workflow, envs.spec, envs.num_envs)
@@ -271,7 +271,7 @@ def train(
     """Train in the folder of this configuration, or go on there; tell how it ended."""
     check(config)
     give = "Give the run another place with run.dir"
-    with told_plainly(give), open_run(config, trust_code) as opened:
+    with disk_errors(give), open_run(config, trust_code) as opened:
         return opened.run, _train(opened, terminal)
 
 
@@ -282,7 +282,7 @@ def resume(
     trust_code: bool = False,
 ) -> tuple[Run, str]:
     """Go on with a run by its own configuration, read when nobody else can change it."""
-    with told_plainly("A run goes on in its own folder: it must be one that can be written to"):
+    with disk_errors("A run goes on in its own folder: it must be one that can be written to"):
         check_folder(folder)
         if not (folder / "config.yaml").exists():
             raise ConfigError(f"{folder} is not a run folder: it has no config.yaml")
@@ -304,7 +304,7 @@ def _train(opened: Opened, terminal: Terminal | None) -> str:
     run, config = opened.run, opened.config
     terminal = terminal or Terminal(config.log.terminal, config.name)
     go_on = f"What was saved is whole: make room, then `dreamlab resume {run.folder}`"
-    with told_plainly(go_on):
+    with disk_errors(go_on):
         loop = build(config, run, terminal)
         resumed = opened.found and loop.load()
         opened.keep()

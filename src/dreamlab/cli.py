@@ -254,7 +254,7 @@ def import_(args: list[str]) -> int:
     """Make a run folder from a checkpoint of another program; eval and resume work on it."""
     from dreamlab import build
     from dreamlab.core.errors import unknown
-    from dreamlab.core.files import told_plainly
+    from dreamlab.core.files import disk_errors
     from dreamlab.interop import import_run
 
     if len(args) < 2:
@@ -266,7 +266,7 @@ def import_(args: list[str]) -> int:
     if config.run.dir and (Path(config.run.dir) / "config.yaml").exists():
         raise LabError(f"{config.run.dir} holds a run already: import into another run.dir")
     import_run.check_fit(weights, config)
-    with told_plainly("Give the run another place with run.dir"), build.open_run(config) as opened:
+    with disk_errors("Give the run another place with run.dir"), build.open_run(config) as opened:
         run = opened.run
         if opened.found:  # another process was faster
             raise LabError(f"{run.folder} holds a run already: import into another run.dir")

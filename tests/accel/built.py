@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 import tests.conftest  # noqa: F401 (checks shapes as every test does: kernels must stand it)
 from dreamlab.accel import dispatch
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
-from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig
+from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig
 from dreamlab.core.optim import LaPropConfig, Optimizer
 from dreamlab.ops.returns import lambda_return
 

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from dreamlab.components.representation.rssm import RSSM, Latent, RSSMConfig, follow
+from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig, follow
 
 
 def main(device: str, classes: int, rows: int) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dreamlab.components.representation.dreams import Dreams
-from dreamlab.components.representation.open_loop import Sequences, report
-from dreamlab.components.representation.protocol import map_latent, roll_out
+from dreamlab.components.world_models.open_loop import Sequences, report
+from dreamlab.components.world_models.protocol import map_latent, roll_out
+from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.core.types import ArraySpec, Spec
-from dreamlab.dreaming import RunDreamer
 from dreamlab.envs.imagined import ImaginedEnv
+from dreamlab.imagined_suite import RunDreamer
 
 SPEC = Spec({"sum": ArraySpec((1,))}, ArraySpec((1,), low=-1.0, high=1.0))
 
@@ -49,7 +49,7 @@ class Adding:
         return {"reward": z.total[..., 0], "cont": torch.ones_like(z.total[..., 0])}
 
 
-class Agent(Dreams):
+class Agent(WorldModelWorkflow):
     model, spec = Adding(), SPEC
 
     def policy(self, latent: Sum) -> Tensor:
@@ -79,9 +79,9 @@ def test_an_open_loop_report_works_with_any_latent():
 
 def test_a_policys_state_holds_the_latents_fields():
     agent, z = Agent(), Sum(torch.ones(2, 1))
-    state = agent.remember(z, torch.zeros(2, 1))
+    state = agent.pack_state(z, torch.zeros(2, 1))
     assert sorted(state) == ["action", "total"]
-    assert agent.latent_of(state) == z
+    assert agent.unpack_state(state) == z
 
 
 def test_an_imagined_environment_works_with_any_latent():

@@ -12,7 +12,7 @@ from torch import Tensor
 from dreamlab.core.config import load
 from dreamlab.core.tree import to_plain
 from dreamlab.core.types import ArraySpec, Batch, Decision, Spec, Step
-from dreamlab.data.buffer import Buffer, Place
+from dreamlab.data.buffer import Buffer, BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 
 SPEC = Spec({"state": ArraySpec((2,))}, ArraySpec((1,)))
@@ -22,7 +22,9 @@ EPISODE = 7
 def replay(num_envs: int = 2, folder: Path | None = None, **options: Any) -> Replay:
     """Return a small replay with these options, checked as a config file would be."""
     options = {"capacity": 20 * num_envs, "batch": 8, "length": 4, **options}
-    return Replay(load(ReplayConfig, options, "replay"), Place(SPEC, num_envs, folder=folder))
+    return Replay(
+        load(ReplayConfig, options, "replay"), BufferContext(SPEC, num_envs, folder=folder)
+    )
 
 
 def step_at(tick: int, num_envs: int = 2, episode: int = EPISODE) -> Step:

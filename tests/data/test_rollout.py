@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dreamlab.data.buffer import Place
+from dreamlab.data.buffer import BufferContext
 from dreamlab.data.rollout import Rollout, RolloutConfig
 from tests.data.streams import SPEC, decision_at, step_at, through_disk
 
 
 def rollout(num_envs: int = 2) -> Rollout:
-    return Rollout(RolloutConfig(length=3), Place(SPEC, num_envs))
+    return Rollout(RolloutConfig(length=3), BufferContext(SPEC, num_envs))
 
 
 def fill(

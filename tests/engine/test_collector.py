@@ -17,7 +17,7 @@ from gymnasium import spaces
 from dreamlab.core.errors import EnvError
 from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Place
+from dreamlab.data.buffer import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 from dreamlab.data.rollout import Rollout, RolloutConfig
 from dreamlab.engine.collector import Collected, Collector
@@ -51,7 +51,7 @@ class Life:
         self.envs = Envs(config, seed=0)
         workflow = Adder(None, self.envs.spec)
         self.collector = Collector(self.envs, workflow, seed=0)
-        place = Place(self.envs.spec, 3, folder=folder)
+        place = BufferContext(self.envs.spec, 3, folder=folder)
         self.replay = Replay(ReplayConfig(capacity=300, batch=4, length=3), place)
 
     def live(self, ticks: int, random_actions: bool = False) -> list[Collected]:
@@ -146,7 +146,7 @@ class Fragile(gym.Env[Any, Any]):
 def test_an_environment_that_breaks_says_why(vector: Any):
     envs = Envs(EnvConfig("tests.engine.test_collector:Fragile", num_envs=2, vector=vector), 0)
     collector = Collector(envs, Adder(None, envs.spec), seed=0)
-    replay = Replay(ReplayConfig(capacity=60, length=2), Place(envs.spec, 2))
+    replay = Replay(ReplayConfig(capacity=60, length=2), BufferContext(envs.spec, 2))
     # both break in the same step: which of two processes is heard first is not ours to say
     with pytest.raises(EnvError, match=r"env [01]: step 3.*ArithmeticError: the gearbox is gone"):
         collector.collect(4, replay)
@@ -157,7 +157,7 @@ def test_an_environment_that_breaks_says_why(vector: Any):
 def test_an_error_on_the_way_is_told_when_the_state_is_asked_for():
     envs = Envs(EnvConfig("tests.engine.test_collector:Fragile", vector="async"), 0)
     collector = Collector(envs, Adder(None, envs.spec), seed=0)
-    collector.collect(3, Replay(ReplayConfig(capacity=60, length=2), Place(envs.spec, 1)))
+    collector.collect(3, Replay(ReplayConfig(capacity=60, length=2), BufferContext(envs.spec, 1)))
     with pytest.raises(EnvError, match=r"env 0: step 3.*ArithmeticError: the gearbox is gone"):
         collector.get_state()
 

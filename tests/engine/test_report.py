@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab.components.representation.open_loop import Sequences, errors, film
-from dreamlab.components.representation.open_loop import open_loop as look
-from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.world_models.open_loop import Sequences, errors, film
+from dreamlab.components.world_models.open_loop import open_loop as look
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.types import ArraySpec, Batch, Curves, Spec
 from dreamlab.engine.report import painted
 from dreamlab.envs.drawing import painter

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from dreamlab.cli import main
-from dreamlab.runs.sweep import SweepConfig, make_jobs
+from dreamlab.sweeps.sweep import SweepConfig, make_jobs
 from tests.fuzz.damage import DAMAGES
 
 LIMIT_S = 60

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dreamlab.core.types import ArraySpec, Decision, Spec, Step
-from dreamlab.data.buffer import Place
+from dreamlab.data.buffer import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 from tests.helpers import metrics, open_loop, run_for
 
@@ -44,7 +44,7 @@ def test_resume_on_the_gpu_with_deterministic_kernels(name, tmp_path):
 def filled(storage: str, device: str) -> Replay:
     spec = Spec({"image": ArraySpec((8, 8, 3), "uint8")}, ArraySpec((2,)))
     replay = Replay(
-        ReplayConfig(200, batch=4, length=5, storage=storage), Place(spec, 2, 0, device)
+        ReplayConfig(200, batch=4, length=5, storage=storage), BufferContext(spec, 2, 0, device)
     )
     rng = np.random.default_rng(0)
     for t in range(150):

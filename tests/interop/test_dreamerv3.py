@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.errors import LabError
 from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.interop import dreamerv3, parity
@@ -42,7 +42,7 @@ def test_weights_go_out_and_come_back_unchanged():
     dreamerv3.load_weights(other, weights_of(agent))
     for (name, a), (_, b) in zip(agent.named_parameters(), other.named_parameters(), strict=True):
         assert torch.equal(a, b), name
-    assert (float(other.low), float(other.high)) == (-1.5, 2.5)
+    assert (float(other.return_low), float(other.return_high)) == (-1.5, 2.5)
 
 
 def test_sizes_are_read_off_the_weights():
@@ -101,7 +101,10 @@ def write_fixture(folder, agent: DreamerV3) -> None:
         np.savez(folder / f"outputs{suffix}.npz", **{k: v.detach().numpy() for k, v in out.items()})
         ours.learn(losses)
         after = weights_of(ours)
-        after |= {"retnorm/lo/value": ours.low.numpy(), "retnorm/hi/value": ours.high.numpy()}
+        after |= {
+            "retnorm/lo/value": ours.return_low.numpy(),
+            "retnorm/hi/value": ours.return_high.numpy(),
+        }
         np.savez(folder / f"weights_step{number}.npz", **after)
 
 

@@ -17,8 +17,8 @@ from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError, LabError
 from dreamlab.runs import cleanup
 from dreamlab.runs.cleanup import clean, survey, totals
-from dreamlab.runs.rows import read_row
 from dreamlab.runs.run import FolderLock, Run
+from dreamlab.runs.run_row import read_row
 from tests.helpers import open_loop
 
 QUICK = (

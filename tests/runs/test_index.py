@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab.core.errors import LabError
-from dreamlab.runs import index, index_file, rows
+from dreamlab.runs import index, index_file, run_row
 from dreamlab.runs.locks import is_writing
 from dreamlab.runs.run import FolderLock, Run
 from tests.runs.made import as_nobody, finish, fork, make
@@ -139,9 +139,9 @@ def test_wall_time_counts_every_process(root):
 
 def test_the_hash_is_of_what_the_numbers_depend_on():
     config = {"workflow": {"lr": 1}, "seed": 0, "run": {"dir": "a"}, "log": {}, "name": "a"}
-    same = rows.config_hash({**config, "run": {"dir": "b"}, "log": {"every_frames": 1}})
-    assert rows.config_hash(config) == same
-    assert rows.config_hash({**config, "seed": 1}) != same
+    same = run_row.config_hash({**config, "run": {"dir": "b"}, "log": {"every_frames": 1}})
+    assert run_row.config_hash(config) == same
+    assert run_row.config_hash({**config, "seed": 1}) != same
 
 
 def test_a_scratch_run_without_an_id_is_not_indexed(root):
@@ -463,7 +463,7 @@ def test_kill_9_loses_no_more_than_the_last_heartbeat(root):
     assert row(root, "a")["frames"] == manifest["env_frames"]
     assert row(root, "other")["frames"] == 77
     assert whole(root)
-    manifest["heartbeat"] -= 2 * rows.STALE_S
+    manifest["heartbeat"] -= 2 * run_row.STALE_S
     (root / "a" / "manifest.json").write_text(json.dumps(manifest))
     assert row(root, "a")["status"] == "crashed"
 

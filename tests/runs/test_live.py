@@ -20,7 +20,7 @@ from rich.console import Console
 from dreamlab.cli import main
 from dreamlab.commands.dashboard import picture
 from dreamlab.core.readers import Tail
-from dreamlab.runs.live import Alert, View, Watcher, recent_speed, sparkline
+from dreamlab.runs.live import Alert, RunView, Watcher, recent_speed, sparkline
 from dreamlab.runs.readers import total_frames
 from dreamlab.runs.run import FolderLock, Run
 
@@ -121,19 +121,19 @@ def test_frames_come_from_the_total_or_the_phases():
     assert total_frames({"training": {"phases": phases}}) == 30
     assert total_frames({"training": {"phases": phases, "total_frames": 99}}) == 99
     assert total_frames({}) is None
-    assert View(Path(), "n", 0, "running", 5, None, speed=1.0).eta_s is None
+    assert RunView(Path(), "n", 0, "running", 5, None, speed=1.0).eta_s is None
 
 
 # -- what is drawn --------------------------------------------------------------------------------
 
 
-def a_view(i: int, **data) -> View:
+def a_view(i: int, **data) -> RunView:
     folder, curve = Path(f"experiments/long_name_{i:02d}"), [float(x) for x in range(100)]
     options = {"name": f"run{i}", "seed": 0, "status": "running", "frames": 123_456_789, **data}
-    return View(folder, total=200_000_000, returns=curve, speed=12_345.6, **options)
+    return RunView(folder, total=200_000_000, returns=curve, speed=12_345.6, **options)
 
 
-def drawn(views: list[View], width: int, height: int | None = None) -> list[str]:
+def drawn(views: list[RunView], width: int, height: int | None = None) -> list[str]:
     console = Console(width=width, file=StringIO())
     console.print(picture(views, width, height))
     return [line.rstrip() for line in console.file.getvalue().splitlines()]

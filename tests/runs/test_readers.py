@@ -21,8 +21,8 @@ from dreamlab.runs.readers import (
     total_frames,
 )
 from dreamlab.runs.run import Run
+from tests.results.test_compare import make_run
 from tests.runs.made import make
-from tests.runs.test_compare import make_run
 
 
 def run(capsys, *arguments):

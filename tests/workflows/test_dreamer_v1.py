@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import optimizer_part
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
-from dreamlab.ops.returns_classic import own_lambda_return
+from dreamlab.ops.returns_planet import own_lambda_return
 from dreamlab.workflows.dreamer_v1 import Dream, DreamerV1, DreamerV1Config
 
 ACTION = ArraySpec((2,), low=-1.0, high=1.0)

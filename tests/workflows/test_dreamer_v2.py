@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.rssm_classic import Choices, LayerNormCell
+from dreamlab.components.world_models.rssm import Latent
+from dreamlab.components.world_models.rssm_planet import Choices, LayerNormCell
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Spec
@@ -262,7 +262,7 @@ def test_learning_behaviour_leaves_the_world_model_alone(action, grad):
     dreamer = agent(action, actor_grad=grad)
     parts = (dreamer.model, dreamer.actor, dreamer.critic)
     model, actor, critic = (weights(m) for m in parts)
-    metrics = dreamer.learn_behaviour(states(), going_on())
+    metrics = dreamer.learn_actor_critic(states(), going_on())
     assert all(torch.isfinite(v) for v in metrics.values())
     assert same(dreamer.model, model)
     assert not same(dreamer.actor, actor)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.helpers import open_loop, run_for
 
-from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import optimizer_part
 from dreamlab.core.phase import Phase
@@ -136,7 +136,7 @@ def update(agent: DreamerV3, batch: Batch, start: Latent) -> tuple[dict, dict]:
     seen = agent.model.observe(obs, batch.action[:, :-1], first, start, zeros(8, 2))
     losses, _ = agent.model.losses(seen, obs, batch.reward[:, 1:], terminal)
     dream = agent.dream(seen.latent.flat(), choose, zeros(15, 16))
-    more, _ = agent.behaviour(dream, seen.feature, batch.reward[:, 1:], last, terminal)
+    more, _ = agent.actor_critic_losses(dream, seen.feature, batch.reward[:, 1:], last, terminal)
     losses = losses | more
     metrics = {k: v.detach() for k, v in agent.learn(losses).items()}
     return {k: v.detach() for k, v in losses.items()}, metrics
@@ -159,7 +159,7 @@ def test_conformance_with_the_original(kind):
                 wanted = expected["dyn" if name == "rep" else name.removeprefix("rec/")]
                 assert float(value.mean()) == pytest.approx(wanted, rel=2e-5)
             assert float(metrics["grad_norm"]) == pytest.approx(expected["norm"], rel=1e-4)
-            assert [float(agent.low), float(agent.high)] == pytest.approx(
+            assert [float(agent.return_low), float(agent.return_high)] == pytest.approx(
                 expected["range"], abs=2e-6
             )
         now = torch.cat([p.detach().flatten() for p in agent.optimizers["agent"].params])
@@ -258,10 +258,10 @@ def test_the_dynamics_actor_needs_optimizers_of_its_own():
 def test_the_first_step_of_a_window_only_lends_its_state():
     agent = DreamerV3(DreamerV3Config(**SMALL), MIXED)
     batch = windows(agent)
-    start = agent.restored({k: v[:, 0] for k, v in batch.extras.items()})
+    start = agent.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
     assert start.deter.shape == (2, 16)
     assert start.stoch.view(2, 4, 4).argmax(-1).eq(0).all()
-    stored = agent.stored(start)
+    stored = agent.compress_latent(start)
     assert torch.equal(stored["stoch"], batch.extras["stoch"][:, 0])
 
 

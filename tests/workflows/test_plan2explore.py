@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
-from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import optimizer_part
@@ -43,7 +43,7 @@ def batch_of(explorer: Plan2Explore, b: int = 4, t: int = 7) -> Batch:
     flags = torch.zeros(b, t, dtype=torch.bool)
     first = flags.clone()
     first[:, 0] = True
-    extras = explorer.stored(states((b, t)))
+    extras = explorer.compress_latent(states((b, t)))
     obs = {"state": torch.randn(b, t, 3)}
     return Batch(obs, action, torch.randn(b, t), first, flags, flags.clone(), extras)
 
@@ -178,7 +178,9 @@ def test_the_explorer_learns_by_dreamers_losses():
     dream = replace(dream, reward=torch.randn_like(dream.reward))
     dream = replace(dream, ret=lambda_return(dream.reward, dream.cont, dream.value, 0.95))
     no = torch.zeros(2, 3, dtype=torch.bool)
-    expected, _ = explorer.behaviour(dream, torch.zeros(2, 3, 32), torch.zeros(2, 3), no, no)
+    expected, _ = explorer.actor_critic_losses(
+        dream, torch.zeros(2, 3, 32), torch.zeros(2, 3), no, no
+    )
     got, _ = explorer.explorer.losses(dream.feature, dream.action, dream.reward, dream.cont)
     for name, loss in got.items():
         torch.testing.assert_close(loss.mean(1), expected[name].flatten())

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.rssm_classic import Normals, ResetBeforeCell
+from dreamlab.components.world_models.rssm import Latent
+from dreamlab.components.world_models.rssm_planet import Normals, ResetBeforeCell
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
-from dreamlab.nn.image_classic import centred
+from dreamlab.nn.image_planet import centred
 from dreamlab.ops.planning import CEMConfig, cem, draw, refit
 from dreamlab.workflows.planet import PlaNet, PlaNetConfig
 
@@ -230,7 +230,7 @@ def test_images_and_vectors_are_learnt_together():
 
 def test_the_dream_is_seen_in_the_units_of_the_observations():
     planet = agent(MIXED)
-    seen = planet.view(planet.latent_of(planet.initial_state(4)))
+    seen = planet.view(planet.unpack_state(planet.initial_state(4)))
     assert {k: v.shape for k, v in seen["obs"].items()} == {
         "image": (4, 64, 64, 3), "position": (4, 2), "height": (4,), "kind": (4,)
     }  # fmt: skip

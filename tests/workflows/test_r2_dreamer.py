@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.helpers import open_loop, run_for
 
-from dreamlab.components.representation.redundancy import redundancy_loss
+from dreamlab.components.world_models.redundancy import redundancy_loss
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Spec
 from dreamlab.workflows.r2_dreamer import R2Dreamer, R2DreamerConfig, R2Scales
@@ -47,7 +47,7 @@ def test_the_decoder_shapes_nothing_and_the_tokens_are_not_pulled(tmp_path):
     loop = open_loop(tmp_path / "r", "+experiment=r2_dreamer_pixels", *small)
     run_for(loop, 12)
     agent, batch = loop.workflow, loop.parts.buffers["replay"].sample()
-    start = agent.restored({k: v[:, 0] for k, v in batch.extras.items()})
+    start = agent.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
     obs = {k: v[:, 1:] for k, v in batch.obs.items()}
     seen = agent.model.observe(obs, batch.action[:, :-1], batch.is_first[:, 1:], start)
     losses, _ = agent.model.losses(seen, obs, batch.reward[:, 1:], batch.is_terminal[:, 1:])

@@ -18,6 +18,7 @@ from dreamlab.core.errors import LabError
 from dreamlab.core.text import one_line, print, visible
 from dreamlab.runs import describe
 from dreamlab.runs import index as indexed
+from dreamlab.runs.event_log import Line, Story
 from dreamlab.runs.find import ROOT
 from dreamlab.runs.query import (
     COLUMNS,
@@ -28,9 +29,8 @@ from dreamlab.runs.query import (
     matches,
     parse_filter,
 )
-from dreamlab.runs.rows import GOING, live_status, read_row
 from dreamlab.runs.run import Run
-from dreamlab.runs.story import Line, Story
+from dreamlab.runs.run_row import GOING, live_status, read_row
 
 Verb = Callable[[Sequence[str]], int]
 

@@ -19,7 +19,7 @@ from dreamlab.core.console import ShowConsole
 from dreamlab.core.text import one_line, print
 from dreamlab.core.words import duration, number
 from dreamlab.runs.find import ROOT
-from dreamlab.runs.live import View, Watcher, sparkline
+from dreamlab.runs.live import RunView, Watcher, sparkline
 
 COLOURS = {"crashed": "red", "failed": "red", "interrupted": "yellow", "finished": "green"}
 WIDE = 105  # columns from which on everything is shown
@@ -62,13 +62,13 @@ def watch(args: list[str]) -> int:
         return 0
 
 
-def plain(view: View) -> dict[str, Any]:
+def plain(view: RunView) -> dict[str, Any]:
     """Return a view as plain data."""
     out = {**asdict(view), "folder": str(view.folder)}
     return {**out, "last": view.last, "best": view.best, "eta_s": view.eta_s}
 
 
-def picture(views: list[View], width: int, height: int | None = None) -> RenderableType:
+def picture(views: list[RunView], width: int, height: int | None = None) -> RenderableType:
     """Return the runs as a table with the latest alerts below it; only as many as fit."""
     if not views:
         return Text("no run is going on (--all shows those that have ended)")
@@ -86,7 +86,7 @@ def picture(views: list[View], width: int, height: int | None = None) -> Rendera
     return Group(table, Text(), *below) if below else table
 
 
-def labels(views: list[View]) -> list[str]:
+def labels(views: list[RunView]) -> list[str]:
     """Return what to call each run: its name and seed, or its folder where others share those."""
     full = [v.name if v.seed is None else f"{v.name}/{v.seed}" for v in views]
     shared = Counter(full)
@@ -94,7 +94,7 @@ def labels(views: list[View]) -> list[str]:
     return [one_line(name) for name in found]
 
 
-def cells(view: View, name: str, width: int) -> dict[str, Text | str]:
+def cells(view: RunView, name: str, width: int) -> dict[str, Text | str]:
     """Return a row by its columns; a narrow terminal gets the most telling ones."""
     wide = width >= WIDE
     longest, curve = (30, 16) if wide else (max(8, width - 66), 10)
@@ -113,7 +113,7 @@ def cells(view: View, name: str, width: int) -> dict[str, Text | str]:
     }
 
 
-def state(view: View) -> Text:
+def state(view: RunView) -> Text:
     """Return the time left, or how the run ended."""
     if view.status == "created":
         return Text("starting", "dim")
@@ -122,7 +122,7 @@ def state(view: View) -> Text:
     return Text(one_line(view.status), COLOURS.get(view.status, ""))
 
 
-def alerts(views: list[View], now: float, crop: bool) -> list[Text]:
+def alerts(views: list[RunView], now: float, crop: bool) -> list[Text]:
     """Return the last alert of each run and kind, the newest first; cropped, one line for each."""
     last = {(n, a.kind): a for v, n in zip(views, labels(views), strict=True) for a in v.alerts}
     lines: list[Text] = []

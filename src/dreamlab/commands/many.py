@@ -20,10 +20,10 @@ from dreamlab.core.files import write_text
 from dreamlab.core.limits import shown
 from dreamlab.core.text import print
 from dreamlab.core.words import number
-from dreamlab.runs.launch.crew import Crew, OnDemand, make_launcher
-from dreamlab.runs.launch.job import Job, shell
-from dreamlab.runs.launch.view import View, cell, results
-from dreamlab.runs.sweep import Sweep, SweepConfig, corners, make_job, make_jobs, telling
+from dreamlab.sweeps.job import Job, shell
+from dreamlab.sweeps.job_pool import JobPool, OnDemand, make_launcher
+from dreamlab.sweeps.progress import SweepProgress, cell, results
+from dreamlab.sweeps.sweep import Sweep, SweepConfig, corners, make_job, make_jobs, telling
 
 
 def sweep(args: list[str]) -> int:
@@ -45,8 +45,8 @@ def sweep(args: list[str]) -> int:
     _check([j for j in jobs if j.status() != "finished"])
     _keep(config, folder)
     ends = {"finished"} if options.retry_failed else {"finished", "failed", "pruned"}
-    crew, view = _staff(config, folder, over={j.status() for j in jobs} <= ends)
-    work = Sweep(jobs, crew, view, options.retry_failed)
+    pool, view = _staff(config, folder, over={j.status() for j in jobs} <= ends)
+    work = Sweep(jobs, pool, view, options.retry_failed)
     busy = f", {len(work.elsewhere)} running already" if work.elsewhere else ""
     view.say(f"{len(jobs)} jobs, {len(work.left)} to run{busy}, in {folder}")
     code = work.run()
@@ -60,7 +60,7 @@ def tune(args: list[str]) -> int:
     options, config = _read("tune", args)
     if config is None:
         return 0
-    from dreamlab.runs import tune as tuning
+    from dreamlab.sweeps import tune as tuning
 
     folder = config.folder("tune")
     frames = _check([make_job(config, folder, p, s) for p in corners(config) for s in config.seeds])
@@ -76,9 +76,9 @@ def tune(args: list[str]) -> int:
     _keep(config, folder)
     if options.retry_failed:
         tuning.retry_failed(study)
-    crew, view = _staff(config, folder, tuning.is_over(config.tune, study))
+    pool, view = _staff(config, folder, tuning.is_over(config.tune, study))
     view.say(f"{config.tune.trials} trials, in {folder}")
-    code = tuning.Tuner(config, folder, study, (crew, view)).run()
+    code = tuning.Tuner(config, folder, study, (pool, view)).run()
     if code == 130:
         view.say(f"stopped. To go on: {_again('tune', args)}")
         return code
@@ -90,12 +90,12 @@ def tune(args: list[str]) -> int:
     return 0
 
 
-def _staff(config: SweepConfig, folder: Path, over: bool) -> tuple[Crew, View]:
+def _staff(config: SweepConfig, folder: Path, over: bool) -> tuple[JobPool, SweepProgress]:
     """Return who runs the jobs, and where that is shown; if all are over, nobody is called."""
     size = config.parallel_jobs
     launcher = OnDemand(lambda: make_launcher(config.launcher, config.limits, size, folder))
     _ = over or launcher.made
-    return Crew(launcher, size), View(config.name, size)
+    return JobPool(launcher, size), SweepProgress(config.name, size)
 
 
 # -- the file and what the command line changes in it ---------------------------------------------
@@ -207,7 +207,7 @@ def _again(verb: str, args: list[str]) -> str:
 
 def _summary(work: Sweep, folder: Path, args: list[str]) -> str:
     again = _again("sweep", args)
-    if work.crew.stopping:
+    if work.pool.stopping:
         return f"stopped. To go on: {again}"
     if "failed" in work.states.values():
         return f"some jobs failed. To try them again: {again} --retry-failed"
@@ -217,7 +217,7 @@ def _summary(work: Sweep, folder: Path, args: list[str]) -> str:
 def _trials(study: Any) -> Any:
     from rich.table import Table
 
-    from dreamlab.runs.tune import valid
+    from dreamlab.sweeps.tune import valid
 
     trials = study.get_trials(deepcopy=False)
     counted = {t.number for t in valid(trials)}

@@ -12,8 +12,8 @@ from dreamlab.core.config import ours_only
 from dreamlab.core.errors import LabError
 from dreamlab.core.readers import read_text
 from dreamlab.core.text import one_line
-from dreamlab.runs.code import KEPT_CHARACTERS
-from dreamlab.runs.groups import Group, Groups, Member
+from dreamlab.results.groups import Group, Groups, Member
+from dreamlab.runs.git_state import KEPT_CHARACTERS
 from dreamlab.runs.options import flatten
 
 ROOT = "again"

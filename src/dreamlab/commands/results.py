@@ -12,11 +12,11 @@ from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_text
 from dreamlab.core.text import print, visible
-from dreamlab.runs import figures, published
-from dreamlab.runs.compare import Comparison, remarks
-from dreamlab.runs.compare import compare as compare_groups
-from dreamlab.runs.groups import Groups, read_groups
-from dreamlab.runs.tables import curves_csv, in_format, text
+from dreamlab.results import figures, published
+from dreamlab.results.compare import Comparison, remarks
+from dreamlab.results.compare import compare as compare_groups
+from dreamlab.results.groups import Groups, read_groups
+from dreamlab.results.tables import curves_csv, in_format, text
 
 
 def compare(args: list[str]) -> int:
@@ -72,7 +72,7 @@ def export(args: list[str]) -> int:
 def report(args: list[str]) -> int:
     """Write one HTML page about groups of runs."""
     from dreamlab.commands.reproduce import recipe
-    from dreamlab.runs.page import Said, html_page
+    from dreamlab.results.html_report import Said, html_page
 
     parser = _parser("report")
     parser.add_argument("--out", type=Path, default=Path("report.html"))

@@ -14,9 +14,9 @@ import torch
 from dreamlab import build
 from dreamlab.commands.arguments import Parser, natural, positive, positive_int
 from dreamlab.commands.printing import json_text
-from dreamlab.commands.verify import plain_errors
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.errors import ConfigError, DivergedError, LabError
+from dreamlab.core.files import disk_errors
 from dreamlab.core.text import print
 from dreamlab.engine.inspector import Inspector
 from dreamlab.engine.memory import MemoryProfile, describe
@@ -45,7 +45,7 @@ def debug(args: list[str]) -> int:
     options, overrides = parser.parse_known_args(args)
     config = _debug_config(overrides)
     build.check(config)
-    with plain_errors(), tempfile.TemporaryDirectory() as scratch:
+    with disk_errors(every=True), tempfile.TemporaryDirectory() as scratch:
         folder = Path(config.run.dir or f"{scratch}/checked")
         inspector = Inspector(_open(config, folder), config.env.normalize_obs is not None)
         inspector.attach()
@@ -154,7 +154,7 @@ def cleanup(args: list[str]) -> int:
     recent = options.keep_recent
     if recent is None:  # whoever names an age means all runs of that age
         recent = 0 if options.older_than else RECENT
-    with plain_errors():
+    with disk_errors(every=True):
         runs = cleaning.survey(options.root, options.keep_best, recent, options.older_than)
     if not runs:
         raise LabError(f"{options.root}: there is no run")
@@ -228,7 +228,7 @@ def export_policy(args: list[str]) -> int:
     if hub.is_hub(options.folder) and not (options.out or to_hub):
         raise ConfigError("export-policy: nothing is written into a hub's folder: add --out FILE")
     trained = build.load_policy(options.folder, options.checkpoint, options.trust_code)
-    with plain_errors(), strangers.guarded(options.folder, options.trust_code):
+    with disk_errors(every=True), strangers.guarded(options.folder, options.trust_code):
         return _export_to_hub(trained, options) if to_hub else _export(trained, options)
 
 

@@ -6,8 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from dreamlab.commands.arguments import Parser, natural
 from dreamlab.commands.printing import json_text
 from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
 from dreamlab.core.errors import ConfigError, LabError
-from dreamlab.core.files import write_text
+from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.observer import Observer
@@ -27,18 +26,6 @@ from dreamlab.interop import strangers
 from dreamlab.runs import verify as verifying
 from dreamlab.runs.locks import is_writing
 from dreamlab.runs.run import Run
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turn what the disk refuses into one message."""
-    try:
-        yield
-    except BrokenPipeError:  # nobody reads on: that is for `main`
-        raise
-    except OSError as error:
-        what = f"{error.filename}: " if error.filename else ""
-        raise LabError(f"{what}{error.strerror or error}") from error
 
 
 def verify(args: list[str]) -> int:
@@ -54,7 +41,7 @@ def verify(args: list[str]) -> int:
     if not (options.folder / "config.yaml").exists():
         raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")
     run, config = Run(options.folder), strangers.read_config(options.folder, options.trust_code)
-    with plain_errors(), tempfile.TemporaryDirectory(prefix="dreamlab_verify_") as scratch:
+    with disk_errors(every=True), tempfile.TemporaryDirectory(prefix="dreamlab_verify_") as scratch:
         second = Path(scratch) / "run"
         changed = _prepare(config, second, options.overrides)
         begin = _copy_checkpoint(run, config, second, options.start) if options.start else 0

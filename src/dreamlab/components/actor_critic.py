@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dreamlab.components.heads import LatentPolicy, TwoHotHead
-from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.limits import Decay, Depth, NonNegative, Range, Share, SomeShare, Width
 from dreamlab.core.types import ArraySpec, Metrics
-from dreamlab.nn.norm import Style
-from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.nn.layers import LayerStyle
+from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.ops.returns import lambda_return
-from dreamlab.ops.scaling import Bins, follow_range
+from dreamlab.ops.scaling import Bins, update_return_range
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ActorCriticConfig:
     num_bins: Annotated[int, Range(2, 65_536)]
     bins: Bins
     unimix: Decay
-    style: Style
+    style: LayerStyle
     lam: Share
     entropy: NonNegative
     slow_rate: SomeShare
@@ -39,9 +39,9 @@ class ActorCriticConfig:
 class ActorCritic(nn.Module):
     """A policy, its values, a slow copy of these, and the range of returns met so far."""
 
-    low: Tensor
-    high: Tensor
-    marks: Tensor
+    return_low: Tensor
+    return_high: Tensor
+    quantiles: Tensor
 
     def __init__(self, config: ActorCriticConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class ActorCritic(nn.Module):
         self.actor = LatentPolicy(in_dim, action, c.units, c.layers, c.unimix, c.style)
         self.critic = TwoHotHead(in_dim, c.units, c.layers, c.num_bins, c.bins, c.style)
         self.slow = frozen_copy(self.critic)
-        self.follower = Follower(self.slow, self.critic)
-        self.register_buffer("low", torch.zeros(()))
-        self.register_buffer("high", torch.zeros(()))
-        self.register_buffer("marks", torch.tensor([0.05, 0.95]), persistent=False)
+        self.target_network = TargetNetwork(self.slow, self.critic)
+        self.register_buffer("return_low", torch.zeros(()))
+        self.register_buffer("return_high", torch.zeros(()))
+        self.register_buffer("quantiles", torch.tensor([0.05, 0.95]), persistent=False)
 
     def learnt(self) -> list[nn.Parameter]:
         """Return the parameters that an optimizer moves."""
@@ -65,7 +65,7 @@ class ActorCritic(nn.Module):
     def losses(
         self, feature: Tensor, action: Tensor, reward: Tensor, cont: Tensor
     ) -> tuple[dict[str, Tensor], Metrics]:
-        """Return the losses [n, h] `policy` and `value` of dreams [n, h + 1], and facts.
+        """Return the losses [n, h] `policy` and `value` of dreams [n, h + 1], and metrics.
 
         The reward of a state came with it; that of the first is not used.
         """
@@ -82,13 +82,15 @@ class ActorCritic(nn.Module):
         policy = -weight * (dist.log_prob(action[:, :-1]) * advantage + c.entropy * entropy)
         logits = self.critic(feature[:, :-1])
         error = self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
-        facts = {"return": ret.mean(), "value": value.mean(), "entropy": entropy.mean()}
-        return {"policy": policy, "value": weight * error}, facts
+        metrics = {"return": ret.mean(), "value": value.mean(), "entropy": entropy.mean()}
+        return {"policy": policy, "value": weight * error}, metrics
 
     def return_scale(self, ret: Tensor) -> Tensor:
         """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
-        return follow_range(ret, self.marks, (self.low, self.high), self.config.return_rate)
+        return update_return_range(
+            ret, self.quantiles, (self.return_low, self.return_high), self.config.return_rate
+        )
 
-    def settle(self) -> None:
+    def update_target(self) -> None:
         """Move the slow critic, after the critic was moved."""
-        self.follower.move(self.config.slow_rate)
+        self.target_network.update(self.config.slow_rate)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.dists import Categorical, Dist, Gaussian, MultiCategorical
-from dreamlab.nn.norm import DEFAULT, Style, Tower, dense
+from dreamlab.nn.layers import DEFAULT, LayerStyle, NormMLP, dense
 from dreamlab.ops.scaling import Bins, symexp, symexp_bins, symlog, symmetric_mean, two_hot_loss
 
 
@@ -23,10 +23,10 @@ class TwoHotHead(nn.Module):
 
     def __init__(
         self, in_dim: int, units: int, layers: int, num_bins: int = 255, kind: Bins = "symexp",
-        style: Style = DEFAULT,
+        style: LayerStyle = DEFAULT,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.net = Tower(in_dim, units, layers, style)
+        self.net = NormMLP(in_dim, units, layers, style)
         self.out = dense(self.net.out_dim, num_bins, scale=0.0)
         self.kind = kind
         even = torch.linspace(-20, 20, num_bins)
@@ -50,9 +50,9 @@ class TwoHotHead(nn.Module):
 class BinaryHead(nn.Module):
     """The logit of a probability."""
 
-    def __init__(self, in_dim: int, units: int, layers: int, style: Style = DEFAULT) -> None:
+    def __init__(self, in_dim: int, units: int, layers: int, style: LayerStyle = DEFAULT) -> None:
         super().__init__()
-        self.net = Tower(in_dim, units, layers, style)
+        self.net = NormMLP(in_dim, units, layers, style)
         self.out = dense(self.net.out_dim, 1)
 
     def forward(self, feature: Tensor) -> Tensor:
@@ -72,11 +72,11 @@ class LatentPolicy(nn.Module):
 
     def __init__(
         self, in_dim: int, action: ArraySpec, units: int, layers: int, unimix: float = 0.0,
-        style: Style = DEFAULT, std: tuple[float, float] = (0.1, 1.0),
+        style: LayerStyle = DEFAULT, std: tuple[float, float] = (0.1, 1.0),
     ) -> None:  # fmt: skip
         super().__init__()
         self.action, self.unimix, self.std = action, unimix, std
-        self.net = Tower(in_dim, units, layers, style)
+        self.net = NormMLP(in_dim, units, layers, style)
         classes = action.classes
         if classes is None:
             self.mean = dense(self.net.out_dim, action.size, scale=0.01)

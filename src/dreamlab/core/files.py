@@ -86,16 +86,20 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def told_plainly(advice: str) -> Iterator[None]:
+def disk_errors(advice: str = "", every: bool = False) -> Iterator[None]:
     """Turn a disk that is full, or that cannot be written to, into one message with advice.
 
-    torch hides the error of the file it writes to behind one of its own.
+    `every` takes any other fault of a file for one too, but a pipe that closed. torch hides the
+    error of the file it writes to behind one of its own.
     """
     try:
         yield
+    except BrokenPipeError:  # nobody reads on: that is for `main`
+        raise
     except (OSError, RuntimeError) as error:
         reason = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(reason, OSError) or reason.errno not in REFUSALS:
+        if not isinstance(reason, OSError) or not (every or reason.errno in REFUSALS):
             raise
         what = f"{reason.filename}: " if reason.filename else ""
-        raise LabError(f"{what}{reason.strerror}. {advice}") from error
+        end = f". {advice}" if advice else ""
+        raise LabError(f"{what}{reason.strerror or reason}{end}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -81,6 +81,8 @@ class Workflow(nn.Module, ABC, Generic[C]):
     Config: ClassVar[type]
     tiny: ClassVar[dict[str, Any]] = {}
     """Options that make it as small as it can be and still work: for debugging and for tests."""
+    former_names: ClassVar[dict[str, str]] = {}
+    """What is held under another name in older checkpoints: that name, and today's."""
 
     def __init__(self, config: C, spec: Spec) -> None:
         super().__init__()
@@ -160,6 +162,13 @@ class Workflow(nn.Module, ABC, Generic[C]):
     def hooks(cls) -> dict[str, Callable[..., Any]]:
         """Return the methods a phase may call, by name."""
         return {n: getattr(cls, n) for n in marked(cls, "hook")}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over what was saved, also by an older version that called it otherwise."""
+        state = {self.former_names.get(k, k): v for k, v in state_dict.items()}
+        return super().load_state_dict(state, strict, assign)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {name: opt.state_dict() for name, opt in self.optimizers.items()}

@@ -27,7 +27,7 @@ class BufferConfig:
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferContext:
     """Where a buffer lives: known to the composition root, not to its config."""
 
     spec: Spec

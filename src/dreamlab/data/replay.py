@@ -14,7 +14,7 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.limits import Natural, PositiveInt, Range
 from dreamlab.core.types import Array, Batch, Decision, Step
-from dreamlab.data.buffer import BufferConfig, Place, as_tensor, batch_of, record
+from dreamlab.data.buffer import BufferConfig, BufferContext, as_tensor, batch_of, record
 from dreamlab.data.chunks import ChunkFiles
 from dreamlab.data.samplers import Sampler, Window
 from dreamlab.data.storage import Store, send
@@ -77,7 +77,7 @@ class Replay:
     Config = ReplayConfig
     needs_next = False
 
-    def __init__(self, config: ReplayConfig, place: Place) -> None:
+    def __init__(self, config: ReplayConfig, place: BufferContext) -> None:
         self.config, self.place = config, place
         self.num_envs = place.num_envs
         self.ticks = max(config.capacity // place.num_envs, config.length + 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dreamlab.core.limits import PositiveInt
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Step
-from dreamlab.data.buffer import BufferConfig, Place, as_tensor, batch_of, record
+from dreamlab.data.buffer import BufferConfig, BufferContext, as_tensor, batch_of, record
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Rollout:
     Config = RolloutConfig
     needs_next = True
 
-    def __init__(self, config: RolloutConfig, place: Place) -> None:
+    def __init__(self, config: RolloutConfig, place: BufferContext) -> None:
         self.config, self.place = config, place
         self.data: dict[str, Tensor] = {}
         self.views: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import Array
-from dreamlab.data.buffer import Place, as_tensor
+from dreamlab.data.buffer import BufferContext, as_tensor
 
 GPU_SHARE = 0.4  # of the GPU's free memory; the rest is left to the training
 
@@ -43,7 +43,7 @@ class Store:
     An environment's ticks lie side by side, so that a window is one stretch of memory.
     """
 
-    def __init__(self, row: dict[str, Tensor], ticks: int, kind: str, place: Place) -> None:
+    def __init__(self, row: dict[str, Tensor], ticks: int, kind: str, place: BufferContext) -> None:
         self.device = torch.device(place.device)
         kind = choose(kind, ticks * sum(v.nbytes for v in row.values()), self.device)
         self.on_gpu = kind == "gpu" and self.device.type == "cuda"
@@ -152,7 +152,7 @@ def send(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device, non_blocking=True)
 
 
-def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: Place) -> Tensor:
+def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: BufferContext) -> Tensor:
     shape = (value.shape[0], ticks, *value.shape[1:])
     if kind == "gpu":
         return torch.zeros(shape, dtype=value.dtype, device=place.device)

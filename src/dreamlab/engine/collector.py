@@ -101,7 +101,7 @@ class Collector:
             self._track(self.step)
         return self.step
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the step that the environments work on, if they do."""
         if self.envs.pending:
             self._current()
@@ -134,7 +134,7 @@ class Collector:
 
     def get_state(self) -> dict[str, Any]:
         """Return environments, running episodes and the policy's private state as plain data."""
-        self.settle()
+        self.wait()
         step = (
             None
             if self.step is None
@@ -152,7 +152,7 @@ class Collector:
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
         """Continue from saved state; return the environments that had to begin a new episode."""
-        self.settle()
+        self.wait()
         random.set_generator_state(self.rng, state["rng"])
         self.ended = Collected(**state.get("ended", {}))  # older checkpoints have none
         self.state = tree_map(self._place, state["state"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dreamlab.engine.chain import Chain
+from dreamlab.engine.digest_chain import Chain
 from dreamlab.engine.norms import Norms
 from dreamlab.engine.profiler import Profiler
 from dreamlab.engine.system import System

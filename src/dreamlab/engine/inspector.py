@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.findings import Finding
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Array, ArraySpec, Batch, Metrics, Step
 from dreamlab.engine.observer import Observer
@@ -21,14 +22,6 @@ EXPLODING = 1e4
 MIN_ROWS = 64
 """Rows a module must have seen before a unit that never moved is called dead."""
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.SiLU, nn.ELU, nn.GELU, nn.LeakyReLU, nn.Sigmoid)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was noticed; an error is a defect, a warning may be one."""
-
-    level: str
-    text: str
 
 
 @dataclass

@@ -240,7 +240,7 @@ class Orchestrator:
         """Measure the policy and report it under `eval/`; raise if a stop was asked for."""
         path = self.run_log.folder / "videos" / f"eval_{self.counters.env_frames:012d}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
-        self.parts.collector.settle()
+        self.parts.collector.wait()
         statistics = self.parts.collector.envs.normalizer.get_state()
         result = self.parts.evaluator.run(
             self.workflow, statistics, wanted, lambda: self.stop_requested

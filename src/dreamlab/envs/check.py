@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from dreamlab.core.errors import LabError
+from dreamlab.core.findings import Finding
 from dreamlab.core.types import Step
 from dreamlab.envs import suites
 from dreamlab.envs.guard import SILENCE, Overdue, is_ctrl_c, making, told, watched
@@ -23,14 +24,6 @@ NO_LIMIT = (
     "an episode that never ends keeps an evaluation busy until eval.max_steps; set env.time_limit"
 )
 NUMBERS = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was tried, and how it went."""
-
-    level: Literal["ok", "warning", "error"]
-    text: str
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from dreamlab.core.errors import LabError
+from dreamlab.core.findings import Finding
 from dreamlab.envs import rendering, suites
-from dreamlab.envs.check import Finding
 
 GB = 1024**3
 

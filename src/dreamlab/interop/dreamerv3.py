@@ -123,7 +123,10 @@ def load_weights(agent: DreamerV3, weights: Weights) -> None:
             shape = weights[theirs].shape
             raise LabError(f"interop: {theirs!r} has shape {shape}, ours {params[ours].shape}")
         params[ours].copy_(to_ours(weights[theirs], params[ours]))
-    for buffer, key in ((agent.low, "retnorm/lo/value"), (agent.high, "retnorm/hi/value")):
+    for buffer, key in (
+        (agent.return_low, "retnorm/lo/value"),
+        (agent.return_high, "retnorm/hi/value"),
+    ):
         if key in weights:
             buffer.fill_(float(weights[key]))
 

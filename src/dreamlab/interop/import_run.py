@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from dreamlab.components.representation.codec import width
+from dreamlab.components.world_models.codec import width
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.config import convert
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dreamlab.components.representation.protocol import Policy
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.world_model import Seen
+from dreamlab.components.world_models.protocol import Policy
+from dreamlab.components.world_models.rssm import Latent
+from dreamlab.components.world_models.world_model import Posterior
 from dreamlab.core.optim import LaProp
 from dreamlab.core.text import print
 from dreamlab.core.types import Array
@@ -121,7 +121,7 @@ def recorded(actions: Array) -> Policy:
 
 def run_update(
     agent: DreamerV3, fixture: Fixture, outputs: Arrays
-) -> tuple[Seen, Dream, dict[str, Tensor]]:
+) -> tuple[Posterior, Dream, dict[str, Tensor]]:
     """Compute the losses of the fixture's batch with the original's samples."""
     tensor = lambda k: torch.from_numpy(fixture.obs[k])  # noqa: E731
     obs = {k: tensor(k) for k in agent.spec.obs}
@@ -131,12 +131,14 @@ def run_update(
     losses, _ = agent.model.losses(seen, obs, reward, terminal)
     dreamt = forced(outputs["imagine/stoch"][:, 1:]).transpose(0, 1)
     dream = agent.dream(seen.latent.flat(), recorded(outputs["imagine/action"]), dreamt)
-    more, _ = agent.behaviour(dream, seen.feature, reward, last, terminal)
+    more, _ = agent.actor_critic_losses(dream, seen.feature, reward, last, terminal)
     return seen, dream, losses | more
 
 
 @torch.no_grad()
-def computed(agent: DreamerV3, fixture: Fixture, seen: Seen, dream: Dream) -> dict[str, Tensor]:
+def computed(
+    agent: DreamerV3, fixture: Fixture, seen: Posterior, dream: Dream
+) -> dict[str, Tensor]:
     """Return everything the original wrote down, as we compute it, under its names."""
     model, flat = agent.model, seen.latent.flat()
     shape, rssm = seen.tokens.shape[:2], model.rssm
@@ -183,7 +185,7 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
     found = computed(agent, fixture, seen, dream)
     found |= {f"loss/{k.removeprefix('rec/')}": v for k, v in losses.items()}
     with torch.no_grad():
-        scale = (agent.high - agent.low).clamp(min=1.0)
+        scale = (agent.return_high - agent.return_low).clamp(min=1.0)
         dist = agent.actor(dream.feature)
         advantage = (dream.ret - dream.value[:, :-1]) / scale
         gain = dist.log_prob(dream.action)[:, :-1] * advantage
@@ -202,7 +204,10 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
     for ours, theirs_name in sorted(names.items(), key=lambda pair: pair[1]):
         value = dreamerv3.to_theirs(params[ours], theirs_name)
         yield compare_update(prefix + theirs_name, value, after[theirs_name])
-    for buffer, name in ((agent.low, "retnorm/lo/value"), (agent.high, "retnorm/hi/value")):
+    for buffer, name in (
+        (agent.return_low, "retnorm/lo/value"),
+        (agent.return_high, "retnorm/hi/value"),
+    ):
         yield compare(prefix + name, buffer, after[name])
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dreamlab.accel.dispatch import use_gpu_kernels
 from dreamlab.accel.phase_conv import conv_pool, double_conv
-from dreamlab.nn.norm import ACTS, BlockLinear, NormAct, Style, dense, norm, trunc_normal_
+from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, dense, norm, trunc_normal_
 
 
 class Conv(nn.Module):
@@ -61,7 +61,9 @@ def double(x: Tensor) -> Tensor:
 class PoolEncoder(nn.Module):
     """Convolutions, each halving the map by its maxima; the features in the order h, w, c."""
 
-    def __init__(self, shape: tuple[int, int, int], depths: tuple[int, ...], style: Style) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], depths: tuple[int, ...], style: LayerStyle
+    ) -> None:
         super().__init__()
         height, width, channels = shape
         dims = [channels, *depths]
@@ -84,7 +86,7 @@ class UpDecoder(nn.Module):
 
     def __init__(
         self, shape: tuple[int, int, int], deter: int, stoch: int, depths: tuple[int, ...],
-        units: int, blocks: int, style: Style,
+        units: int, blocks: int, style: LayerStyle,
     ) -> None:  # fmt: skip
         super().__init__()
         height, width, channels = shape

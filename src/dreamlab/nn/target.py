@@ -16,7 +16,7 @@ def frozen_copy(module: M) -> M:
     return copy.deepcopy(module).requires_grad_(False)
 
 
-class Follower(Generic[M]):
+class TargetNetwork(Generic[M]):
     """Moves a frozen copy towards its original. It holds no state: the modules do."""
 
     def __init__(self, target: M, online: M) -> None:
@@ -24,7 +24,7 @@ class Follower(Generic[M]):
         self.online: list[Tensor] = list(online.parameters())
 
     @torch.no_grad()
-    def move(self, share: float | Tensor) -> None:
+    def update(self, share: float | Tensor) -> None:
         """Go `share` of the way: 0 stays, 1 copies exactly. A tensor is not read by the host."""
         torch._foreach_mul_(self.target, 1 - share)
         torch._foreach_add_(self.target, torch._foreach_mul(self.online, share))

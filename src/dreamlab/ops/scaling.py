@@ -61,10 +61,10 @@ def two_hot_loss(
 
 
 @torch.no_grad()
-def follow_range(
-    x: Tensor, marks: Float[Tensor, " 2"], ends: tuple[Tensor, Tensor], rate: float
+def update_return_range(
+    x: Tensor, quantiles: Float[Tensor, " 2"], ends: tuple[Tensor, Tensor], rate: float
 ) -> Tensor:
-    """Move both `ends` towards the quantiles `marks` of x; return their distance, at least 1."""
-    for end, mark in zip(ends, torch.quantile(x.flatten(), marks).unbind(), strict=True):
+    """Move both `ends` towards these quantiles of x; return their distance, at least 1."""
+    for end, mark in zip(ends, torch.quantile(x.flatten(), quantiles).unbind(), strict=True):
         end.lerp_(mark, rate)
     return (ends[1] - ends[0]).clamp(min=1.0)

@@ -24,8 +24,8 @@ from dreamlab.core.readers import FileError, read_json
 from dreamlab.runs.find import runs_under
 from dreamlab.runs.locks import is_writing
 from dreamlab.runs.readers import read_config_node, read_manifest
-from dreamlab.runs.rows import BROKEN, heard_of, last_heard, row_of
 from dreamlab.runs.run import FolderLock
+from dreamlab.runs.run_row import BROKEN, heard_of, last_heard, row_of
 
 TEMPORARY = r"\..+\.\d+\.tmp(\.mp4)?"
 KINDS = {

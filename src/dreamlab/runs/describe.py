@@ -14,8 +14,8 @@ from dreamlab.core.words import duration
 from dreamlab.runs.options import differences, flatten
 from dreamlab.runs.query import HIDDEN, as_text
 from dreamlab.runs.readers import config_if_readable, problems, read_config_node
-from dreamlab.runs.rows import Row, facts_of
 from dreamlab.runs.run import Run
+from dreamlab.runs.run_row import Row, facts_of
 
 TABLE = ("id", "name", "algorithm", "env", "seed", "status", "frames", "return", "best_return")
 PARTS = ("config", "versions", "hardware", "project")

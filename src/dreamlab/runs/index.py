@@ -35,7 +35,7 @@ from dreamlab.runs.index_file import (
     transaction,
 )
 from dreamlab.runs.readers import config_if_readable, problems
-from dreamlab.runs.rows import (
+from dreamlab.runs.run_row import (
     BROKEN,
     COLUMNS,
     Row,

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from dreamlab.runs.locks import held
-from dreamlab.runs.rows import COLUMNS, stamp_of
+from dreamlab.runs.run_row import COLUMNS, stamp_of
 
 FILE = "index.sqlite"
 ROOT = Path("experiments")

@@ -12,7 +12,7 @@ from typing import Any
 from dreamlab.core.readers import Tail
 from dreamlab.runs.find import runs_under
 from dreamlab.runs.readers import config_if_readable, is_event, is_metrics, total_frames
-from dreamlab.runs.rows import GOING, Row, live_status, manifest_stamp, read_row, stamp_of
+from dreamlab.runs.run_row import GOING, Row, live_status, manifest_stamp, read_row, stamp_of
 
 BARS = "▁▂▃▄▅▆▇█"
 SPEED_RECORDS = 10  # over how many the speed is averaged: single ones scatter
@@ -28,7 +28,7 @@ class Alert:
 
 
 @dataclass
-class View:
+class RunView:
     """One run at one moment."""
 
     folder: Path
@@ -75,7 +75,7 @@ class Watcher:
         self.totals: dict[Path, tuple[str, int | None]] = {}
         self.tails: dict[Path, tuple[Tail, Tail]] = {}
 
-    def look(self, everything: bool = False) -> list[View]:
+    def look(self, everything: bool = False) -> list[RunView]:
         """Return the runs that are going on; with `everything` those that ended after them."""
         now = time.time()
         found = {f: self._row(f) for root in self.roots for f in runs_under(root)}
@@ -104,10 +104,10 @@ class Watcher:
             self.totals[folder] = (stamp, total_frames(config_if_readable(folder)))
         return self.totals.get(folder, ("", None))[1]
 
-    def _view(self, folder: Path, row: Row, status: str, now: float) -> View:
+    def _view(self, folder: Path, row: Row, status: str, now: float) -> RunView:
         heartbeat = row.get("heartbeat")
         age = None if heartbeat is None else max(now - float(heartbeat), 0.0)
-        view = View(
+        view = RunView(
             folder, str(row.get("name") or folder.name), row.get("seed"), status,
             int(row.get("frames") or 0), self._total(folder), age_s=age,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 from dreamlab.core.errors import LabError, unknown
 from dreamlab.runs import index
 from dreamlab.runs.find import ROOT, is_run
-from dreamlab.runs.rows import COLUMNS, Row, live_status, read_row
+from dreamlab.runs.run_row import COLUMNS, Row, live_status, read_row
 
 OPERATORS = ("!=", ">=", "<=", "=", ">", "<", "~")
 HIDDEN = ("path", "stamp")

@@ -18,11 +18,11 @@ from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_json
 from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.readers import FileError, MissingFileError
-from dreamlab.runs.code import git_state, project_state
+from dreamlab.runs.git_state import git_state, project_state
 from dreamlab.runs.index import Entry
 from dreamlab.runs.locks import RETRY_S, acquire, held
 from dreamlab.runs.readers import read_config_node, read_manifest, read_metrics
-from dreamlab.runs.rows import best_of, stamp_of, tags_of
+from dreamlab.runs.run_row import best_of, stamp_of, tags_of
 
 PACKAGES = (
     "dreamlab",

@@ -10,7 +10,7 @@ from typing import Any
 
 from dreamlab.core.errors import LabError
 from dreamlab.core.readers import FileError, Record, read_jsonl
-from dreamlab.runs.code import HERE, git, git_state, project_state
+from dreamlab.runs.git_state import HERE, git, git_state, project_state
 from dreamlab.runs.options import differences, flatten
 from dreamlab.runs.run import Run, hardware, versions
 

@@ -24,9 +24,9 @@ from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook
-from dreamlab.nn.count import Count
+from dreamlab.nn.counter import Count
 from dreamlab.nn.mlp import chain, linear
-from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.ops.losses import project_categorical
 
 
@@ -187,7 +187,7 @@ class DQN(Workflow[DQNConfig]):
         self.returns = Mean() if c.c51 is None else Categorical(c.c51)
         self.online = QNetwork(c, spec, self.num_actions, self.returns.outputs)
         self.target = frozen_copy(self.online)
-        self.follower = Follower(self.target, self.online)
+        self.target_network = TargetNetwork(self.target, self.online)
         self.opt = self.optimizer("dqn", self.online.parameters(), c.optimizer)
         self.decisions, self.steps = Count(), Count()
 
@@ -270,7 +270,7 @@ class DQN(Workflow[DQNConfig]):
         before, self.steps.value = self.steps.value, self.steps.value + steps
         period = self.config.target_every_gradient_steps
         if self.steps.value // period > before // period:
-            self.follower.move(self.config.tau)
+            self.target_network.update(self.config.tau)
 
 
 def _describe(action: ArraySpec) -> str:

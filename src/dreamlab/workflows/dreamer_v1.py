@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dreamlab.components.representation.codec_classic import ClassicCodecConfig
-from dreamlab.components.representation.dreams import Dreams
-from dreamlab.components.representation.protocol import Policy
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
-from dreamlab.components.representation.world_model_classic import (
-    ClassicModel,
-    ClassicModelConfig,
-    Followed,
+from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
+from dreamlab.components.world_models.protocol import Policy
+from dreamlab.components.world_models.rssm import Latent
+from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
+from dreamlab.components.world_models.workflow import WorldModelWorkflow
+from dreamlab.components.world_models.world_model_planet import (
     NormalHead,
+    PlaNetModel,
+    PlaNetModelConfig,
+    Posterior,
     check_continuous,
 )
 from dreamlab.core.config import Part
@@ -34,9 +34,9 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.dists import TanhGaussian
-from dreamlab.nn.glorot import glorot
-from dreamlab.nn.norm import Style, Tower, dense
-from dreamlab.ops.returns_classic import own_lambda_return
+from dreamlab.nn.init import glorot
+from dreamlab.nn.layers import LayerStyle, NormMLP, dense
+from dreamlab.ops.returns_planet import own_lambda_return
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class TanhPolicy(nn.Module):
     def __init__(self, in_dim: int, action: ArraySpec, config: DreamerV1Config) -> None:
         super().__init__()
         self.shape, c = action.shape, config
-        self.net = Tower(in_dim, c.units, c.actor_layers, Style("none", "elu"))
+        self.net = NormMLP(in_dim, c.units, c.actor_layers, LayerStyle("none", "elu"))
         self.out = dense(self.net.out_dim, 2 * action.size)
         self.raw_std = math.log(math.expm1(c.init_std))
         self.mode_samples = c.mode_samples
@@ -127,7 +127,7 @@ class Dream:
     ret: Tensor
 
 
-class DreamerV1(Dreams, Workflow[DreamerV1Config]):
+class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
     """World model, actor and critic."""
 
     Config = DreamerV1Config
@@ -140,11 +140,11 @@ class DreamerV1(Dreams, Workflow[DreamerV1Config]):
     def build(self, spec: Spec) -> None:
         c = self.config
         check_continuous(spec.action, "DreamerV1", "DreamerV2 or DreamerV3")
-        rssm = ClassicRSSMConfig(c.deter, c.hidden, c.stoch)
-        codec = ClassicCodecConfig(c.depth, c.vector_layers, c.units, symlog=c.symlog)
+        rssm = PlaNetRSSMConfig(c.deter, c.hidden, c.stoch)
+        codec = PlaNetCodecConfig(c.depth, c.vector_layers, c.units, symlog=c.symlog)
         cont_layers = c.cont_layers if c.cont_scale else 0
-        config = ClassicModelConfig(rssm, codec, c.units, c.reward_layers, cont_layers, c.gamma)
-        self.model = ClassicModel(config, spec)
+        config = PlaNetModelConfig(rssm, codec, c.units, c.reward_layers, cont_layers, c.gamma)
+        self.model = PlaNetModel(config, spec)
         self.actor = glorot(TanhPolicy(self.model.dim, spec.action, c))
         self.critic = glorot(NormalHead(self.model.dim, c.units, c.value_layers, config.style))
         self.optimizer("model", self.model.parameters(), c.model_optimizer)
@@ -167,7 +167,7 @@ class DreamerV1(Dreams, Workflow[DreamerV1Config]):
         else:
             action = dist.mode() if mode is Mode.FIXED else self.actor.likeliest(dist)
         action = self.actor.shaped(action)
-        return Decision(action, self.remember(latent, action))
+        return Decision(action, self.pack_state(latent, action))
 
     # -- learning ---------------------------------------------------------------------------------
 
@@ -194,21 +194,21 @@ class DreamerV1(Dreams, Workflow[DreamerV1Config]):
             "critic_grad_norm": self.optimizers["critic"].step(critic),
             "model_grad_norm": self.optimizers["model"].step(model),
         }
-        facts = {
+        measured = {
             "actor_loss": actor, "critic_loss": critic, "return": dream.ret.mean(),
             "value": dream.value.mean(), "imagined_reward": dream.reward.mean(),
             "weight": dream.weight.mean(),
         }  # fmt: skip
-        return {k: v.detach() for k, v in (metrics | facts | norms).items()}
+        return {k: v.detach() for k, v in (metrics | measured | norms).items()}
 
-    def model_loss(self, seen: Followed, batch: Batch) -> tuple[Tensor, Metrics]:
+    def model_loss(self, seen: Posterior, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the weighted loss of the world model, and its parts."""
         scales = {"kl": self.config.kl_scale, "cont": self.config.cont_scale}
         losses = {k: v.mean() for k, v in self.losses(seen, batch).items()}
         loss = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
         return loss, {"model_loss": loss, **{f"loss/{k}": v for k, v in losses.items()}}
 
-    def losses(self, seen: Followed, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, seen: Posterior, batch: Batch) -> dict[str, Tensor]:
         """Return the losses of the world model (eq. 10), not yet weighted nor averaged."""
         out = self.model.losses(seen, batch.reward, batch.is_terminal)
         return {**out, "kl": self.free_kl(seen.post, seen.prior)}

@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dreamlab.components.heads import LatentPolicy
-from dreamlab.components.representation.codec import one_hot
-from dreamlab.components.representation.codec_classic import ClassicCodecConfig
-from dreamlab.components.representation.dreams import Dreams
-from dreamlab.components.representation.protocol import Policy
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
-from dreamlab.components.representation.world_model_classic import (
-    ClassicModel,
-    ClassicModelConfig,
-    Followed,
+from dreamlab.components.world_models.codec import one_hot
+from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
+from dreamlab.components.world_models.protocol import Policy
+from dreamlab.components.world_models.rssm import Latent
+from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
+from dreamlab.components.world_models.workflow import WorldModelWorkflow
+from dreamlab.components.world_models.world_model_planet import (
     NormalHead,
+    PlaNetModel,
+    PlaNetModelConfig,
+    Posterior,
     check_range,
 )
 from dreamlab.core.config import Part
@@ -35,12 +35,12 @@ from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Report, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
-from dreamlab.nn.count import Count
+from dreamlab.nn.counter import Count
 from dreamlab.nn.dists import Categorical, Dist, MultiCategorical
-from dreamlab.nn.glorot import glorot
-from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.nn.init import glorot
+from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.nn.truncated import TruncatedNormal
-from dreamlab.ops.returns_classic import own_lambda_return
+from dreamlab.ops.returns_planet import own_lambda_return
 
 
 def _adamw(lr: float) -> Any:
@@ -145,7 +145,7 @@ class Actor(LatentPolicy):
         return dist.log_prob(action)
 
 
-class DreamerV2(Dreams, Workflow[DreamerV2Config]):
+class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
     """World model, actor, critic and its slow copy."""
 
     Config = DreamerV2Config
@@ -157,16 +157,16 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
     def build(self, spec: Spec) -> None:
         c = self.config
         check_range(spec.action, "DreamerV2")
-        rssm = ClassicRSSMConfig(c.deter, c.hidden, c.stoch, c.classes, "layer_norm", "elu")
-        codec = ClassicCodecConfig(c.depth, c.layers, c.units, "elu", "elu", symlog=c.symlog)
+        rssm = PlaNetRSSMConfig(c.deter, c.hidden, c.stoch, c.classes, "layer_norm", "elu")
+        codec = PlaNetCodecConfig(c.depth, c.layers, c.units, "elu", "elu", symlog=c.symlog)
         cont_layers = c.layers if c.cont_scale else 0
-        config = ClassicModelConfig(rssm, codec, c.units, c.layers, cont_layers, c.gamma)
-        self.model = ClassicModel(config, spec)
+        config = PlaNetModelConfig(rssm, codec, c.units, c.layers, cont_layers, c.gamma)
+        self.model = PlaNetModel(config, spec)
         dim, style = self.model.dim, config.style
         self.actor = glorot(Actor(dim, spec.action, c.units, c.layers, style=style))
         self.critic = glorot(NormalHead(dim, c.units, c.layers, style))
         self.slow = frozen_copy(self.critic)
-        self.follower = Follower(self.slow, self.critic)
+        self.target_network = TargetNetwork(self.slow, self.critic)
         self.updates = Count()
         discrete = "reinforce" if spec.action.is_discrete else "dynamics"
         self.actor_grad = discrete if c.actor_grad == "auto" else c.actor_grad
@@ -185,7 +185,7 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         latent = self.model.after(obs, is_first, state, mode)
         dist = self.actor(latent.feature)
         action = self.actor.shaped(dist.sample() if mode.samples else dist.mode())
-        return Decision(action, self.remember(latent, action))
+        return Decision(action, self.pack_state(latent, action))
 
     # -- learning ---------------------------------------------------------------------------------
 
@@ -201,10 +201,10 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         last = self.config.imagine_last
         recent = slice(-last, None) if last else slice(None)
         start = Latent(*(x[:, recent] for x in seen.latent.detach())).flat()
-        metrics |= self.learn_behaviour(start, batch.is_terminal[:, recent].flatten())
+        metrics |= self.learn_actor_critic(start, batch.is_terminal[:, recent].flatten())
         return {k: v.detach() for k, v in metrics.items()}
 
-    def learn_model(self, batch: Batch) -> tuple[Metrics, Followed]:
+    def learn_model(self, batch: Batch) -> tuple[Metrics, Posterior]:
         """Take one step on the world model (eq. 2); return what it made of the sequences."""
         c = self.config
         reward = self.squashed(batch.reward)
@@ -214,9 +214,9 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         loss = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
         norm = self.optimizers["model"].step(loss)
         post, prior = (self.model.rssm.dist(x.detach()) for x in (seen.post, seen.prior))
-        facts = {"post_entropy": post.entropy().mean(), "prior_entropy": prior.entropy().mean()}
+        entropies = {"post_entropy": post.entropy().mean(), "prior_entropy": prior.entropy().mean()}
         named = {f"loss/{k}": v for k, v in losses.items()}
-        return {"model_loss": loss, "model_grad_norm": norm, **named, **facts}, seen
+        return {"model_loss": loss, "model_grad_norm": norm, **named, **entropies}, seen
 
     def squashed(self, reward: Tensor) -> Tensor:
         """Return rewards as they are learnt."""
@@ -226,7 +226,7 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         """Return how well the model dreams on from replayed sequences, and pictures of it."""
         return super().report(replace(batch, reward=self.squashed(batch.reward)))
 
-    def losses(self, seen: Followed, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
+    def losses(self, seen: Posterior, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
         """Return the losses of the world model, not yet weighted nor averaged."""
         out = self.model.losses(seen, reward, is_terminal)
         return {**out, "kl": self.balanced_kl(seen.post, seen.prior)}
@@ -239,7 +239,7 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         to_post = p.kl(q.detach()).mean().clamp(min=c.free_nats)
         return c.kl_balance * to_prior + (1 - c.kl_balance) * to_post
 
-    def learn_behaviour(self, start: Latent, is_terminal: Tensor) -> Metrics:
+    def learn_actor_critic(self, start: Latent, is_terminal: Tensor) -> Metrics:
         """Take one step each on actor and critic, in dreams from states [n, ...]."""
         dream = self.dream(start, is_terminal)
         policy, metrics = self.actor_loss(dream)
@@ -247,7 +247,7 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
         value = self.critic_loss(dream)
         metrics |= {"critic_loss": value, "critic_grad_norm": self.optimizers["critic"].step(value)}
         if self.updates.value % self.config.slow_every == 0:
-            self.follower.move(1.0)
+            self.target_network.update(1.0)
         self.updates.value += 1
         return metrics
 
@@ -291,11 +291,11 @@ class DreamerV2(Dreams, Workflow[DreamerV2Config]):
             gain = c.actor_mix * later + (1 - c.actor_mix) * gain
         entropy = dist.entropy()
         loss = -(dream.weight[:, :-2] * (gain + c.entropy * entropy)).mean()
-        facts = {
+        entropies = {
             "return": dream.target.mean(), "value": dream.value.mean(), "entropy": entropy.mean(),
             "imagined_reward": dream.reward.mean(), "weight": dream.weight.mean(),
         }  # fmt: skip
-        return loss, facts
+        return loss, entropies
 
     def critic_loss(self, dream: Dream) -> Tensor:
         """Return how far values are from targets (eq. 5), where the dream still goes on."""

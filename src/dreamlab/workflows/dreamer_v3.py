@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from dreamlab.components.heads import LatentPolicy, TwoHotHead
-from dreamlab.components.representation.codec import CodecConfig
-from dreamlab.components.representation.dreams import Dreams
-from dreamlab.components.representation.open_loop import Sequences
-from dreamlab.components.representation.protocol import Policy
-from dreamlab.components.representation.rssm import Latent, RSSMConfig
-from dreamlab.components.representation.world_model import WorldModel, WorldModelConfig
+from dreamlab.components.world_models.codec import CodecConfig
+from dreamlab.components.world_models.open_loop import Sequences
+from dreamlab.components.world_models.protocol import Policy
+from dreamlab.components.world_models.rssm import Latent, RSSMConfig
+from dreamlab.components.world_models.workflow import WorldModelWorkflow
+from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
 from dreamlab.core.config import Part
 from dreamlab.core.limits import (
     Decay,
@@ -41,11 +41,11 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
-from dreamlab.nn.norm import NormKind, Style
-from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.nn.layers import LayerStyle, NormKind
+from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.ops.overlap import overlapped
 from dreamlab.ops.returns import lambda_return
-from dreamlab.ops.scaling import Bins, follow_range
+from dreamlab.ops.scaling import Bins, update_return_range
 
 Size = Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"]
 
@@ -170,7 +170,7 @@ class Dream:
     """Returns [n, horizon] of every state but the last."""
 
 
-class DreamerV3(Dreams, Workflow[DreamerV3Config]):
+class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     """World model, actor and critic."""
 
     Config = DreamerV3Config
@@ -179,13 +179,14 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         "size": "1m", "deter": 16, "hidden": 8, "classes": 4, "depth": 2, "units": 8, "stoch": 4,
         "blocks": 4, "layers": 1, "num_bins": 15, "imagine": 3,
     }  # fmt: skip
-    low: Tensor
-    high: Tensor
-    marks: Tensor
+    former_names: ClassVar[dict[str, str]] = {"low": "return_low", "high": "return_high"}
+    return_low: Tensor
+    return_high: Tensor
+    quantiles: Tensor
 
     def build(self, spec: Spec) -> None:
         c, s = self.config, self.config.sizes
-        style = Style(c.norm)
+        style = LayerStyle(c.norm)
         rssm = RSSMConfig(s.deter, s.hidden, c.stoch, s.classes, c.blocks, c.unimix, style=style)
         codec = CodecConfig(s.depth, c.mults, c.layers, s.units, c.blocks, style)
         self.model = self.Model(
@@ -199,10 +200,10 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         self.actor = LatentPolicy(dim, spec.action, s.units, c.layers, c.actor_unimix, style)
         self.critic = TwoHotHead(dim, s.units, c.layers, c.num_bins, c.bins, style)
         self.slow = frozen_copy(self.critic)
-        self.follower = Follower(self.slow, self.critic)
-        self.register_buffer("low", torch.zeros(()))
-        self.register_buffer("high", torch.zeros(()))
-        self.register_buffer("marks", torch.tensor([0.05, 0.95]), persistent=False)
+        self.target_network = TargetNetwork(self.slow, self.critic)
+        self.register_buffer("return_low", torch.zeros(()))
+        self.register_buffer("return_high", torch.zeros(()))
+        self.register_buffer("quantiles", torch.tensor([0.05, 0.95]), persistent=False)
         self._build_optimizers()
 
     def _build_optimizers(self) -> None:
@@ -223,7 +224,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         spec = self.spec.action
         dtype = torch.int64 if spec.is_discrete else torch.float32
         action = torch.zeros(num_envs, *spec.shape, dtype=dtype, device=self.device)
-        return self.remember(latent, action)
+        return self.pack_state(latent, action)
 
     @capturable
     def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
@@ -231,20 +232,26 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         model, rssm = self.model, self.model.rssm
         noise = rssm.noise(is_first.shape[0], device=is_first.device, mode=mode)
         latent, _ = rssm.observe_step(
-            self.latent_of(state), model.embed(state["action"]), model.encoder(obs), is_first, noise
+            self.unpack_state(state),
+            model.embed(state["action"]),
+            model.encoder(obs),
+            is_first,
+            noise,
         )
         dist = self.actor(latent.feature)
         action = self.actor.shaped(dist.sample() if mode.samples else dist.mode())
-        return Decision(action, self.remember(latent.float(), action), self.stored(latent))
+        return Decision(
+            action, self.pack_state(latent.float(), action), self.compress_latent(latent)
+        )
 
-    def stored(self, latent: Latent) -> dict[str, Tensor]:
+    def compress_latent(self, latent: Latent) -> dict[str, Tensor]:
         """Return states as the replay keeps them: half precision, and numbers of classes."""
         c = self.model.rssm.config
         index = latent.stoch.unflatten(-1, (c.stoch, c.classes)).argmax(-1)
         return {"deter": latent.deter.to(torch.bfloat16), "stoch": index.to(torch.uint8)}
 
-    def restored(self, extras: dict[str, Tensor]) -> Latent:
-        """Return the states that `stored` wrote down."""
+    def decompress_latent(self, extras: dict[str, Tensor]) -> Latent:
+        """Return the states that `compress_latent` wrote down."""
         classes = self.model.rssm.config.classes
         stoch = torch.nn.functional.one_hot(extras["stoch"].long(), classes).flatten(-2)
         return Latent(extras["deter"].float(), stoch.float())
@@ -263,7 +270,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
     @capturable
     def update(self, batch: Batch) -> tuple[Metrics, dict[str, Tensor]]:
         """Do what `update_agent` promises, with tensors."""
-        start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
+        start = self.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         flags = (batch.reward, batch.is_first, batch.is_last, batch.is_terminal)
         reward, first, last, terminal = (x[:, 1:] for x in flags)
@@ -271,14 +278,16 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
         known = [x[:, recent] for x in (seen.feature, reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
-        (more, facts), (losses, metrics) = overlapped(
+        (more, metrics), (losses, model_metrics) = overlapped(
             self.device,
-            lambda: self.behaviour(self.dream(origin), *known),
+            lambda: self.actor_critic_losses(self.dream(origin), *known),
             lambda: self.model.losses(seen, obs, reward, terminal),
         )
-        metrics |= facts | self.learn(losses | more)
+        metrics = model_metrics | metrics | self.learn(losses | more)
         metrics |= {f"loss/{k}": v.mean() for k, v in (losses | more).items()}
-        return {k: v.detach() for k, v in metrics.items()}, self.stored(seen.latent.detach())
+        return {k: v.detach() for k, v in metrics.items()}, self.compress_latent(
+            seen.latent.detach()
+        )
 
     def learn(self, losses: dict[str, Tensor]) -> Metrics:
         """Follow the gradient of the weighted losses, then move the slow critic."""
@@ -295,12 +304,12 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
             norms = dict(
                 zip((f"{k}_grad_norm" for k in names), step_together(list(steps)), strict=True)
             )
-        self.follower.move(self.config.slow_rate)
+        self.target_network.update(self.config.slow_rate)
         return {**norms, "loss": total}
 
     def sequences(self, batch: Batch) -> Sequences:
         """Return windows to look at; their first step only lends its stored state and action."""
-        start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
+        start = self.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         flags = (batch.reward, batch.is_first, batch.is_terminal)
         reward, first, terminal = (x[:, 1:] for x in flags)
@@ -326,14 +335,14 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
                 self.dream_step if policy is None else None,
             )  # fmt: skip
             feature = latent.feature
-            reward, cont, value, slow_value = self.worth(feature)
+            reward, cont, value, slow_value = self.predict_values(feature)
             ret = lambda_return(reward, cont, value, self.config.lam)
         with torch.no_grad():
             weight = torch.cumprod(cont, 1)
         return Dream(feature, action, reward, cont, value, slow_value, weight, ret)
 
     @compilable
-    def worth(self, feature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def predict_values(self, feature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return reward, continuation, value and the slow critic's value of states."""
         reward = self.model.reward.mean(self.model.reward(feature))
         cont = torch.sigmoid(self.model.cont(feature))
@@ -343,12 +352,12 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         return reward, cont, value, slow_value
 
     @compilable
-    def behaviour(
+    def actor_critic_losses(
         self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
     ) -> tuple[dict[str, Tensor], Metrics]:
         """Return the losses of actor and critic, in dreams and on the sequences themselves."""
         shape = reward.shape
-        policy, facts = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
+        policy, metrics = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
         value = self.critic_loss(
             dream.feature[:, :-1].detach(), dream.ret, dream.slow_value[:, :-1]
         )
@@ -360,7 +369,7 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
                 slow = self.slow.mean(self.slow(feature[:, :-1]))
             error = self.critic_loss(feature[:, :-1], ret, slow)
             losses["repval"] = error * (~last[:, :-1]).float()
-        return losses, facts
+        return losses, metrics
 
     def actor_loss(self, dream: Dream, scale: Tensor) -> tuple[Tensor, Metrics]:
         """Return the policy's loss [n, horizon], given the range of returns to scale it by."""
@@ -373,17 +382,19 @@ class DreamerV3(Dreams, Workflow[DreamerV3Config]):
         else:
             gain = advantage
         loss = -dream.weight[:, :-1] * (gain + c.entropy * entropy)
-        facts = {
+        metrics = {
             "return": dream.ret.mean(), "value": dream.value.mean(), "advantage": advantage.mean(),
             "advantage_size": advantage.abs().mean(), "return_scale": scale,
             "entropy": entropy.mean(), "imagined_reward": dream.reward.mean(),
             "imagined_cont": dream.cont.mean(), "weight": dream.weight.mean(),
         }  # fmt: skip
-        return loss, facts
+        return loss, metrics
 
     def return_scale(self, ret: Tensor) -> Tensor:
         """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
-        return follow_range(ret, self.marks, (self.low, self.high), self.config.return_rate)
+        return update_return_range(
+            ret, self.quantiles, (self.return_low, self.return_high), self.config.return_rate
+        )
 
     def critic_loss(self, feature: Tensor, ret: Tensor, slow: Tensor) -> Tensor:
         """Return the distance [n, t] of values from returns, and from the slow critic's values."""

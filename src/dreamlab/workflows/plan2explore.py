@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from dreamlab.components.actor_critic import ActorCritic, ActorCriticConfig
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
-from dreamlab.components.representation.codec import width
-from dreamlab.components.representation.rssm import Latent
+from dreamlab.components.world_models.codec import width
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.config import Part
 from dreamlab.core.limits import NonNegative, SomeShare
 from dreamlab.core.optim import optimizer_field, optional_optimizer, without_groups
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import capturable, hook
-from dreamlab.nn.norm import Style
+from dreamlab.nn.layers import LayerStyle
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config, Scales
 
 
@@ -64,6 +64,9 @@ class Plan2Explore(DreamerV3):
     """World model, two policies, and an ensemble that knows where it has not been."""
 
     Config = Plan2ExploreConfig
+    former_names: ClassVar[dict[str, str]] = DreamerV3.former_names | {
+        "explorer.low": "explorer.return_low", "explorer.high": "explorer.return_high",
+    }  # fmt: skip
     tiny: ClassVar[dict[str, Any]] = {
         **DreamerV3.tiny,
         "ensemble": {"num": 3, "layers": 1, "units": 8},
@@ -78,11 +81,11 @@ class Plan2Explore(DreamerV3):
         action_dim = width(spec.action)
         self.ensemble = LatentEnsemble(c.ensemble, rssm.out_dim, action_dim, rssm.stoch_dim)
         self.novelty = Magnitude(c.novelty_rate)
-        behaviour = ActorCriticConfig(
-            s.units, c.layers, c.num_bins, c.bins, c.actor_unimix, Style(c.norm), c.lam, c.entropy,
-            c.slow_rate, c.return_rate,
+        config = ActorCriticConfig(
+            s.units, c.layers, c.num_bins, c.bins, c.actor_unimix, LayerStyle(c.norm), c.lam,
+            c.entropy, c.slow_rate, c.return_rate,
         )  # fmt: skip
-        self.explorer = ActorCritic(behaviour, rssm.out_dim, spec.action)
+        self.explorer = ActorCritic(config, rssm.out_dim, spec.action)
         self.optimizer("ensemble", self.ensemble.parameters(), c.ensemble_optimizer)
         config = c.explorer_optimizer or without_groups(c.optimizer)
         self.optimizer("explorer", self.explorer.learnt(), config)
@@ -93,13 +96,13 @@ class Plan2Explore(DreamerV3):
         decision = super().decide(obs, is_first, state, mode)
         if mode is not Mode.TRAIN:
             return decision
-        return self.with_action(decision, self.explorer.policy(self.latent_of(decision.state)))
+        return self.with_action(decision, self.explorer.policy(self.unpack_state(decision.state)))
 
-    def behaviour(
+    def actor_critic_losses(
         self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
     ) -> tuple[dict[str, Tensor], Metrics]:
         """Return the losses of the task's actor and critic, none of which shapes the model."""
-        return super().behaviour(dream, feature.detach(), reward, last, terminal)
+        return super().actor_critic_losses(dream, feature.detach(), reward, last, terminal)
 
     @hook
     def update_explorer(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -114,7 +117,7 @@ class Plan2Explore(DreamerV3):
     @torch.no_grad()
     def followed(self, batch: Batch) -> Latent:
         """Return the states [b, t] of windows [b, 1 + t], whose first step only leads in."""
-        start = self.restored({k: v[:, 0] for k, v in batch.extras.items()})
+        start = self.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         return self.model.observe(obs, batch.action[:, :-1], batch.is_first[:, 1:], start).latent
 
@@ -135,12 +138,12 @@ class Plan2Explore(DreamerV3):
             novelty = self.ensemble.disagreement(feature[:, :-1], taken)
             reward = torch.cat([torch.zeros_like(novelty[:, :1]), self.novelty(novelty)], 1)
             cont = torch.sigmoid(self.model.cont(feature))
-        losses, facts = self.explorer.losses(feature, action, reward, cont)
+        losses, metrics = self.explorer.losses(feature, action, reward, cont)
         scales = self.config.scales
         loss = (scales.policy * losses["policy"] + scales.value * losses["value"]).mean()
         norm = self.optimizers["explorer"].step(loss)
-        self.explorer.settle()
-        found = {f"explorer_{k}": v for k, v in facts.items()}
+        self.explorer.update_target()
+        found = {f"explorer_{k}": v for k, v in metrics.items()}
         return {**found, "disagreement": novelty.mean(), "explorer_grad_norm": norm}
 
 

@@ -12,14 +12,14 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from dreamlab.components.representation.codec_classic import ClassicCodecConfig
-from dreamlab.components.representation.dreams import Dreams
-from dreamlab.components.representation.rssm import Latent
-from dreamlab.components.representation.rssm_classic import ClassicRSSMConfig
-from dreamlab.components.representation.world_model_classic import (
-    ClassicModel,
-    ClassicModelConfig,
-    Followed,
+from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
+from dreamlab.components.world_models.rssm import Latent
+from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
+from dreamlab.components.world_models.workflow import WorldModelWorkflow
+from dreamlab.components.world_models.world_model_planet import (
+    PlaNetModel,
+    PlaNetModelConfig,
+    Posterior,
     check_continuous,
 )
 from dreamlab.core.config import Part
@@ -57,7 +57,7 @@ class PlaNetConfig:
     optimizer: Part = optimizer_field("adam", lr=1e-3, eps=1e-4, clip=1000.0)
 
 
-class PlaNet(Dreams, Workflow[PlaNetConfig]):
+class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
     """A world model and a planner."""
 
     Config = PlaNetConfig
@@ -72,11 +72,11 @@ class PlaNet(Dreams, Workflow[PlaNetConfig]):
     def build(self, spec: Spec) -> None:
         c = self.config
         check_continuous(spec.action, "PlaNet", "DreamerV2 or DreamerV3")
-        rssm = ClassicRSSMConfig(c.deter, c.hidden, c.stoch, cell="reset_before", act="relu")
-        codec = ClassicCodecConfig(
+        rssm = PlaNetRSSMConfig(c.deter, c.hidden, c.stoch, cell="reset_before", act="relu")
+        codec = PlaNetCodecConfig(
             c.depth, c.vector_layers, c.units, "relu", bits=c.bits, symlog=c.symlog
         )
-        self.model = ClassicModel(ClassicModelConfig(rssm, codec, c.units, c.reward_layers), spec)
+        self.model = PlaNetModel(PlaNetModelConfig(rssm, codec, c.units, c.reward_layers), spec)
         noise = fixed_noise(c.planner, spec.action.size)
         self.register_buffer("fixed_noise", noise, persistent=False)
         self.opt = self.optimizer("model", self.model.parameters(), c.optimizer)
@@ -93,7 +93,7 @@ class PlaNet(Dreams, Workflow[PlaNetConfig]):
         action = self.policy(latent, mode)
         if mode.samples:
             action = (action + self.config.noise * torch.randn_like(action)).clamp(-1, 1)
-        return Decision(action, self.remember(latent, action))
+        return Decision(action, self.pack_state(latent, action))
 
     def policy(self, latent: Latent, mode: Mode = Mode.EVAL) -> Tensor:
         """Return the first action of a plan from each state [n, ...]."""
@@ -129,10 +129,10 @@ class PlaNet(Dreams, Workflow[PlaNetConfig]):
         scales = {"kl": c.kl_scale, "reward": c.reward_scale}
         loss = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
         norm = self.opt.step(loss)
-        facts = {"model_loss": loss, "model_grad_norm": norm}
-        return {k: v.detach() for k, v in {**facts, **_named(losses)}.items()}
+        measured = {"model_loss": loss, "model_grad_norm": norm}
+        return {k: v.detach() for k, v in {**measured, **_named(losses)}.items()}
 
-    def losses(self, seen: Followed, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, seen: Posterior, batch: Batch) -> dict[str, Tensor]:
         """Return the losses [b, t] of the variational bound (eq. 3), not yet weighted."""
         out = self.model.losses(seen, batch.reward, batch.is_terminal)
         return {**out, "kl": self.free_kl(seen.post, seen.prior)}

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dreamlab.components.representation.redundancy import RedundancyModel
-from dreamlab.components.representation.world_model import WorldModel
+from dreamlab.components.world_models.redundancy import RedundancyModel
+from dreamlab.components.world_models.world_model import WorldModel
 from dreamlab.core.limits import NonNegative
 from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config, Scales
 

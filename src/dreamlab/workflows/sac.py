@@ -28,7 +28,7 @@ from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, 
 from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.dists import Categorical, TanhGaussian
 from dreamlab.nn.mlp import MLP, Act, MLPConfig
-from dreamlab.nn.target import Follower, frozen_copy
+from dreamlab.nn.target import TargetNetwork, frozen_copy
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class SAC(Workflow[SACConfig]):
         twins = critics(c.num_critics, dim, spec.action, c.hidden, c.act)
         self.online = EncodedCritics(encoder, twins)
         self.target = frozen_copy(self.online)
-        self.follower = Follower(self.target, self.online)
+        self.target_network = TargetNetwork(self.target, self.online)
         self.actor = actor(c, dim, spec.action)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha)))
         given = c.target_entropy
@@ -172,7 +172,7 @@ class SAC(Workflow[SACConfig]):
         actor_loss, entropy = self.actor_loss(z.detach(), alpha)
         actor_norm = self.actor_opt.step(actor_loss)
         self.alpha_opt.step(self.alpha_loss(entropy))
-        self.follower.move(self.config.tau)
+        self.target_network.update(self.config.tau)
         return {
             "critic_loss": critic_loss.detach(),
             "actor_loss": actor_loss.detach(),

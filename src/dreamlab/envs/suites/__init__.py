@@ -24,7 +24,7 @@ SUITES: dict[str, str] = {
     "dmlab": "dreamlab.envs.suites.dmlab.make",
     "dummy": "dreamlab.envs.dummy.make",
     "gym": "dreamlab.envs.suites.gym.make",
-    "imagined": "dreamlab.dreaming.make",  # it loads a run, so it lives above this package
+    "imagined": "dreamlab.imagined_suite.make",  # it loads a run, so it lives above this package
     "loconav": "dreamlab.envs.suites.loconav.make",
     "memorymaze": "dreamlab.envs.suites.memorymaze.make",
     "metaworld": "dreamlab.envs.suites.metaworld.make",

@@ -1,0 +1,195 @@
+"""Observations to tokens and back: images and vectors together, as DreamerV3 does it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Depth, Items, Width
+from dreamlab.core.types import ArraySpec, Obs
+from dreamlab.nn.image import PoolEncoder, UpDecoder
+from dreamlab.nn.layers import LayerStyle, NormMLP, dense
+from dreamlab.ops.scaling import symexp, symlog
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """Layers of the encoder or of the decoder."""
+
+    depth: Width = 64
+    mults: Annotated[tuple[Width, ...], Items()] = (2, 3, 4, 4)
+    """Channels of each convolution, in units of `depth`; each halves (doubles) the map."""
+    layers: Depth = 3
+    units: Width = 1024
+    blocks: Width = 8
+    style: LayerStyle = LayerStyle()
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return tuple(self.depth * m for m in self.mults)
+
+
+def split_spec(obs: dict[str, ArraySpec]) -> tuple[dict[str, ArraySpec], dict[str, ArraySpec]]:
+    """Return the images, and everything else."""
+    images = {k: s for k, s in obs.items() if s.is_image}
+    sizes = {s.shape[:2] for s in images.values()}
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"env: the images {sorted(images)} have different sizes {sorted(sizes)}; "
+            "set env.size, so that all get one"
+        )
+    return images, {k: s for k, s in obs.items() if k not in images}
+
+
+def width(spec: ArraySpec) -> int:
+    """Return how many numbers stand for a vector observation, classes as one-hot."""
+    if spec.classes is None:
+        return spec.size
+    return spec.classes if isinstance(spec.classes, int) else sum(spec.classes)
+
+
+def one_hot(value: Tensor, classes: int | tuple[int, ...]) -> Tensor:
+    """Return class numbers [*b] or [*b, n] as one-hot, those of one step end to end.
+
+    A class of -1 means that the value is not there, and gives zeros.
+    """
+    if isinstance(classes, int):
+        hot = F.one_hot(value.long().clamp(min=0), classes).float()
+        return hot * (value >= 0)[..., None]
+    pairs = zip(value.unbind(-1), classes, strict=True)
+    return torch.cat([one_hot(v, n) for v, n in pairs], -1)
+
+
+def squash(value: Tensor, spec: ArraySpec, batch_dims: int) -> Tensor:
+    """Return a vector observation [*b, ...] as symlog numbers [*b, n]; one with -inf is zeros."""
+    if spec.classes is not None:
+        return one_hot(value, spec.classes)
+    flat = value.float().reshape(*value.shape[:batch_dims], -1)
+    there = ~torch.isneginf(flat).any(-1, keepdim=True)
+    return symlog(torch.where(there, flat, 0.0))
+
+
+class Encoder(nn.Module):
+    """Reads vectors (symlog) through an MLP and images through convolutions."""
+
+    def __init__(self, config: CodecConfig, obs: dict[str, ArraySpec]) -> None:
+        super().__init__()
+        images, vectors = split_spec(obs)
+        self.images, self.vectors = sorted(images), dict(sorted(vectors.items()))
+        self.out_dim = 0
+        if vectors:
+            dim = sum(width(s) for s in vectors.values())
+            self.mlp = NormMLP(dim, config.units, config.layers, config.style)
+            self.out_dim += self.mlp.out_dim
+        if images:
+            shape = _stacked(images)
+            check_size(shape, len(config.mults))
+            self.cnn = PoolEncoder(shape, config.depths, config.style)
+            self.out_dim += self.cnn.out_dim
+
+    def forward(self, obs: Obs) -> Tensor:
+        """Return tokens [*b, out_dim] of observations [*b, ...]."""
+        tokens: list[Tensor] = []
+        if self.vectors:
+            spec = next(iter(self.vectors))
+            dims = obs[spec].ndim - len(self.vectors[spec].shape)
+            parts = [squash(obs[k], s, dims) for k, s in self.vectors.items()]
+            tokens.append(self.mlp(torch.cat(parts, -1)))
+        if self.images:
+            image = torch.cat([obs[k] for k in self.images], -1)
+            lead = image.shape[:-3]
+            tokens.append(self.cnn(image.reshape(-1, *image.shape[-3:])).view(*lead, -1))
+        return torch.cat(tokens, -1)
+
+
+class Decoder(nn.Module):
+    """Predicts every observation from a latent state."""
+
+    def __init__(
+        self, config: CodecConfig, obs: dict[str, ArraySpec], deter: int, stoch: int
+    ) -> None:
+        super().__init__()
+        self.images, self.vectors = split_spec(obs)
+        if self.vectors:
+            self.mlp = NormMLP(deter + stoch, config.units, config.layers, config.style)
+            dim = self.mlp.out_dim
+            self.out = nn.ModuleDict({k: dense(dim, width(s)) for k, s in self.vectors.items()})
+        if self.images:
+            if config.depths[-1] % config.blocks:
+                raise ConfigError(
+                    f"workflow: the innermost map has {config.depths[-1]} channels (depth times "
+                    f"the last of mults); it must be a multiple of blocks={config.blocks}"
+                )
+            self.cnn = UpDecoder(
+                _stacked(self.images), deter, stoch, config.depths, config.units, config.blocks,
+                config.style,
+            )  # fmt: skip
+
+    def forward(self, deter: Tensor, stoch: Tensor) -> Obs:
+        """Return predictions [n, ...]: symlog vectors, logits of classes, images in (0, 1)."""
+        out: Obs = {}
+        if self.vectors:
+            x = self.mlp(torch.cat([stoch, deter], -1))
+            out |= {k: layer(x).float() for k, layer in self.out.items()}
+        if self.images:
+            image = self.cnn(deter, stoch).float()
+            parts = image.split([s.shape[-1] for s in self.images.values()], -1)
+            out |= dict(zip(self.images, parts, strict=True))
+        return out
+
+    def natural(self, predicted: Obs) -> Obs:
+        """Return predictions in the observations' own units; images stay in (0, 1)."""
+        out = dict(predicted)
+        for name, spec in self.vectors.items():
+            if spec.classes is None:
+                out[name] = symexp(predicted[name]).unflatten(-1, spec.shape or (1,))
+                out[name] = out[name] if spec.shape else out[name][..., 0]
+            elif isinstance(spec.classes, int):
+                out[name] = predicted[name].argmax(-1)
+            else:
+                parts = predicted[name].split(spec.classes, -1)
+                out[name] = torch.stack([p.argmax(-1) for p in parts], -1)
+        return out
+
+    def losses(self, predicted: Obs, obs: Obs) -> Obs:
+        """Return the error [n] of each prediction, summed over its entries."""
+        out: Obs = {}
+        for name, guess in predicted.items():
+            if name in self.images:
+                out[name] = (guess - obs[name].float() / 255).square().sum((-3, -2, -1))
+            elif (classes := self.vectors[name].classes) is not None:
+                out[name] = _class_loss(guess, obs[name], classes)
+            else:
+                truth = symlog(obs[name].float().reshape(len(guess), -1))
+                out[name] = (guess - truth).square().sum(-1)
+        return out
+
+
+def _class_loss(logits: Tensor, value: Tensor, classes: int | tuple[int, ...]) -> Tensor:
+    sizes = [classes] if isinstance(classes, int) else list(classes)
+    values = value[..., None] if isinstance(classes, int) else value
+    pairs = zip(logits.split(sizes, -1), values.long().unbind(-1), strict=True)
+    return torch.stack([F.cross_entropy(x, v, reduction="none") for x, v in pairs]).sum(0)
+
+
+def _stacked(images: dict[str, ArraySpec]) -> tuple[int, int, int]:
+    """Return the shape of all images with their channels end to end."""
+    height, width_ = next(iter(images.values())).shape[:2]
+    return height, width_, sum(s.shape[2] for s in images.values())
+
+
+def check_size(shape: tuple[int, int, int], halvings: int) -> None:
+    """Raise unless an image can be halved that often and leaves a map of 3 to 16 pixels."""
+    scale = 2**halvings
+    small = [math.ceil(n / scale) for n in shape[:2]]
+    if any(n % scale for n in shape[:2]) or not all(3 <= n <= 16 for n in small):
+        raise ConfigError(
+            f"env: images of {shape[0]}x{shape[1]} do not fit {halvings} halvings to a map of 3 to "
+            f"16 pixels; set env.size=[64, 64] or another multiple of {scale}"
+        )

@@ -1,0 +1,173 @@
+"""How good a dream is: sequences followed for a while, then continued with closed eyes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dreamlab.components.world_models.protocol import (
+    Policy,
+    WorldModel,
+    flatten_time,
+    map_latent,
+)
+from dreamlab.core.types import Array, Curves, Obs, Report
+
+HORIZONS = (1, 2, 4, 8, 16, 32)
+GREEN, RED = (0, 255, 0), (255, 0, 0)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Windows [b, t] to look at; `action[:, i]` led to step i, `start` is the state before."""
+
+    obs: Obs
+    action: Tensor
+    reward: Tensor
+    is_first: Tensor
+    is_terminal: Tensor
+    start: Any
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Predictions [b, t, ...]: reconstructed up to `context`, dreamt after it."""
+
+    obs: Obs
+    reward: Tensor
+    cont: Tensor
+    context: int
+    waking: Any
+    """The last states [b, ...] that had seen something."""
+
+
+@torch.no_grad()
+def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
+    """Follow sequences for `context` steps, then dream on with the actions that were taken."""
+    seen = model.observe(
+        {k: v[:, :context] for k, v in seq.obs.items()},
+        seq.action[:, :context],
+        seq.is_first[:, :context],
+        seq.start,
+    )
+    waking = map_latent(lambda x: x[:, -1], seen.latent)
+    steps = iter([*seq.action[:, context:].unbind(1), seq.action[:, -1]])
+    dreamt, _ = model.imagine(waking, lambda _: next(steps), seq.reward.shape[1] - context)
+    after = lambda a, b: torch.cat([a, b[:, 1:].to(a.dtype)], 1)  # noqa: E731
+    flat = model.predict(flatten_time(map_latent(after, seen.latent, dreamt)))
+    shape = seq.reward.shape
+    obs = {k: v.view(*shape, *v.shape[1:]) for k, v in flat["obs"].items()}
+    reward, cont = flat["reward"].view(shape), flat["cont"].view(shape)
+    return OpenLoop(obs, reward, cont, context, waking)
+
+
+def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> Report:
+    """Return films, curves and numbers of an open-loop prediction of the second half."""
+    context = seq.reward.shape[1] // 2
+    loop = open_loop(model, seq, context)
+    films = {
+        f"openloop/{k}": film(seq.obs[k][:6].cpu().numpy(), v[:6].cpu().numpy(), context)
+        for k, v in loop.obs.items()
+        if model.decoded[k].is_image
+    }
+    row = int(alive(seq, context)[:, -1].int().argmax())  # one without a new episode, if there is
+    one = lambda x: x[row].float().reshape(x.shape[1], -1).cpu().numpy()  # noqa: E731
+    curves = {
+        f"openloop/{k}": Curves(one(seq.obs[k]), one(v), context)
+        for k, v in loop.obs.items()
+        if not (model.decoded[k].is_image or model.decoded[k].is_discrete)
+    }
+    curves["openloop/reward"] = Curves(one(seq.reward), one(loop.reward), context)
+    metrics = {**errors(model, seq, loop), **exploit_gap(model, seq, loop, policy, gamma)}
+    return Report(metrics, films, curves)
+
+
+def alive(seq: Sequences, context: int) -> Tensor:
+    """Tell which dreamt steps [b, t - context] belong to the episode the dream began in."""
+    return torch.cumsum(seq.is_first[:, context:].int(), 1) == 0
+
+
+def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> dict[str, Tensor]:
+    """Return errors by horizon, and how reward and continuation are calibrated in dreams."""
+    context, ok = loop.context, alive(seq, loop.context).float()
+    out: dict[str, Tensor] = {}
+
+    def by_horizon(name: str, error: Tensor) -> None:
+        for h in HORIZONS:
+            if h <= error.shape[1]:
+                weight = ok[:, h - 1]
+                out[f"{name}_h{h}"] = (error[:, h - 1] * weight).sum() / weight.sum().clamp(min=1)
+
+    for name, guess in loop.obs.items():
+        truth = seq.obs[name][:, context:].float()
+        if model.decoded[name].is_image:
+            truth = truth / 255
+        elif model.decoded[name].is_discrete:
+            continue
+        error = (guess[:, context:].reshape(*ok.shape, -1) - truth.reshape(*ok.shape, -1)).square()
+        by_horizon(f"openloop/{name}", error.mean(-1))
+    gap = loop.reward[:, context:] - seq.reward[:, context:]
+    by_horizon("openloop/reward", gap.abs())
+    total = ok.sum().clamp(min=1)
+    goes_on = (~seq.is_terminal[:, context:]).float() * model.discount
+    out["openloop/reward_bias"] = (gap * ok).sum() / total
+    out["openloop/cont_bias"] = ((loop.cont[:, context:] - goes_on) * ok).sum() / total
+    out["openloop/cont_brier"] = ((loop.cont[:, context:] - goes_on).square() * ok).sum() / total
+    return out
+
+
+@torch.no_grad()
+def exploit_gap(
+    model: WorldModel, seq: Sequences, loop: OpenLoop, policy: Policy, gamma: float
+) -> dict[str, Tensor]:
+    """Return by how much the policy's dreams promise more than the recorded futures paid.
+
+    Both are discounted sums of rewards over the same steps. Only windows without a new episode in
+    them count. A gap that grows while real returns do not means that the policy exploits errors of
+    the model.
+    """
+    horizon = seq.reward.shape[1] - loop.context
+    latent, _ = model.imagine(loop.waking, policy, horizon)
+    guess = model.predict_reward(latent)
+    going = torch.cumprod(guess["cont"][:, 1:], 1) / guess["cont"][:, 1:].clamp(min=1e-6)
+    dreamt = (guess["reward"][:, 1:] * going).sum(1)
+    ok = alive(seq, loop.context)[:, -1].float()
+    powers = gamma ** torch.arange(horizon, device=ok.device)
+    real = (seq.reward[:, loop.context :] * powers).sum(1)
+    total = ok.sum().clamp(min=1)
+    return {
+        "dream_return": (dreamt * ok).sum() / total,
+        "real_return": (real * ok).sum() / total,
+        "exploit_gap": ((dreamt - real) * ok).sum() / total,
+    }
+
+
+def film(truth: Array, dream: Array, context: int) -> Array:
+    """Return frames: truth above dream above error, sequences side by side, then black ones.
+
+    A green border while the model sees, a red one while it dreams. `truth` is bytes, `dream` the
+    same in (0, 1), both [b, t, h, w, c].
+    """
+    real, guess = truth.astype(np.float32) / 255, np.clip(dream, 0, 1)
+    error = (guess - real + 1) / 2
+    rows = [_rgb((x * 255).astype(np.uint8)) for x in (real, guess, error)]
+    stacked = np.concatenate(rows, 2)
+    for t in range(stacked.shape[1]):
+        color = GREEN if t < context else RED
+        stacked[:, t, :2], stacked[:, t, -2:] = color, color
+        stacked[:, t, :, :2], stacked[:, t, :, -2:] = color, color
+    frames = np.concatenate(list(stacked), 2)
+    black = np.zeros((10, *frames.shape[1:]), np.uint8)
+    return np.concatenate([frames, black])
+
+
+def _rgb(image: Array) -> Array:
+    """Return bytes with three channels, whatever there were."""
+    channels = image.shape[-1]
+    if channels == 3:
+        return image
+    return np.repeat(image[..., :1] if channels < 3 else image[..., -1:], 3, -1)

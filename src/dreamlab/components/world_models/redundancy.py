@@ -1,0 +1,55 @@
+"""A world model that learns what to remember without drawing it: R2-Dreamer's.
+
+Instead of reconstructing observations, states must tell the encoder's tokens, each entry by itself
+(Barlow Twins, Zbontar et al. 2021, arXiv:2103.03230). The decoder learns beside it from states
+that it does not shape, so that dreams can still be looked at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.components.world_models.world_model import Posterior, WorldModel, WorldModelConfig
+from dreamlab.core.types import Obs, Spec
+from dreamlab.core.workflow import compilable
+
+
+def redundancy_loss(guess: Tensor, truth: Tensor, off_weight: float) -> Tensor:
+    """Return how far the correlation of two batches [n, d] is from the identity."""
+    a, b = (_standardised(x.float()) for x in (guess, truth))
+    corr = a.t() @ b / len(a)
+    on = corr.diagonal()
+    off = corr.square().sum() - on.square().sum()
+    return (on - 1).square().sum() + off_weight * off
+
+
+def _standardised(x: Tensor) -> Tensor:
+    return (x - x.mean(0)) / (x.std(0) + 1e-8)
+
+
+class RedundancyModel(WorldModel):
+    """Its states are shaped by their tokens, rewards and ends, not by what could be drawn."""
+
+    off_weight = 5e-4
+
+    def __init__(self, config: WorldModelConfig, spec: Spec) -> None:
+        super().__init__(config, spec)
+        self.projector = nn.Linear(self.rssm.out_dim, self.encoder.out_dim, bias=False)
+
+    @compilable
+    def losses(
+        self, seen: Posterior, obs: Obs, reward: Tensor, is_terminal: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the losses of a world model, and that of the projected states."""
+        losses, metrics = super().losses(seen, obs, reward, is_terminal)
+        guess = self.projector(seen.feature).flatten(0, 1)
+        tokens = seen.tokens.detach().flatten(0, 1)
+        with torch.autocast(guess.device.type, enabled=False):
+            loss = redundancy_loss(guess, tokens, self.off_weight)
+        return {**losses, "redundancy": loss}, metrics
+
+    def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Tensor]:
+        """Return the decoder's errors; they teach the decoder alone."""
+        apart = Posterior(seen.tokens, seen.latent.detach(), seen.post)
+        return super().reconstruction(apart, obs)

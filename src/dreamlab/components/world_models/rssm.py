@@ -1,0 +1,253 @@
+"""Recurrent state-space model (Hafner et al. 2019, arXiv:1811.04551), as DreamerV3 has it.
+
+A latent state is a deterministic memory `deter` and a random part `stoch`: 32 choices of `classes`
+each, one-hot. The posterior has seen the observation of its step, the prior has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from dreamlab.core.limits import Decay, Depth, Width
+from dreamlab.core.types import Mode
+from dreamlab.nn import scan
+from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, NormMLP, dense, norm
+from dreamlab.ops.functional import gumbel, one_hot_max, softmax, tanh
+
+
+class Latent(NamedTuple):
+    """States of the world model: `deter` [*b, deter] and `stoch` [*b, stoch * classes]."""
+
+    deter: Tensor
+    stoch: Tensor
+
+    @property
+    def feature(self) -> Tensor:
+        """Return what the heads read: both parts end to end."""
+        return torch.cat([self.deter, self.stoch], -1)
+
+    def detach(self) -> Latent:
+        return Latent(self.deter.detach(), self.stoch.detach())
+
+    def float(self) -> Latent:
+        return Latent(self.deter.float(), self.stoch.float())
+
+    def flat(self) -> Latent:
+        """Return [b, t, ...] as [b * t, ...]."""
+        return Latent(self.deter.flatten(0, 1), self.stoch.flatten(0, 1))
+
+    def masked(self, keep: Tensor) -> Latent:
+        """Return zeros where `keep` [*b, 1] is 0: the state before an episode begins."""
+        return Latent(self.deter * keep, self.stoch * keep)
+
+
+@dataclass(frozen=True)
+class RSSMConfig:
+    """Sizes and layers."""
+
+    deter: Width = 8192
+    hidden: Width = 1024
+    stoch: Width = 32
+    classes: Width = 64
+    blocks: Width = 8
+    unimix: Decay = 0.01
+    """Share of the uniform distribution in every latent, so that nothing is impossible."""
+    prior_layers: Depth = 2
+    post_layers: Depth = 1
+    dyn_layers: Depth = 1
+    style: LayerStyle = LayerStyle()
+
+    def __post_init__(self) -> None:
+        if self.deter % self.blocks:
+            raise ValueError(f"deter={self.deter} must be a multiple of blocks={self.blocks}")
+
+
+class BlockGRU(nn.Module):
+    """The recurrent cell: its memory is cut into blocks, each with a gated unit of its own."""
+
+    def __init__(self, config: RSSMConfig, action_dim: int) -> None:
+        super().__init__()
+        c = self.config = config
+        stoch = c.stoch * c.classes
+        self.inputs = nn.ModuleList(
+            NormAct(n, c.hidden, c.style) for n in (c.deter, stoch, action_dim)
+        )
+        width = c.deter // c.blocks
+        dims = [width + 3 * c.hidden] + [width] * c.dyn_layers
+        pairs = pairwise(dims)
+        self.hidden = nn.ModuleList(BlockLinear(c.blocks, a, b) for a, b in pairs)
+        self.norms = nn.ModuleList(norm(c.style.norm, c.deter) for _ in range(c.dyn_layers))
+        self.gates = BlockLinear(c.blocks, width, 3 * width)
+        self.act = ACTS[c.style.act]
+
+    def forward(self, state: Latent, action: Float[Tensor, "b a"]) -> Float[Tensor, "b d"]:
+        """Return the next memory."""
+        deter, blocks = state.deter, self.config.blocks
+        n = deter.shape[0]  # not len(): a traced number of rows may vary
+        parts = (deter, state.stoch, action)
+        x = torch.cat([net(p) for net, p in zip(self.inputs, parts, strict=True)], -1)
+        memory = deter.view(n, blocks, -1)
+        for i, (linear, normalise) in enumerate(zip(self.hidden, self.norms, strict=True)):
+            y = linear(memory, x) if i == 0 else linear(x)
+            x = self.act(normalise(y.flatten(1))).view(n, blocks, -1)
+        reset, cand, update = self.gates(x).chunk(3, -1)
+        cand = tanh(torch.sigmoid(reset) * cand)
+        update = torch.sigmoid(update - 1)
+        return (update * cand + (1 - update) * memory).reshape(n, -1)
+
+
+class OneHot:
+    """Independent choices with logits [*b, stoch, classes], mixed with a little chance."""
+
+    def __init__(self, logits: Tensor, unimix: float) -> None:
+        probs = softmax(logits.float())
+        if unimix:
+            probs = (1 - unimix) * probs + unimix / logits.shape[-1]
+        self.probs, self.log_probs = probs, torch.log(probs)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return one-hot samples [*b, stoch * classes]; gradients pass as if through `probs`.
+
+        `noise` is Gumbel noise of the logits' shape: zeros give the mode.
+        """
+        hard = one_hot_max(self.log_probs.detach() + noise)
+        if self.probs.requires_grad:
+            hard = hard + (self.probs - self.probs.detach())
+        return hard.flatten(-2)
+
+    def entropy(self) -> Tensor:
+        return -(self.probs * self.log_probs).sum((-1, -2))
+
+    def kl(self, other: OneHot) -> Tensor:
+        """Return the divergence [*b] of `other` from this one, summed over the choices."""
+        return (self.probs * (self.log_probs - other.log_probs)).sum((-1, -2))
+
+    def detach(self) -> OneHot:
+        out = object.__new__(OneHot)
+        out.probs, out.log_probs = self.probs.detach(), self.log_probs.detach()
+        return out
+
+
+def follow(
+    step: Callable[..., tuple[Latent, Tensor]],
+    state: Latent,
+    inputs: Sequence[Tensor],
+    noise: Tensor,
+) -> tuple[Latent, Tensor]:
+    """Apply `step` along sequences: inputs [b, t, ...], noise [t, b, ...]; return what it made."""
+    states: list[Latent] = []
+    stats: list[Tensor] = []
+    for *now, chance in zip(*(x.unbind(1) for x in inputs), noise, strict=True):
+        state, out = step(state, *now, chance)
+        states.append(state)
+        stats.append(out)
+    deter, stoch = (torch.stack(x, 1) for x in zip(*states, strict=True))
+    return Latent(deter, stoch), torch.stack(stats, 1)
+
+
+class RSSM(nn.Module):
+    """The recurrent cell, and the heads that guess the random part with and without looking."""
+
+    Config = RSSMConfig
+
+    def __init__(self, config: RSSMConfig, token_dim: int, action_dim: int) -> None:
+        super().__init__()
+        c = self.config = config
+        self.stoch_dim = c.stoch * c.classes
+        self.out_dim = c.deter + self.stoch_dim
+        self.cell = BlockGRU(c, action_dim)
+        self.prior_net = NormMLP(c.deter, c.hidden, c.prior_layers, c.style)
+        self.prior_out = dense(self.prior_net.out_dim, self.stoch_dim)
+        self.post_net = NormMLP(c.deter + token_dim, c.hidden, c.post_layers, c.style)
+        self.post_out = dense(self.post_net.out_dim, self.stoch_dim)
+        usual = c.style == LayerStyle() and c.dyn_layers == c.post_layers == 1
+        self.scannable = usual and scan.fits(c.deter, c.blocks, c.hidden, self.stoch_dim)
+
+    def initial(self, num: int, device: Any) -> Latent:
+        """Return the state before the first step: zeros."""
+        zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
+        return Latent(zeros(self.config.deter), zeros(self.stoch_dim))
+
+    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Tensor:
+        """Return Gumbel noise for states of this shape; zeros, for the likeliest, if fixed."""
+        shape = (*shape, self.config.stoch, self.config.classes)
+        return (
+            torch.zeros(shape, device=device)
+            if mode is Mode.FIXED
+            else gumbel(*shape, device=device)
+        )
+
+    def prior(self, deter: Tensor) -> Tensor:
+        """Return the logits [*b, stoch, classes] of the random part, from memory alone."""
+        return self._logits(self.prior_out(self.prior_net(deter)))
+
+    def posterior(self, deter: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logits [*b, stoch, classes] of the random part, having seen the step."""
+        return self._logits(self.post_out(self.post_net(torch.cat([deter, tokens], -1))))
+
+    def _logits(self, flat: Tensor) -> Tensor:
+        return flat.unflatten(-1, (self.config.stoch, self.config.classes))
+
+    def dist(self, logits: Tensor) -> OneHot:
+        """Return the distribution with these logits."""
+        return OneHot(logits, self.config.unimix)
+
+    def observe_step(
+        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[Latent, Tensor]:
+        """Return the next state and the posterior's logits; `action` led to this step."""
+        keep = (~is_first)[:, None].to(action.dtype)
+        state, action = state.masked(keep), action * keep
+        deter = self.cell(state, action)
+        logits = self.posterior(deter, tokens)
+        return Latent(deter, self.dist(logits).sample(noise).to(deter.dtype)), logits
+
+    def observe(
+        self,
+        state: Latent,
+        action: Float[Tensor, "b t a"],
+        tokens: Float[Tensor, "b t e"],
+        is_first: Bool[Tensor, "b t"],
+        noise: Tensor | None = None,
+    ) -> tuple[Latent, Tensor]:
+        """Follow a sequence from `state`, `action[:, i]` led to step i; return states, logits."""
+        b, t = is_first.shape
+        noise = self.noise(t, b, device=tokens.device) if noise is None else noise
+        if self.scannable and scan.available(tokens):
+            return self._scan(state, action, tokens, is_first, noise)
+        return follow(self.observe_step, state, (action, tokens, is_first), noise)
+
+    def _scan(
+        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[Latent, Tensor]:
+        """Do what `follow` does with `observe_step`, in one call."""
+        c, cell = self.config, self.cell
+        memory, stoch, act = cell.inputs
+        layers = scan.Layers(
+            memory, stoch, act, cell.hidden[0], cell.norms[0], cell.gates, self.post_net[0],
+            self.post_out,
+        )  # fmt: skip
+        choices = scan.Choices(c.stoch, c.classes, c.unimix)
+        deter, random, logits = scan.scan(
+            layers, choices, (action, tokens, is_first), noise, (state.deter, state.stoch)
+        )
+        return Latent(deter, random), self._logits(logits)
+
+    def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
+        """Return the next state without looking."""
+        deter = self.cell(state, action)
+        return Latent(deter, self.dist(self.prior(deter)).sample(noise).to(deter.dtype))
+
+    def kl(self, post: Tensor, prior: Tensor, free: float) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return the losses [*b] that train the prior, and the posterior, each at least `free`."""
+        p, q = self.dist(post), self.dist(prior)
+        dyn = p.detach().kl(q).clamp(min=free)
+        rep = p.kl(q.detach()).clamp(min=free)
+        return dyn, rep, {"dyn_ent": q.entropy().mean(), "rep_ent": p.entropy().mean()}

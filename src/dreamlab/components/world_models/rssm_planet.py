@@ -1,0 +1,196 @@
+"""Recurrent state-space models before DreamerV3: PlaNet's, DreamerV1's and DreamerV2's.
+
+They differ in the random part of the state (normals, or choices as one-hot) and in the cell:
+
+| model | random part | cell |
+|---|---|---|
+| PlaNet | normals | GRU whose reset gate acts on the memory before its product (Cho et al. 2014) |
+| DreamerV1 | normals | GRU whose reset gate acts on that product |
+| DreamerV2 | choices | GRU with all gates from one product, layer-normalised |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.components.world_models.rssm import Latent, OneHot, follow
+from dreamlab.core.limits import Positive, Range, Width
+from dreamlab.core.types import Mode
+from dreamlab.nn.layers import ActKind, LayerNorm, LayerStyle, NormAct, dense
+from dreamlab.ops.functional import gumbel, log_softmax, tanh
+
+CellKind = Literal["reset_before", "reset_after", "layer_norm"]
+
+
+@dataclass(frozen=True)
+class PlaNetRSSMConfig:
+    """Sizes and layers."""
+
+    deter: Width = 200
+    hidden: Width = 200
+    stoch: Width = 30
+    classes: Annotated[int, Range(0, 65_536)] = 0
+    """Classes of each choice; 0 makes the random part normals."""
+    cell: CellKind = "reset_after"
+    act: ActKind = "elu"
+    min_std: Positive = 0.1
+    """Least deviation of the normals."""
+
+    @property
+    def stoch_dim(self) -> int:
+        return self.stoch * max(self.classes, 1)
+
+
+class Random(Protocol):
+    """What both kinds of random parts offer."""
+
+    def sample(self, noise: Tensor) -> Tensor: ...
+    def entropy(self) -> Tensor: ...
+    def kl(self, other: Any) -> Tensor: ...
+    def detach(self) -> Any: ...
+
+
+class Normals:
+    """Independent normals; divergences and entropies are summed over the last axis."""
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        self.mean, self.std = mean, std
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return samples that gradients flow through; noise of zeros gives the mean."""
+        return torch.addcmul(self.mean, self.std, noise)
+
+    def entropy(self) -> Tensor:
+        return (self.std.log() + 1.4189385).sum(-1)
+
+    def kl(self, other: Normals) -> Tensor:
+        """Return the divergence [*b] of `other` from this one."""
+        ratio = (self.std / other.std).square()
+        apart = ((self.mean - other.mean) / other.std).square()
+        return 0.5 * (ratio + apart - 1 - ratio.log()).sum(-1)
+
+    def detach(self) -> Normals:
+        return Normals(self.mean.detach(), self.std.detach())
+
+
+class Choices(OneHot):
+    """Independent choices without a share of chance, from logits [*b, stoch, classes]."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.log_probs = log_softmax(logits.float())
+        self.probs = self.log_probs.exp()
+
+
+class ResetBeforeCell(nn.Module):
+    """A gated unit whose candidate reads the memory already gated; gates start with bias 1."""
+
+    def __init__(self, in_dim: int, size: int) -> None:
+        super().__init__()
+        self.gates = dense(in_dim + size, 2 * size)
+        self.cand = dense(in_dim + size, size)
+
+    def start(self) -> None:
+        """Open the gates."""
+        nn.init.ones_(self.gates.bias)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        gates = torch.sigmoid(self.gates(torch.cat([x, memory], -1)))
+        reset, keep = gates.chunk(2, -1)
+        cand = tanh(self.cand(torch.cat([x, reset * memory], -1)))
+        return keep * memory + (1 - keep) * cand
+
+
+class LayerNormCell(nn.Module):
+    """A gated unit whose gates come from one layer-normalised product; it starts slow to change."""
+
+    def __init__(self, in_dim: int, size: int) -> None:
+        super().__init__()
+        self.gates = dense(in_dim + size, 3 * size, bias=False)
+        self.norm = LayerNorm(3 * size)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        parts = self.norm(self.gates(torch.cat([x, memory], -1)))
+        reset, cand, update = parts.chunk(3, -1)
+        cand = tanh(torch.sigmoid(reset) * cand)
+        update = torch.sigmoid(update - 1)
+        return update * cand + (1 - update) * memory
+
+
+CELLS = {
+    "reset_before": ResetBeforeCell, "reset_after": nn.GRUCell, "layer_norm": LayerNormCell,
+}  # fmt: skip
+
+
+class PlaNetRSSM(nn.Module):
+    """The recurrent cell, and the heads that guess the random part with and without looking."""
+
+    def __init__(self, config: PlaNetRSSMConfig, token_dim: int, action_dim: int) -> None:
+        super().__init__()
+        c = self.config = config
+        style = LayerStyle("none", c.act)
+        out_dim = c.stoch_dim if c.classes else 2 * c.stoch
+        self.out_dim = c.deter + c.stoch_dim
+        self.inputs = NormAct(c.stoch_dim + action_dim, c.hidden, style)
+        self.cell = CELLS[c.cell](c.hidden, c.deter)
+        self.prior_net = nn.Sequential(NormAct(c.deter, c.hidden, style), dense(c.hidden, out_dim))
+        post = NormAct(c.deter + token_dim, c.hidden, style)
+        self.post_net = nn.Sequential(post, dense(c.hidden, out_dim))
+
+    def initial(self, num: int, device: Any) -> Latent:
+        """Return the state before the first step: zeros."""
+        zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
+        return Latent(zeros(self.config.deter), zeros(self.config.stoch_dim))
+
+    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Tensor:
+        """Return what samples of states of this shape need; zeros, for the likeliest, if fixed."""
+        c = self.config
+        if mode is Mode.FIXED:
+            return torch.zeros(*shape, c.stoch, *([c.classes] if c.classes else []), device=device)
+        if c.classes:
+            return gumbel(*shape, c.stoch, c.classes, device=device)
+        return torch.randn(*shape, c.stoch, device=device)
+
+    def prior(self, deter: Tensor) -> Tensor:
+        """Return the numbers [*b, ...] that describe the random part, from memory alone."""
+        return self.prior_net(deter)
+
+    def posterior(self, deter: Tensor, tokens: Tensor) -> Tensor:
+        """Return the numbers [*b, ...] that describe the random part, having seen the step."""
+        return self.post_net(torch.cat([deter, tokens], -1))
+
+    def dist(self, stats: Tensor) -> Random:
+        """Return the distribution that these numbers describe."""
+        c = self.config
+        if c.classes:
+            return Choices(stats.unflatten(-1, (c.stoch, c.classes)))
+        mean, raw = stats.float().chunk(2, -1)
+        return Normals(mean, F.softplus(raw) + c.min_std)
+
+    def step(self, state: Latent, action: Tensor) -> Tensor:
+        """Return the memory after an action."""
+        return self.cell(self.inputs(torch.cat([state.stoch, action], -1)), state.deter)
+
+    def observe_step(
+        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[Latent, Tensor]:
+        """Return the next state and the posterior's numbers; `action` led to this step."""
+        keep = (~is_first)[:, None].to(action.dtype)
+        deter = self.step(state.masked(keep), action * keep)
+        stats = self.posterior(deter, tokens)
+        return Latent(deter, self.dist(stats).sample(noise).to(deter.dtype)), stats
+
+    def observe(
+        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[Latent, Tensor]:
+        """Follow sequences [b, t] from `state`, `action[:, i]` led to step i; noise is [t, b]."""
+        return follow(self.observe_step, state, (action, tokens, is_first), noise)
+
+    def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
+        """Return the next state without looking."""
+        deter = self.step(state, action)
+        return Latent(deter, self.dist(self.prior(deter)).sample(noise).to(deter.dtype))

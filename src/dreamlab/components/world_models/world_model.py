@@ -1,0 +1,156 @@
+"""DreamerV3's world model: encoder, RSSM, decoder, and heads for reward and continuation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.components.heads import BinaryHead, TwoHotHead
+from dreamlab.components.world_models.codec import (
+    CodecConfig,
+    Decoder,
+    Encoder,
+    one_hot,
+    width,
+)
+from dreamlab.components.world_models.protocol import Advance, Policy, roll_out
+from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig
+from dreamlab.core.limits import Depth, NonNegative, PositiveInt, Range, Width
+from dreamlab.core.types import ArraySpec, Obs, Spec
+from dreamlab.core.workflow import compilable
+from dreamlab.ops.scaling import Bins
+
+
+@dataclass(frozen=True)
+class WorldModelConfig:
+    """Parts of the model."""
+
+    rssm: RSSMConfig
+    encoder: CodecConfig
+    decoder: CodecConfig
+    units: Width
+    reward_layers: Depth = 1
+    cont_layers: Depth = 1
+    num_bins: Annotated[int, Range(2, 65_536)] = 255
+    bins: Bins = "symexp"
+    horizon: PositiveInt = 333
+    """Continuation is learnt with the discount 1 - 1 / horizon in it."""
+    free_nats: NonNegative = 1.0
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What the model makes of sequences [b, t]."""
+
+    tokens: Tensor
+    latent: Latent
+    post: Tensor
+
+    @property
+    def feature(self) -> Tensor:
+        return self.latent.feature
+
+
+class WorldModel(nn.Module):
+    """Compresses sequences into latent states, and continues them in imagination."""
+
+    Latent = Latent
+
+    def __init__(self, config: WorldModelConfig, spec: Spec) -> None:
+        super().__init__()
+        c = self.config = config
+        self.action = spec.action
+        self.encoder = Encoder(c.encoder, spec.obs)
+        self.rssm = RSSM(c.rssm, self.encoder.out_dim, width(spec.action))
+        self.decoder = Decoder(c.decoder, spec.obs, c.rssm.deter, self.rssm.stoch_dim)
+        dim = self.rssm.out_dim
+        self.reward = TwoHotHead(dim, c.units, c.reward_layers, c.num_bins, c.bins, c.rssm.style)
+        self.cont = BinaryHead(dim, c.units, c.cont_layers, c.rssm.style)
+
+    @property
+    def discount(self) -> float:
+        return 1 - 1 / self.config.horizon
+
+    @property
+    def decoded(self) -> dict[str, ArraySpec]:
+        return {**self.decoder.images, **self.decoder.vectors}
+
+    def initial(self, num: int, device: Any) -> Latent:
+        """Return the states [num, ...] before anything was seen."""
+        return self.rssm.initial(num, device)
+
+    def embed(self, action: Tensor) -> Tensor:
+        """Return actions [*b, ...] as numbers in [-1, 1] [*b, a]: classes as one-hot."""
+        if self.action.classes is not None:
+            return one_hot(action, self.action.classes)
+        flat = action.float().reshape(*action.shape[: action.ndim - len(self.action.shape)], -1)
+        return flat / flat.detach().abs().clamp(min=1)
+
+    def observe(
+        self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent, noise: Tensor | None = None
+    ) -> Posterior:
+        """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
+        tokens = self.tokens(obs)
+        latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
+        return Posterior(tokens, latent, post)
+
+    @compilable
+    def tokens(self, obs: Obs) -> Tensor:
+        """Return what the encoder makes of observations [b, t]."""
+        return self.encoder(obs)
+
+    @compilable
+    def losses(
+        self, seen: Posterior, obs: Obs, reward: Tensor, is_terminal: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return losses [b, t] and metrics; the loss of an observation is `rec/NAME`."""
+        shape = reward.shape
+        prior = self.rssm.prior(seen.latent.deter)
+        dyn, rep, metrics = self.rssm.kl(seen.post, prior, self.config.free_nats)
+        out = {f"rec/{k}": v.view(shape) for k, v in self.reconstruction(seen, obs).items()}
+        feature = seen.feature
+        out["rew"] = self.reward.loss(self.reward(feature), reward)
+        out["con"] = self.cont.loss(self.cont(feature), (~is_terminal).float() * self.discount)
+        return {"dyn": dyn, "rep": rep, **out}, metrics
+
+    def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Tensor]:
+        """Return how badly states tell each observation, one number per step."""
+        flat = seen.latent.flat()
+        truth = {k: v.flatten(0, 1) for k, v in obs.items()}
+        return self.decoder.losses(self.decoder(flat.deter, flat.stoch), truth)
+
+    def imagine(
+        self,
+        start: Latent,
+        policy: Policy,
+        horizon: int,
+        noise: Tensor | None = None,
+        advance: Advance | None = None,
+    ) -> tuple[Latent, Tensor]:
+        """Dream on from states [n, ...]; see `roll_out`. `advance` may be a compiled one."""
+        num, device = len(start.deter), start.deter.device
+        noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
+        advance = advance or partial(self.advance, policy)
+        return roll_out(advance, start, policy, noise)
+
+    def advance(self, policy: Policy, latent: Latent, noise: Tensor) -> tuple[Latent, Tensor]:
+        """Return the next state, and the policy's action that leads there."""
+        action = policy(latent)
+        return self.rssm.imagine_step(latent, self.embed(action), noise), action
+
+    def predict(self, latent: Latent) -> dict[str, Any]:
+        """Return the decoded observations, reward and continuation of states [n, ...]."""
+        obs = self.decoder(latent.deter, latent.stoch)
+        return {"obs": self.decoder.natural(obs), **self.predict_reward(latent)}
+
+    def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
+        """Return reward and continuation of states [*b, ...]."""
+        feature = latent.feature
+        return {
+            "reward": self.reward.mean(self.reward(feature)),
+            "cont": torch.sigmoid(self.cont(feature)),
+        }

@@ -1,0 +1,211 @@
+"""The world model of PlaNet, DreamerV1 and DreamerV2: codec, RSSM, heads for what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dreamlab.components.heads import BinaryHead
+from dreamlab.components.world_models.codec import one_hot, width
+from dreamlab.components.world_models.codec_planet import PlaNetCodec, PlaNetCodecConfig
+from dreamlab.components.world_models.protocol import Policy, roll_out
+from dreamlab.components.world_models.rssm import Latent
+from dreamlab.components.world_models.rssm_planet import (
+    PlaNetRSSM,
+    PlaNetRSSMConfig,
+    ResetBeforeCell,
+)
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Depth, Share, Width
+from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
+from dreamlab.nn.init import glorot
+from dreamlab.nn.layers import LayerStyle, NormMLP, dense
+
+
+class NormalHead(nn.Module):
+    """A number as a normal of deviation 1."""
+
+    def __init__(self, in_dim: int, units: int, layers: int, style: LayerStyle) -> None:
+        super().__init__()
+        self.net = NormMLP(in_dim, units, layers, style)
+        self.out = dense(self.net.out_dim, 1)
+
+    def forward(self, feature: Tensor) -> Tensor:
+        """Return means [*b]."""
+        return self.out(self.net(feature)).float()[..., 0]
+
+    def loss(self, mean: Tensor, target: Tensor) -> Tensor:
+        """Return the negative log-likelihood [*b] of a number, without its constant."""
+        return 0.5 * (mean - target).square()
+
+
+@dataclass(frozen=True)
+class PlaNetModelConfig:
+    """Parts of the model."""
+
+    rssm: PlaNetRSSMConfig
+    codec: PlaNetCodecConfig
+    units: Width = 400
+    """Of the heads."""
+    reward_layers: Depth = 2
+    cont_layers: Depth = 0
+    """0: there is no head for continuation, nothing ever ends."""
+    gamma: Share = 0.99
+    """Continuation is learnt with this discount in it."""
+
+    @property
+    def style(self) -> LayerStyle:
+        return LayerStyle("none", self.rssm.act)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What the model makes of sequences [b, t]: states, and what describes both guesses."""
+
+    ready: Obs
+    latent: Latent
+    post: Tensor
+    prior: Tensor
+
+
+class PlaNetModel(nn.Module):
+    """Compresses sequences into latent states, and continues them in imagination."""
+
+    Latent = Latent
+
+    def __init__(self, config: PlaNetModelConfig, spec: Spec) -> None:
+        super().__init__()
+        c = self.config = config
+        self.action = spec.action
+        self.dim = c.rssm.deter + c.rssm.stoch_dim
+        self.codec = PlaNetCodec(c.codec, spec.obs, self.dim)
+        self.rssm = PlaNetRSSM(c.rssm, self.codec.token_dim, width(spec.action))
+        self.reward = NormalHead(self.dim, c.units, c.reward_layers, c.style)
+        has_cont = c.cont_layers > 0
+        self.cont = BinaryHead(self.dim, c.units, c.cont_layers, c.style) if has_cont else None
+        glorot(self)
+        if isinstance(self.rssm.cell, ResetBeforeCell):
+            self.rssm.cell.start()
+
+    @property
+    def decoded(self) -> dict[str, ArraySpec]:
+        return {**self.codec.images, **self.codec.vectors}
+
+    def initial(self, num: int, device: Any) -> Latent:
+        """Return the states [num, ...] before anything was seen."""
+        return self.rssm.initial(num, device)
+
+    @property
+    def discount(self) -> float:
+        return self.config.gamma
+
+    def embed(self, action: Tensor) -> Tensor:
+        """Return actions [*b, ...] as numbers [*b, a]; classes become one-hot unless they are."""
+        if self.action.classes is not None:
+            hot = action.is_floating_point()
+            return action if hot else one_hot(action, self.action.classes)
+        return action.float().reshape(*action.shape[: action.ndim - len(self.action.shape)], -1)
+
+    # -- following what happens -------------------------------------------------------------------
+
+    def before(self, num: int, device: Any) -> Tree:
+        """Return the state of an agent that has seen and done nothing."""
+        latent, spec = self.rssm.initial(num, device), self.action
+        dtype = torch.int64 if spec.is_discrete else torch.float32
+        action = torch.zeros(num, *spec.shape, dtype=dtype, device=device)
+        return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
+
+    def after(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Latent:
+        """Return the latent state once a step was seen; `state` holds the one before."""
+        noise = self.rssm.noise(is_first.shape[0], device=is_first.device, mode=mode)
+        latent = Latent(state["deter"], state["stoch"])
+        tokens = self.codec.encode(self.codec.preprocess(obs))
+        action = self.embed(state["action"])
+        return self.rssm.observe_step(latent, action, tokens, is_first, noise)[0]
+
+    def follow(self, batch: Batch, noise: Tensor | None = None) -> Posterior:
+        """Follow windows [b, t] from the state before anything was seen.
+
+        step      0      1      2
+        action    0      a0     a1        what enters the cell: the action that led there
+        """
+        none = torch.full_like(batch.action[:, :1], -1 if self.action.is_discrete else 0)
+        led = torch.cat([none, batch.action[:, :-1]], 1)
+        start = self.rssm.initial(len(led), led.device)
+        return self.observe(batch.obs, led, batch.is_first, start, noise)
+
+    def observe(
+        self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent, noise: Tensor | None = None
+    ) -> Posterior:
+        """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
+        b, t = is_first.shape
+        ready = self.codec.preprocess(obs)
+        tokens = self.codec.encode(ready)
+        noise = self.rssm.noise(t, b, device=tokens.device) if noise is None else noise
+        latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
+        return Posterior(ready, latent, post, self.rssm.prior(latent.deter))
+
+    def losses(self, seen: Posterior, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
+        """Return losses [b, t]: one per observation, `reward`, and `cont` if it is predicted."""
+        shape, flat = reward.shape, seen.latent.flat().feature
+        truth = {k: v.flatten(0, 1) for k, v in seen.ready.items()}
+        errors = self.codec.losses(self.codec.decode(flat), truth)
+        out = {f"obs/{k}": v.view(shape) for k, v in errors.items()}
+        out["reward"] = self.reward.loss(self.reward(flat).view(shape), reward)
+        if self.cont is not None:
+            target = (~is_terminal).float() * self.config.gamma
+            out["cont"] = self.cont.loss(self.cont(flat).view(shape), target)
+        return out
+
+    # -- imagining --------------------------------------------------------------------------------
+
+    def imagine(
+        self, start: Latent, policy: Policy, horizon: int, noise: Tensor | None = None
+    ) -> tuple[Latent, Tensor]:
+        """Dream on from states [n, ...]; see `roll_out`."""
+        num, device = len(start.deter), start.deter.device
+        noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
+
+        def advance(state: Latent, chance: Tensor) -> tuple[Latent, Tensor]:
+            action = policy(state)
+            return self.rssm.imagine_step(state, self.embed(action), chance), action
+
+        return roll_out(advance, start, policy, noise)
+
+    def predict_discount(self, feature: Tensor) -> Tensor:
+        """Return how much what follows a state counts: gamma times the chance to go on."""
+        if self.cont is None:
+            return torch.full_like(feature[..., 0], self.config.gamma)
+        return torch.sigmoid(self.cont(feature))
+
+    def predict(self, latent: Latent) -> dict[str, Any]:
+        """Return the decoded observations, reward and continuation of states [n, ...]."""
+        obs = self.codec.natural(self.codec.decode(latent.feature))
+        return {"obs": obs, **self.predict_reward(latent)}
+
+    def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
+        """Return reward and continuation, the discount in it, of states [*b, ...]."""
+        feature = latent.feature
+        return {"reward": self.reward(feature), "cont": self.predict_discount(feature)}
+
+
+def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
+    """Raise unless the actions are numbers in [-1, 1]."""
+    if action.is_discrete:
+        raise ConfigError(
+            f"workflow: {name} needs continuous actions, but this environment's are discrete. "
+            f"Use {instead} instead."
+        )
+    check_range(action, name)
+
+
+def check_range(action: ArraySpec, name: str) -> None:
+    """Raise if continuous actions have other bounds than -1 and 1."""
+    if not action.is_discrete and (action.low, action.high) != (-1.0, 1.0):
+        raise ConfigError(
+            f"workflow: {name} acts in [-1, 1], but this environment's actions are in "
+            f"[{action.low}, {action.high}]. Set env.scale_actions=true."
+        )

@@ -1,0 +1,118 @@
+"""Layers of world models: normalised, initialised and blocked as DreamerV3 has them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NormKind = Literal["rms", "layer", "none"]
+ACTS = {"silu": F.silu, "elu": F.elu, "relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
+ActKind = Literal["silu", "elu", "relu", "tanh", "gelu"]
+
+
+class LayerStyle(NamedTuple):
+    """What follows every linear layer of a network."""
+
+    norm: NormKind = "rms"
+    act: ActKind = "silu"
+
+
+DEFAULT = LayerStyle()
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean x^2 + eps) * scale over the last axis, in full precision."""
+
+    def __init__(self, dim: int, eps: float = 1e-4) -> None:
+        super().__init__()
+        self.scale, self.eps = nn.Parameter(torch.ones(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.scale.shape, self.scale, self.eps).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation over the last axis, in full precision."""
+
+    def __init__(self, dim: int, eps: float = 1e-3) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.layer_norm(x.float(), self.scale.shape, self.scale, self.shift, self.eps)
+        return y.to(x.dtype)
+
+
+def norm(kind: NormKind, dim: int) -> nn.Module:
+    """Return the normalisation of this kind."""
+    if kind == "none":
+        return nn.Identity()
+    return RMSNorm(dim) if kind == "rms" else LayerNorm(dim)
+
+
+def trunc_normal_(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
+    """Fill with a normal cut at two deviations, of variance scale^2 / fan_in after the cut."""
+    std = 1.1368 * math.sqrt(1.0 / fan_in)
+    with torch.no_grad():
+        nn.init.trunc_normal_(weight, 0.0, 1.0, -2.0, 2.0).mul_(std * scale)
+
+
+def dense(in_dim: int, out_dim: int, scale: float = 1.0, bias: bool = True) -> nn.Linear:
+    """Return a linear layer with a truncated normal start; `scale` 0 starts at zero."""
+    layer = nn.Linear(in_dim, out_dim, bias)
+    trunc_normal_(layer.weight, in_dim, scale)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class BlockLinear(nn.Module):
+    """A linear layer whose weight is block-diagonal: [..., blocks, in] to [..., blocks, out].
+
+    It starts as if every block saw the whole input (fan-in `blocks * in`), as the original does.
+    """
+
+    def __init__(self, blocks: int, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(blocks, in_dim, out_dim))
+        self.bias = nn.Parameter(torch.zeros(blocks, out_dim))
+        trunc_normal_(self.weight, blocks * in_dim)
+
+    def forward(self, x: Tensor, common: Tensor | None = None) -> Tensor:
+        """Return every block's result; `common` [n, ...] stands behind every block's own input."""
+        if common is None:
+            y = torch.bmm(x.flatten(0, -3).transpose(0, 1), self.weight).transpose(0, 1)
+            return (y + self.bias.to(y.dtype)).reshape(*x.shape[:-1], -1)
+        own, shared = self.weight.split([x.shape[-1], common.shape[-1]], 1)
+        y = torch.bmm(common.expand(len(shared), *common.shape), shared)
+        y = torch.baddbmm(y, x.transpose(0, 1).to(y.dtype), own.to(y.dtype)).transpose(0, 1)
+        return y + self.bias.to(y.dtype)
+
+
+class NormAct(nn.Module):
+    """A linear layer, normalised, then an activation."""
+
+    def __init__(self, in_dim: int, out_dim: int, style: LayerStyle) -> None:
+        super().__init__()
+        # before a norm with a shift a bias would do nothing
+        self.linear = dense(in_dim, out_dim, bias=style.norm != "layer")
+        self.norm = norm(style.norm, out_dim)
+        self.act = ACTS[style.act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.linear(x)))
+
+
+class NormMLP(nn.Sequential):
+    """Normalised hidden layers of one width."""
+
+    def __init__(self, in_dim: int, units: int, layers: int, style: LayerStyle) -> None:
+        dims = [in_dim] + [units] * layers
+        super().__init__(*(NormAct(a, b, style) for a, b in pairwise(dims)))
+        self.out_dim = dims[-1]

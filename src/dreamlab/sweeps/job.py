@@ -1,0 +1,203 @@
+"""A job: one command line, the run folder it fills, and what is known of it, all in files."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dreamlab.core.files import write_json
+from dreamlab.core.readers import FileError, MissingFileError, is_number, read_json
+from dreamlab.runs.readers import problems, read_manifest
+from dreamlab.runs.run_row import BROKEN
+
+Status = Literal["waiting", "running", "interrupted", "failed", "pruned", "finished"]
+Outcome = Literal["finished", "failed", "interrupted", "taken"]
+PLAIN = re.compile(r"[\w./:+-]+")
+
+
+def text_of(value: Any) -> str:
+    """Return a value as an override writes it: `true`, `null`, `[64,64]`, quoted where needed."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{text_of(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(text_of(v) for v in value) + "]"
+    text = str(value)
+    if not isinstance(value, str) or PLAIN.fullmatch(text):
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+class Lock:
+    """A file that one process holds; a child that inherits it holds it on after our death."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: Any = None
+
+    def take(self, wait: bool = False) -> bool:
+        """Take the lock and tell whether that worked; with `wait`, when it is free."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            file.close()
+            return False
+        self.file = file
+        return True
+
+    def release(self) -> None:
+        """Let go; a child that inherited the lock keeps it."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def held(self) -> bool:
+        """Tell whether anybody holds it, ourselves included."""
+        if not self.path.exists():
+            return False
+        with self.path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training of a sweep; its name is a hash of what it overrides, and its seed."""
+
+    root: Path
+    """The sweep's folder; runs are below `runs/`, logs and locks below `jobs/`."""
+    overrides: tuple[str, ...]
+    parameters: dict[str, Any]
+    """What tells this job from the others, for tables."""
+    cwd: Path = field(default_factory=Path.cwd)
+
+    @property
+    def name(self) -> str:
+        seed = [o for o in self.overrides if o.startswith("seed=")]
+        rest = [o for o in self.overrides if not o.startswith("seed=")]
+        digest = hashlib.sha256("\n".join(rest).encode()).hexdigest()[:10]
+        return "_".join([digest, *(re.sub(r"[^\w-]", "", s) for s in seed)])
+
+    @property
+    def folder(self) -> Path:
+        """Where its logs, its locks and what became of it are."""
+        return self.root / "jobs" / self.name
+
+    @property
+    def run_folder(self) -> Path:
+        return self.root / "runs" / self.name
+
+    @property
+    def label(self) -> str:
+        """Its parameters in one line, without the groups they are in."""
+        return " ".join(f"{k.split('.')[-1]}={text_of(v)}" for k, v in self.parameters.items())
+
+    @property
+    def run_lock(self) -> Lock:
+        """Held while its training runs, by the training itself."""
+        return Lock(self.folder / "run.lock")
+
+    @property
+    def owner_lock(self) -> Lock:
+        """Held by the sweep that has it in hand, also while it waits in a queue."""
+        return Lock(self.folder / "owner.lock")
+
+    @property
+    def stop_file(self) -> Path:
+        """What tells a job on another machine to save and stop."""
+        return self.folder / "stop"
+
+    def command(self, threads: int = 0) -> list[str]:
+        """Return what to run: `train`, or `resume` where the run has begun."""
+        if (self.run_folder / "config.yaml").exists():
+            return [*program(), "resume", str(self.run_folder)]
+        limit = [f"threads={threads}"] if threads else []
+        place = f"run.dir={text_of(str(self.run_folder))}"
+        return [*program(), "train", *self.overrides, *limit, place]
+
+    def record(self) -> dict[str, Any]:
+        """Return what was written down of earlier attempts; they failed if that is damaged."""
+        try:
+            return _checked(read_json(self.folder / "job.json"))
+        except MissingFileError:
+            return {}
+        except FileError as error:
+            return {"status": "failed", "error": [str(error)]}
+
+    def write(self, **data: Any) -> None:
+        """Change fields of the record."""
+        described = {"overrides": self.overrides, "parameters": self.parameters}
+        write_json(self.folder / "job.json", {**described, **self.record(), **data})
+
+    def error(self) -> list[str]:
+        """Return the last words of a job that failed."""
+        if self.manifest_status() == BROKEN:
+            return list(problems(self.run_folder))[:1]
+        return self.record().get("error", [])
+
+    def manifest_status(self) -> str:
+        """Return what the run says of itself; empty before it has begun, `broken` if damaged."""
+        try:
+            return read_manifest(self.run_folder).get("status", BROKEN)
+        except MissingFileError:
+            return ""
+        except FileError:
+            return BROKEN
+
+    def status(self) -> Status:
+        """Return how it stands, from its files alone."""
+        if (seen := self.manifest_status()) == "finished":
+            return "finished"
+        if self.run_lock.held() or self.owner_lock.held():
+            return "running"
+        recorded = self.record().get("status")
+        if recorded == "failed" or seen == BROKEN:
+            return "failed"
+        if recorded == "pruned":
+            return "pruned"
+        return "interrupted" if seen else "waiting"
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without what cannot be counted with."""
+    numbers = {k: v for k, v in record.items() if k not in ("attempts", "seconds") or is_number(v)}
+    error = numbers.get("error", [])
+    return {**numbers, "error": [str(e) for e in error] if isinstance(error, list) else []}
+
+
+def program() -> list[str]:
+    """Return the command that starts this lab with this Python."""
+    script = Path(sys.executable).parent / "dreamlab"
+    return [str(script)] if script.exists() else [sys.executable, "-m", "dreamlab.cli"]
+
+
+def shell(command: Sequence[str]) -> str:
+    """Return a command as one would type it."""
+    return shlex.join(["dreamlab", *command[len(program()) :]])
+
+
+# -- what a run has reported ----------------------------------------------------------------------
+
+
+def returns(records: Sequence[Mapping[str, Any]], key: str = "") -> list[tuple[int, float]]:
+    """Return (env frames, return) of every record; without a key evaluations, or else episodes."""
+    for name in [key] if key else ["eval/return", "episode/return"]:
+        found = [(int(r["env_frames"]), r[name]) for r in records if name in r]
+        if numbers := [(frames, float(v)) for frames, v in found if isinstance(v, int | float)]:
+            return numbers
+    return []

@@ -1,0 +1,294 @@
+"""Jobs as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from dreamlab.core.errors import LabError
+from dreamlab.core.limits import NonNegative, Positive, Range
+from dreamlab.sweeps.job import Job, Outcome
+
+ERROR_LINES = 20
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+MEMORY_EVERY_S = 1.0  # how often memory is measured where it is limited
+GRACE_S = 60.0  # how long a run beyond its limits may take to save
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one job may use."""
+
+    cpus: Annotated[int, Range(0, 1_024)] = 0
+    """Cores and threads; 0 leaves both to the run."""
+    gpus: NonNegative | None = None
+    """GPUs, 0.5 for two jobs on each; 0 hides them, None leaves them to the run."""
+    memory_gb: Positive | None = None
+    """Memory of all its processes; beyond it a job saves, ends and counts as failed."""
+    time_min: Positive | None = None
+    """Minutes of one attempt, after which it does the same; SLURM queues it again instead."""
+
+    def __post_init__(self) -> None:
+        if (self.gpus or 0) > 1 and (self.gpus or 0) % 1:
+            raise ValueError("gpus: above 1 only whole GPUs can be had")
+
+
+@dataclass(frozen=True)
+class LauncherConfig:
+    """Where the jobs run."""
+
+    name: Literal["local", "slurm", "ray"] = "local"
+    cluster: str | None = None
+    """Ray: the cluster's address. SLURM: `local` runs submitit without SLURM."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Handed on: to submitit (`slurm_partition: gpu`) or to `ray.init` (`num_cpus: 2`)."""
+
+
+class Handle(Protocol):
+    """A job that was started."""
+
+    def poll(self) -> Outcome | None:
+        """Return how it ended, or None while it goes on."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ask it to save and stop; asking again changes nothing."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+class Launcher(Protocol):
+    """A way to start jobs."""
+
+    def start(self, job: Job, slot: int) -> Handle | None:
+        """Start a job in one of the places; None if another process runs it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class BufferContext:
+    """What of this machine a job gets."""
+
+    limits: Limits = field(default_factory=Limits)
+    cores: tuple[int, ...] = ()
+    gpus: str | None = None
+    """What it sees of them, as in CUDA_VISIBLE_DEVICES."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that say so; libraries read them before any code of ours."""
+        found: dict[str, str] = {}
+        if self.limits.cpus:
+            found |= dict.fromkeys(THREAD_VARIABLES, str(self.limits.cpus))
+        if self.gpus is not None:
+            found["CUDA_VISIBLE_DEVICES"] = self.gpus
+        return found
+
+
+def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> BufferContext:
+    """Return the share of the `slot`-th of `slots` jobs; cores are given only if they suffice."""
+    shown = None if limits.gpus is None else ",".join(_gpus(limits.gpus, slot, gpus))
+    cores: tuple[int, ...] = ()
+    if limits.cpus and hasattr(os, "sched_getaffinity"):
+        every = sorted(os.sched_getaffinity(0))
+        if slots * limits.cpus <= len(every):
+            cores = tuple(every[slot * limits.cpus : (slot + 1) * limits.cpus])
+    return BufferContext(limits, cores, shown)
+
+
+def _gpus(number: float, slot: int, gpus: Sequence[str]) -> list[str]:
+    """Return this slot's GPUs, handed out in turn."""
+    if number == 0:
+        return []
+    if number < 1:
+        return [gpus[int(slot * number + 1e-9) % len(gpus)]]
+    return [gpus[(slot * int(number) + i) % len(gpus)] for i in range(int(number))]
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may hand out."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+@contextmanager
+def _unblocked(*signals: signal.Signals) -> Iterator[None]:
+    """Let signals through meanwhile: a child inherits the mask, and Ray's workers block SIGINT."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Attempt:
+    """A job's training as a child process, in a session of its own: a Ctrl-C does not reach it."""
+
+    def __init__(self, job: Job, where: BufferContext) -> None:
+        self.job, self.where = job, where
+        self.lock = job.run_lock
+        self.child: subprocess.Popen[bytes] | None = None
+        self.asked = False
+        self.began, self.measured, self.over_since = time.monotonic(), 0.0, 0.0
+        self.over = ""  # which limit it went beyond
+
+    def start(self) -> bool:
+        """Start it; False if another process runs it or it is over."""
+        if not self.lock.take():
+            return False
+        job = self.job
+        if job.manifest_status() == "finished":
+            self.lock.release()
+            return False
+        tries = int(job.record().get("attempts", 0)) + 1
+        job.write(status="running", attempts=tries, host=socket.gethostname(), error=[])
+        with (
+            (job.folder / "stdout.log").open("ab") as out,
+            (job.folder / "stderr.log").open("wb") as err,
+            _unblocked(signal.SIGINT, signal.SIGTERM),
+        ):
+            self.child = subprocess.Popen(
+                job.command(self.where.limits.cpus),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=job.cwd,
+                env={**os.environ, **self.where.variables},
+                pass_fds=(self.lock.file.fileno(),),
+                start_new_session=True,
+            )
+        if self.where.cores:
+            os.sched_setaffinity(self.child.pid, self.where.cores)
+        return True
+
+    def poll(self) -> Outcome | None:
+        assert self.child is not None, self.job.name
+        code = self.child.poll()
+        if code is None:
+            self._hold_to_limits(time.monotonic())
+            return None
+        seen = self.job.manifest_status()
+        outcome: Outcome = "failed"
+        if seen == "finished":
+            outcome = "finished"
+        elif not self.over and (self.asked or (code == 130 and seen == "interrupted")):
+            outcome = "interrupted"
+        error = self._last_words(code) if outcome == "failed" else []
+        spent = float(self.job.record().get("seconds", 0.0)) + time.monotonic() - self.began
+        self.job.write(status=outcome, returncode=code, error=error, seconds=spent)
+        self.lock.release()
+        return outcome
+
+    def _hold_to_limits(self, now: float) -> None:
+        """Let a run that uses more than it may save and end; kill it if it does not."""
+        if self.over and now - self.over_since > GRACE_S:
+            self.kill()
+        elif not self.asked and (reason := self._beyond(now)):
+            self.over, self.over_since = reason, now
+            self.interrupt()
+
+    def _beyond(self, now: float) -> str:
+        """Return which limit it is beyond; empty if none."""
+        assert self.child is not None, self.job.name
+        most_min, most_gb = self.where.limits.time_min, self.where.limits.memory_gb
+        if most_min is not None and now - self.began > 60 * most_min:
+            return f"limits.time_min: it ran for {most_min:g} min"
+        if most_gb is None or now - self.measured < MEMORY_EVERY_S:
+            return ""
+        self.measured, used = now, memory_bytes(self.child.pid) / 1e9
+        return f"limits.memory_gb: it held {used:.2f} GB of {most_gb:g}" if used > most_gb else ""
+
+    def _last_words(self, code: int) -> list[str]:
+        if self.over:
+            saved = self.job.manifest_status() == "interrupted"
+            rest = "saved, and goes on from there if tried again" if saved else "was killed"
+            return [f"{self.over}, {rest}"]
+        text = (self.job.folder / "stderr.log").read_text(errors="replace")
+        lines = text.splitlines()[-ERROR_LINES:]
+        if code < 0:
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            lines.append(f"killed by {signal.Signals(-code).name}{hint}")
+        return lines or [f"exit code {code}, nothing on stderr"]
+
+    def interrupt(self) -> None:
+        assert self.child is not None, self.job.name
+        if self.asked:
+            return
+        self.asked = True
+        # before it trains there is nothing to save, and an import may swallow an interrupt
+        training = self.job.manifest_status() == "running"
+        self.child.send_signal(signal.SIGINT if training else signal.SIGTERM)
+
+    def kill(self) -> None:
+        assert self.child is not None, self.job.name
+        self.asked = True
+        if self.child.poll() is None:  # with the processes that it has started
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+
+def memory_bytes(session: int) -> int:
+    """Return the memory of all processes of a session; what they share is counted once.
+
+    Pages of mapped files are not counted: the system takes them back where it needs memory. It is
+    0 where there is no /proc.
+    """
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[3]) != session:
+                continue
+            rollup = stat.with_name("smaps_rollup").read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+        total += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", rollup, re.MULTILINE)))
+    return 1024 * total
+
+
+def carry_out(job: Job, attempt: Attempt) -> Outcome:
+    """Run a job to its end, or until its stop file appears: what a machine of a cluster does."""
+    if not attempt.start():
+        return "finished" if job.manifest_status() == "finished" else "taken"
+    try:
+        while (outcome := attempt.poll()) is None:
+            if job.stop_file.exists():
+                attempt.interrupt()
+            time.sleep(0.2)
+    except BaseException:  # this process is being ended: let the run save first
+        attempt.interrupt()
+        while attempt.poll() is None:
+            time.sleep(0.05)
+        raise
+    return outcome
+
+
+class Local:
+    """Starts jobs as child processes."""
+
+    def __init__(self, limits: Limits, slots: int) -> None:
+        self.limits, self.slots = limits, slots
+        self.gpus = visible_gpus() if limits.gpus else []
+        if limits.gpus and not self.gpus:
+            raise LabError("limits.gpus: no GPU is visible on this machine")
+
+    def start(self, job: Job, slot: int) -> Handle | None:
+        attempt = Attempt(job, place(self.limits, slot, self.slots, self.gpus))
+        return attempt if attempt.start() else None
+
+    def close(self) -> None: ...
