@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dreamlab.components.heads import LatentPolicy
+from dreamlab.components.heads import LatentPolicy, PolicyConfig
 from dreamlab.components.world_models.codec import one_hot
 from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
 from dreamlab.components.world_models.protocol import Policy
@@ -163,7 +163,9 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         config = PlaNetModelConfig(rssm, codec, c.units, c.layers, cont_layers, c.gamma)
         self.model = PlaNetModel(config, spec)
         dim, style = self.model.dim, config.style
-        self.actor = glorot(Actor(dim, spec.action, c.units, c.layers, style=style))
+        self.actor = glorot(
+            Actor(PolicyConfig(style.norm, style.act, c.units, c.layers), dim, spec.action)
+        )
         self.critic = glorot(NormalHead(dim, c.units, c.layers, style))
         self.slow = frozen_copy(self.critic)
         self.target_network = TargetNetwork(self.slow, self.critic)

@@ -22,7 +22,7 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Depth, Share, Width
 from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
 from dreamlab.nn.init import glorot
-from dreamlab.nn.layers import LayerStyle, NormMLP, dense
+from dreamlab.nn.layers import LayerStyle, NetConfig, NormMLP, dense
 
 
 class NormalHead(nn.Module):
@@ -57,6 +57,10 @@ class PlaNetModelConfig:
     """Continuation is learnt with this discount in it."""
 
     @property
+    def cont(self) -> NetConfig:
+        return NetConfig("none", self.rssm.act, self.units, self.cont_layers)
+
+    @property
     def style(self) -> LayerStyle:
         return LayerStyle("none", self.rssm.act)
 
@@ -85,7 +89,7 @@ class PlaNetModel(nn.Module):
         self.rssm = PlaNetRSSM(c.rssm, self.codec.token_dim, width(spec.action))
         self.reward = NormalHead(self.dim, c.units, c.reward_layers, c.style)
         has_cont = c.cont_layers > 0
-        self.cont = BinaryHead(self.dim, c.units, c.cont_layers, c.style) if has_cont else None
+        self.cont = BinaryHead(c.cont, self.dim) if has_cont else None
         glorot(self)
         if isinstance(self.rssm.cell, ResetBeforeCell):
             self.rssm.cell.start()
