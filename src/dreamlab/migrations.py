@@ -61,11 +61,11 @@ def _from_schema_0(node: Node) -> Node:
     return {**out, "training": training}
 
 
-# -- options of optimizers were the workflow's ----------------------------------------------------
+# -- options of optimizers and of parts were the workflow's ---------------------------------------
 
 
 def _from_schema_1(node: Node) -> Node:
-    """Move what workflows said of their optimizers; what was `tiny` had been shrunk when saved."""
+    """Move what workflows said of optimizers and parts; what was `tiny` was shrunk when saved."""
     out = {**node, "shrunk": True} if node.get("tiny") else dict(node)
     workflow = node.get("workflow")
     if isinstance(workflow, Mapping):
@@ -164,6 +164,37 @@ def _dreamer_v3(w: Node) -> Node:
     if str(w.get("_target_")).endswith(".R2Dreamer"):  # its weight was a share of another
         scales = mapping(w["scales"], "workflow.scales")
         w["scales"] = {**scales, "redundancy": 0.05 * scales["rec"]}
+    return _into_parts(w)
+
+
+_CODEC, _HEADS = ("encoder", "decoder"), ("reward", "cont", "actor", "critic")
+_PLACES = {
+    **dict.fromkeys(("deter", "hidden", "stoch", "classes", "unimix", "free_nats"), ("rssm",)),
+    **dict.fromkeys(("depth", "mults"), _CODEC),
+    **dict.fromkeys(("num_bins", "bins"), ("reward", "critic")),
+    "blocks": ("rssm", "decoder"),
+    "layers": (*_CODEC, "actor", "critic"),
+    "units": (*_CODEC, *_HEADS),
+    "norm": ("rssm", *_CODEC, *_HEADS),
+    "actor_unimix": ("actor",),
+}
+"""Options that DreamerV3 had itself, and the parts that have them now."""
+
+
+_HIDDEN = {"1m": 64, "12m": 256, "25m": 384, "50m": 512, "100m": 768, "200m": 1024, "400m": 1536}
+"""Of DreamerV3's sizes; their other numbers are multiples and fractions of it."""
+
+
+def _into_parts(w: Node) -> Node:
+    h = _HIDDEN.get(w["size"], 0)
+    sizes = {"deter": 8 * h, "hidden": h, "classes": h // 16, "depth": h // 16, "units": h}
+    if all(w[k] not in (None, n) for k, n in sizes.items()):
+        w["size"] = None  # it had no effect
+    for name, parts in _PLACES.items():
+        value = w.pop(name)
+        if value is not None:  # else it was that of the size, which says it still
+            for part in parts:
+                w.setdefault(part, {})[name.removeprefix("actor_")] = value
     return w
 
 

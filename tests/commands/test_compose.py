@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dreamlab import build
+from dreamlab import train
 from dreamlab.config import compose, load_config, read_yaml, to_yaml
 from tests.helpers import config_of, open_loop
 
@@ -13,12 +13,13 @@ from tests.helpers import config_of, open_loop
 
 def test_tiny_leaves_what_was_typed():
     config = config_of(
-        "+experiment=dreamer_cartpole", "+preset=debug", "workflow.deter=24", "workflow.imagine=9",
+        "+experiment=dreamer_cartpole", "+preset=debug", "workflow.rssm.deter=24",
+        "workflow.imagine=9",
         "buffers.replay.batch=32", "training.phases.0.collect_ticks=40",
     )  # fmt: skip
     options = config.workflow.config
-    assert (options.deter, options.imagine) == (24, 9)
-    assert options.hidden == 8  # nobody asked for another
+    assert (options.rssm.config.deter, options.imagine) == (24, 9)
+    assert options.rssm.config.hidden == 8  # nobody asked for another
     assert config.buffers["replay"].config.batch == 32
     assert config.buffers["replay"].config.length == 16
     phase = config.training.phases[0]
@@ -107,4 +108,4 @@ def test_without_a_choice_the_experiments_environment_stays():
 def test_an_experiment_trains_on_a_chosen_environment(tmp_path):
     words = ("+experiment=ppo_cartpole", "env=dummy", "tiny=true", "training.total_frames=80")
     config = config_of(*words, f"run.dir={tmp_path / 'r'}", "log.terminal=off", "device=cpu")
-    assert build.train(config)[1] == "finished"
+    assert train.train(config)[1] == "finished"

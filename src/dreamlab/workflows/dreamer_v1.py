@@ -58,7 +58,7 @@ class TanhPolicy(nn.Module):
     def __init__(self, config: TanhPolicyConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         self.shape, c = action.shape, config
-        self.net = NormMLP(in_dim, c.units, c.layers, c.style)
+        self.net = NormMLP(in_dim, c.units, c.layers, c)
         self.out = dense(self.net.out_dim, 2 * action.size)
         self.raw_std = math.log(math.expm1(c.init_std))
         self.mode_samples = c.mode_samples

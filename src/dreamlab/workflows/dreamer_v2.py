@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dreamlab.components.heads import LatentPolicy
+from dreamlab.components.heads import LatentPolicy, PolicyConfig
 from dreamlab.components.world_models.codec import one_hot
 from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
 from dreamlab.components.world_models.protocol import Policy
@@ -31,7 +31,7 @@ from dreamlab.components.world_models.world_model_planet import (
     check_range,
 )
 from dreamlab.core.config import Part, part
-from dreamlab.core.limits import Natural, NonNegative, PositiveInt, Share
+from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share, Width
 from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Report, Spec, Tree
@@ -39,6 +39,7 @@ from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.counter import Count
 from dreamlab.nn.dists import Categorical, Dist, MultiCategorical
 from dreamlab.nn.init import glorot
+from dreamlab.nn.layers import ActKind, NormKind
 from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.nn.truncated import TruncatedNormal
 from dreamlab.ops.estimators import ESTIMATORS, ReturnEstimator
@@ -57,6 +58,17 @@ def _head() -> Any:
 
 
 @dataclass(frozen=True)
+class ActorConfig(PolicyConfig):
+    """Hidden layers of the actor, and what bounds the chance in its actions."""
+
+    norm: NormKind = "none"
+    act: ActKind = "elu"
+    units: Width = 400
+    layers: Depth = 4
+    max_std: Positive = 2.1
+
+
+@dataclass(frozen=True)
 class DreamerV2Config:
     """Defaults of the paper's Atari agent."""
 
@@ -69,7 +81,7 @@ class DreamerV2Config:
     reward: HeadConfig = _head()
     cont: HeadConfig = _head()
     """Of the continuation, where that is predicted (`cont_scale`)."""
-    actor: HeadConfig = _head()
+    actor: ActorConfig = field(default_factory=ActorConfig)
     critic: HeadConfig = _head()
     squash_reward: bool = False
     """Learn tanh of the rewards, as the paper does on Atari."""
@@ -129,7 +141,8 @@ class Actor(LatentPolicy):
         if self.action.classes is not None:
             return super().forward(feature)
         x = self.net(feature)
-        std = 2 * torch.sigmoid(self.stddev(x).float() / 2) + 0.1
+        low, high = self.config.min_std, self.config.max_std
+        std = (high - low) * torch.sigmoid(self.stddev(x).float() / 2) + low
         return TruncatedNormal(torch.tanh(self.mean(x).float()), std)
 
     def passing(self, dist: Dist, action: Tensor) -> Tensor:
@@ -169,9 +182,8 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         check_range(spec.action, "DreamerV2")
         cont = c.cont if c.cont_scale else None
         self.model = PlaNetModel(PlaNetModelConfig(c.rssm, c.codec, c.reward, cont, c.gamma), spec)
-        dim, a = self.model.dim, c.actor
-        self.actor = glorot(Actor(dim, spec.action, a.units, a.layers, style=a.style))
-        self.critic = glorot(NormalHead(c.critic, dim))
+        self.actor = glorot(Actor(c.actor, self.model.dim, spec.action))
+        self.critic = glorot(NormalHead(c.critic, self.model.dim))
         self.returns: ReturnEstimator = c.returns.build()
         self.slow = frozen_copy(self.critic)
         self.target_network = TargetNetwork(self.slow, self.critic)

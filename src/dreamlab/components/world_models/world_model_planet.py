@@ -22,20 +22,17 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Depth, Share, Width
 from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
 from dreamlab.nn.init import glorot
-from dreamlab.nn.layers import ActKind, LayerStyle, NormMLP, dense
+from dreamlab.nn.layers import ActKind, NetConfig, NormKind, NormMLP, dense
 
 
 @dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(NetConfig):
     """Hidden layers of what is read off a latent state."""
 
+    norm: NormKind = "none"
+    act: ActKind = "elu"
     units: Width = 400
     layers: Depth = 2
-    act: ActKind = "elu"
-
-    @property
-    def style(self) -> LayerStyle:
-        return LayerStyle("none", self.act)
 
 
 class NormalHead(nn.Module):
@@ -43,7 +40,7 @@ class NormalHead(nn.Module):
 
     def __init__(self, config: HeadConfig, in_dim: int) -> None:
         super().__init__()
-        self.net = NormMLP(in_dim, config.units, config.layers, config.style)
+        self.net = NormMLP(in_dim, config.units, config.layers, config)
         self.out = dense(self.net.out_dim, 1)
 
     def forward(self, feature: Tensor) -> Tensor:
@@ -91,7 +88,7 @@ class PlaNetModel(nn.Module):
         self.codec = PlaNetCodec(c.codec, spec.obs, self.dim)
         self.rssm = PlaNetRSSM(c.rssm, self.codec.token_dim, width(spec.action))
         self.reward = NormalHead(c.reward, self.dim)
-        self.cont = None if c.cont is None else _binary_head(c.cont, self.dim)
+        self.cont = None if c.cont is None else BinaryHead(c.cont, self.dim)
         glorot(self)
         if isinstance(self.rssm.cell, ResetBeforeCell):
             self.rssm.cell.start()
@@ -196,10 +193,6 @@ class PlaNetModel(nn.Module):
         """Return reward and continuation, the discount in it, of states [*b, ...]."""
         feature = latent.feature
         return {"reward": self.reward(feature), "cont": self.predict_discount(feature)}
-
-
-def _binary_head(c: HeadConfig, in_dim: int) -> BinaryHead:
-    return BinaryHead(in_dim, c.units, c.layers, c.style)
 
 
 def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
