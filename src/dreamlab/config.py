@@ -29,6 +29,7 @@ from dreamlab.data.buffer import Buffer
 from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.migrations import SCHEMA, mapping, migrate
+from dreamlab.overlay import sections
 from dreamlab.tiny import KeyPath, leaves, restore, shrink
 
 GROUPS = ("experiment", "env", "preset")
@@ -107,13 +108,17 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     was typed wins over `tiny`, and an environment that was chosen over the experiment's.
     """
     with tempfile.TemporaryDirectory() as extra:
-        overrides = [_prepare(a, Path(extra)) for a in arguments]
+        overrides = [o for a in arguments if (o := _prepare(a, Path(extra)))]
         try:
             with initialize_config_dir(str(config_dir().resolve()), version_base="1.3"):
                 search = (
                     [f"hydra.searchpath=[file://{extra}]"] if any(Path(extra).iterdir()) else []
                 )
-                node = hydra_compose("train", overrides=[o for o in overrides if o] + search)
+                node = hydra_compose("train", overrides=overrides + search)
+                parsed = [_parsed(o) for o in overrides]
+                folders = (config_dir(), Path(extra))
+                for key, section in sections("train", overrides + search, parsed, folders).items():
+                    OmegaConf.update(node, key, section, merge=False, force_add=True)
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from None
         except RecursionError:
@@ -128,6 +133,11 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
     return _as_typed(made, arguments)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _as_typed(node: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
@@ -210,8 +220,7 @@ def _prepare(argument: str, extra: Path) -> str:
     if key in ("experiment", "preset"):
         return _group(key, value if isinstance(value, list) else [value], extra)
     if key == "env" and isinstance(value, str) and value not in choices("env"):
-        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"++env.id='{quoted}'"
+        return f"++env.id={_quoted(value)}"
     plain = override.type.name == "CHANGE"
     return f"++{argument}" if plain and key not in GROUPS else argument
 

@@ -32,7 +32,7 @@ class LatentEnsemble(nn.Module):
     ) -> None:
         super().__init__()
         dims = [state_dim + action_dim] + [config.units] * config.layers
-        self.net = EnsembleMLP(config.num, dims, out_dim, "elu")
+        self.net = EnsembleMLP(config.num, dims, out_dim, "elu", norm=False)
 
     def forward(self, state: Tensor, action: Tensor) -> Tensor:
         """Return every predictor's guess [num, *b, out] for states and actions [*b, ...]."""
