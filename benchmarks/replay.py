@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from dreamlab.core.types import ArraySpec, Decision, Spec, Step
-from dreamlab.data.buffer import BufferContext
+from dreamlab.data.source import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 
 warnings.filterwarnings("ignore")

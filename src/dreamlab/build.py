@@ -20,7 +20,8 @@ from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer, BufferContext
+from dreamlab.data.source import BufferContext
+from dreamlab.data.store import Store
 from dreamlab.data.storage import choose
 from dreamlab.engine import accelerate
 from dreamlab.engine.checkpoint import Checkpoints
@@ -122,9 +123,9 @@ def build_logger(config: LabConfig, run: Run, terminal: Terminal) -> Logger:
 
 def build_buffers(
     config: LabConfig, workflow: Workflow[Any], envs: Envs, run: Run, terminal: Terminal
-) -> dict[str, Buffer]:
+) -> dict[str, Store]:
     """Return the buffers by name; one that does not fit into memory goes to disk, or is refused."""
-    buffers: dict[str, Buffer] = {}
+    buffers: dict[str, Store] = {}
     room, on_gpu = memory_available(), 0
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name

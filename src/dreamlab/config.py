@@ -25,7 +25,7 @@ from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
 from dreamlab.core.readers import FileError, MissingFileError, parse_yaml
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer
+from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig, DeviceName, Precision, Threads
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.evaluator import EvalConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dreamlab.data.buffer import BufferContext
+from dreamlab.data.source import BufferContext
 from dreamlab.data.rollout import Rollout, RolloutConfig
 from tests.data.streams import SPEC, decision_at, step_at, through_disk
 

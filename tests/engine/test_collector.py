@@ -17,7 +17,7 @@ from gymnasium import spaces
 from dreamlab.core.errors import EnvError
 from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import BufferContext
+from dreamlab.data.source import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 from dreamlab.data.rollout import Rollout, RolloutConfig
 from dreamlab.engine.collector import Collected, Collector

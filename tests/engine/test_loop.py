@@ -279,7 +279,7 @@ def test_a_replay_that_does_not_fit_goes_to_disk_or_is_refused(tmp_path, monkeyp
 def test_a_replay_lives_where_its_training_is_if_it_fits(tmp_path, monkeypatch):
     from dreamlab import build
     from dreamlab.core.config import Part
-    from dreamlab.data.buffer import Buffer
+    from dreamlab.data.source import Buffer
 
     assert open_loop(tmp_path, *SMALL, REPLAY).parts.buffers["replay"].config.storage == "ram"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))

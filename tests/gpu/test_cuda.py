@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dreamlab.core.types import ArraySpec, Decision, Spec, Step
-from dreamlab.data.buffer import BufferContext
+from dreamlab.data.source import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 from tests.helpers import metrics, open_loop, run_for
 

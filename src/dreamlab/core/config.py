@@ -105,7 +105,9 @@ def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
     if _OURS_ONLY.get() and not found.__module__.startswith(PACKAGE):
         raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
     if getattr(kind, "_is_protocol", False):
-        wanted = [n for n, v in vars(kind).items() if n[0] != "_" and _is_behaviour(v)]
+        protocols = [c for c in kind.__mro__ if getattr(c, "_is_protocol", False)]
+        known = {n: v for c in reversed(protocols) for n, v in vars(c).items()}
+        wanted = [n for n, v in known.items() if n[0] != "_" and _is_behaviour(v)]
         lacks = [n for n in wanted if not hasattr(found, n)]
         remedy = f"a class like {path} is wanted, with {', '.join(lacks)}"
     else:

@@ -16,16 +16,20 @@ from typing import Annotated, Any
 
 import torch
 
+from dreamlab.core.clock import Clock
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json, write_text
 from dreamlab.core.limits import Natural, NonNegative, Range
 from dreamlab.core.readers import FileError, read_json, read_pointer
 from dreamlab.core.tree import to_plain
+from dreamlab.engine.every import EveryConfig
 
 FORMAT = 1
 CLEANED = "cleaned"
 DAMAGED = "damaged_"
 GONE = "the checkpoints of this run are gone: put them back from a copy."
+NAME = re.compile(r"\d+(_\d+)?")
+"""Of a moment on the clock (`Clock.name`)."""
 AGAIN = "To train anew use another run.dir."
 
 State = dict[str, Any]
@@ -37,12 +41,13 @@ class NewerFormatError(CheckpointError):
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(EveryConfig):
     """How often a run is saved and how much of the past is kept."""
 
     every_frames: Natural = 50_000
+    every_updates: Natural = 10_000
     every_s: NonNegative = 600.0
-    """Also save after this many seconds; 0 saves by frames only."""
+    """Also save after this many seconds; 0 saves by frames and updates only."""
     keep: Annotated[int, Range(2)] = 2
     """Latest checkpoints kept; at least 2, so that a damaged one has a predecessor."""
     keep_best: bool = True
@@ -50,6 +55,8 @@ class CheckpointConfig:
     keep_every_frames: Natural = 0
     """Keep the first one after each multiple of this for good; 0 keeps none. Like the best, it can
     be evaluated, but a replay keeps only the steps that the latest ones need."""
+    keep_every_updates: Natural = 0
+    """The same for a run that collects nothing."""
 
 
 class Checkpoints:
@@ -66,13 +73,13 @@ class Checkpoints:
         self.folder, self.config, self.say = folder, config, say
 
     def save(
-        self, state: dict[str, Any], frames: int, score: float | None, marks: dict[str, Any]
+        self, state: dict[str, Any], clock: Clock, score: float | None, marks: dict[str, Any]
     ) -> Path:
         """Write a checkpoint and make it the latest; drop those that are no longer kept.
 
         `marks` say, per buffer, how much of its files this checkpoint needs.
         """
-        name = f"{frames:012d}"
+        name = clock.name
         final, temporary = self.folder / name, self.folder / f".{name}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -80,7 +87,7 @@ class Checkpoints:
             digest = _write_hashed(temporary / "state.pt", to_plain(state))
             meta = {
                 "format": FORMAT,
-                "env_frames": frames,
+                "clock": {"unit": clock.unit, "count": clock.count, "updates": clock.updates},
                 "score": score,
                 "sha256": digest,
                 "marks": marks,
@@ -108,7 +115,8 @@ class Checkpoints:
         if not self.folder.exists():
             return []
         return sorted(
-            (p.name for p in self.folder.iterdir() if p.is_dir() and p.name.isdigit()), reverse=True
+            (p.name for p in self.folder.iterdir() if p.is_dir() and NAME.fullmatch(p.name)),
+            reverse=True,
         )
 
     def named(self, pointer: str) -> Path | None:
@@ -197,11 +205,11 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Finish what a killed process was about to do: rename a checkpoint, or remove one."""
         for path in self.folder.glob(".*") if self.folder.exists() else ():
-            if old := re.fullmatch(r"\.(\d+)\.old", path.name):
+            if old := re.fullmatch(r"\.([\d_]+)\.old", path.name):
                 if not (self.folder / old[1]).exists():
                     path.rename(self.folder / old[1])
                     continue
-            elif not re.fullmatch(r"\.\d+\.\d+\.tmp", path.name):
+            elif not re.fullmatch(r"\.[\d_]+\.\d+\.tmp", path.name):
                 continue
             shutil.rmtree(path, ignore_errors=True)
 
@@ -248,12 +256,12 @@ class Checkpoints:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _milestones(self, names: list[str]) -> list[str]:
-        """Return the first checkpoint after each multiple of `keep_every_frames`."""
-        period, passed = self.config.keep_every_frames, 0
+        """Return the first checkpoint after each multiple of what is kept for good."""
+        period, passed = self.config.keep_every_frames or self.config.keep_every_updates, 0
         out: list[str] = []
         for name in reversed(names) if period > 0 else ():
-            if int(name) // period > passed:
-                passed = int(name) // period
+            if (count := int(name.split("_")[0])) // period > passed:
+                passed = count // period
                 out.append(name)
         return out
 

@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from dreamlab.core.config import Part, load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
-from dreamlab.data.buffer import BufferConfig
+from dreamlab.data.source import BufferConfig
 from dreamlab.engine.phase_scheduler import PhaseScheduler
 from dreamlab.envs.vector import EnvConfig
 

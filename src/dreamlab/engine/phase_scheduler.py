@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
+from dreamlab.core.clock import Clock
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.phase import ENGINE_HOOKS, Phase
 from dreamlab.core.workflow import Workflow
@@ -78,17 +78,6 @@ def _check_duration(phase: Phase, where: str) -> None:
         raise ConfigError(
             f"{where}: train_ratio counts collected decisions, so the phase must collect"
         )
-
-
-@dataclass
-class Counters:
-    """How far a run has come."""
-
-    env_frames: int = 0
-    decisions: int = 0
-    updates: int = 0
-    episodes: int = 0
-    cycles: int = 0
 
 
 class PhaseScheduler:
@@ -172,7 +161,7 @@ class PhaseScheduler:
 
     def _out_of_frames(self) -> bool:
         """Tell whether the phase collects and may not any more."""
-        if self.total_frames is None or "collect" not in self.phases[self.index].workflow_hooks:
+        if self.total_frames is None or not self.phases[self.index].collects:
             return False
         return self.frames >= self.total_frames
 
@@ -191,11 +180,22 @@ class PhaseScheduler:
             after._next_stage()
         return after.next_action() is None
 
+    @property
+    def collects(self) -> bool:
+        """Tell whether any phase collects."""
+        return any(p.collects for p in self.phases)
+
+    def clock(self) -> Clock:
+        """Return what time it is."""
+        if not self.collects:
+            return Clock("updates", self.updates, self.updates)
+        until_now = self.phases[: self.index + 1]
+        alone = all(p.collects or not p.update_hooks for p in until_now)
+        return Clock("frames", self.frames, self.updates, until_now[-1].collects, alone)
+
     def planned_frames(self) -> int:
         """Return the env frames of the whole training (0 if it collects nothing)."""
-        if self.total_frames is not None and any(
-            "collect" in p.workflow_hooks for p in self.phases
-        ):
+        if self.total_frames is not None and self.collects:
             return self.total_frames
         return sum(p.duration_steps or 0 for p in self.phases)
 
