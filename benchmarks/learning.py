@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamlab import build
+from dreamlab import build, train
 from dreamlab.config import compose, load_config
 from dreamlab.results.published import published_rows
 from dreamlab.runs.git_state import git_state
@@ -58,13 +58,13 @@ def published(which: str) -> list[tuple[int, float, float]]:
     ]
 
 
-def train(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
+def train_one(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     """Train one seed in a scratch folder and return its curve."""
     with tempfile.TemporaryDirectory() as scratch:
         options = [f"+experiment={name}", f"seed={seed}", f"run.dir={scratch}/run", *overrides]
         config = load_config(compose(options))
         began = time.monotonic()
-        run, status = build.train(config)
+        run, status = train.train(config)
         seconds = time.monotonic() - began
         curve = [{k: r[k] for k in KEYS if k in r} for r in run.metrics()]
         final, best = run.manifest["final_eval"], measure_best(run.folder)
@@ -74,7 +74,7 @@ def train(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
 
 def measure_best(folder: Path) -> dict[str, float]:
     """Return how the checkpoint that was best on the way does in new episodes."""
-    trained = build.load_policy(folder, "best")
+    trained = train.load_policy(folder, "best")
     new = replace(trained.config.eval, episodes=20, seed=30_000)
     evaluator = build.build_evaluator(replace(trained.config, eval=new))
     result = evaluator.run(trained.workflow, trained.statistics).metrics()
@@ -107,7 +107,7 @@ def record(options: argparse.Namespace) -> None:
     overrides = options.overrides
     commit = git_state().get("commit", "")[:10]  # now: hours later it may be another
     if options.jobs == 1:
-        runs = [train(name, seed, overrides) for seed in seeds]
+        runs = [train_one(name, seed, overrides) for seed in seeds]
     else:
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
             jobs = [pool.submit(train, name, seed, overrides) for seed in seeds]

@@ -28,7 +28,7 @@ def ours(name: str, compiled: bool) -> tuple[float, dict[str, float]]:
     """Return env frames per second of our experiment, and where the time went."""
     import tempfile
 
-    from dreamlab import build
+    from dreamlab import build, train
     from dreamlab.config import compose, load_config
     from dreamlab.engine.terminal import Terminal
 
@@ -40,7 +40,7 @@ def ours(name: str, compiled: bool) -> tuple[float, dict[str, float]]:
             f"training.total_frames={WARM_UP[name] + FRAMES[name]}",
             f"compile={compiled}", *OURS[name],
         ]  # fmt: skip
-        with build.open_run(load_config(compose(options))) as opened:
+        with train.open_run(load_config(compose(options))) as opened:
             loop = build.build(opened.config, opened.run, Terminal("off", opened.config.name))
             opened.keep()
         speed = _speed(WARM_UP[name])

@@ -6,20 +6,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from dreamlab import build
+from dreamlab import build, train
 from dreamlab.config import compose, load_config
 
 
-def train(*options: str) -> Path:
+def trained(*options: str) -> Path:
     """Train one experiment and return its run folder."""
-    run, status = build.train(load_config(compose(list(options))))
+    run, status = train.train(load_config(compose(list(options))))
     print(run.folder, status)
     return run.folder
 
 
 def main(extra: list[str]) -> None:
-    world = train("+experiment=dreamer_cartpole", "training.total_frames=2000", *extra)
-    student = train(
+    world = trained("+experiment=dreamer_cartpole", "training.total_frames=2000", *extra)
+    student = trained(
         "+experiment=ppo_cartpole",
         "env.suite=imagined",
         f"env.id={world}",
@@ -28,8 +28,8 @@ def main(extra: list[str]) -> None:
         "eval.video=false",
         *extra,
     )
-    policy = build.load_policy(student)
-    real = replace(policy.config, env=build.load_policy(world).config.env)
+    policy = train.load_policy(student)
+    real = replace(policy.config, env=train.load_policy(world).config.env)
     result = build.build_evaluator(real).run(policy.workflow, None)
     print(f"PPO never saw the real CartPole; there it scores {result.metrics()['eval/return']:.0f}")
 

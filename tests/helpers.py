@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dreamlab import build
+from dreamlab import build, train
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.engine.logger import MACHINE
 from dreamlab.engine.observer import StopWhen
@@ -37,7 +37,7 @@ def open_config(folder: Path, config: LabConfig) -> Orchestrator:
         run=replace(config.run, dir=str(folder)),
         log=replace(config.log, terminal="off"),
     )
-    with build.open_run(config) as opened:
+    with train.open_run(config) as opened:
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
         if opened.found:
             loop.load()

@@ -107,7 +107,7 @@ def _verb(name: str) -> Callable[[list[str]], int]:
 
 def train(args: list[str]) -> int:
     """Train; `seed=1,2,3` trains each seed in turn."""
-    from dreamlab import build
+    from dreamlab import train
     from dreamlab.config import choices, compose, load_config, to_yaml
 
     if not args:
@@ -119,7 +119,7 @@ def train(args: list[str]) -> int:
         if cfg:
             print(to_yaml(config), end="")
             continue
-        if build.train(config)[1] == "interrupted":
+        if train.train(config)[1] == "interrupted":
             return 130
     return 0
 
@@ -152,7 +152,7 @@ def _seeds(args: list[str]) -> list[list[str]]:
 
 def resume(args: list[str]) -> int:
     """Go on with a run from its own configuration."""
-    from dreamlab import build
+    from dreamlab import train
     from dreamlab.core.config import convert
     from dreamlab.core.errors import ConfigError
     from dreamlab.core.limits import PositiveInt
@@ -169,14 +169,15 @@ def resume(args: list[str]) -> int:
                 "for other options start a new run"
             )
         frames = convert(int(value), PositiveInt, key)
-    return 130 if build.resume(folder, frames, trust_code=trust)[1] == "interrupted" else 0
+    return 130 if train.resume(folder, frames, trust_code=trust)[1] == "interrupted" else 0
 
 
 def evaluate(args: list[str]) -> int:
     """Measure a trained policy."""
-    from dreamlab import build
+    from dreamlab import build, train
     from dreamlab.commands.arguments import Parser, positive_int, seed
-    from dreamlab.interop import hub, strangers
+    from dreamlab.export import hub
+    from dreamlab.interop import strangers
 
     parser = Parser(prog="dreamlab eval")
     parser.add_argument(
@@ -196,7 +197,7 @@ def evaluate(args: list[str]) -> int:
     out: Path | None = options.out or (None if hub.is_hub(folder) else folder)
     if options.video and out is None:
         raise LabError("eval: nothing is written into a hub's folder: add --out FOLDER")
-    trained = build.load_policy(folder, options.checkpoint, options.trust_code)
+    trained = train.load_policy(folder, options.checkpoint, options.trust_code)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
     evaluator = build.build_evaluator(replace(trained.config, eval=changed))
     with strangers.guarded(folder, options.trust_code):
@@ -252,7 +253,7 @@ def _print_eval(metrics: dict[str, float], measured: dict[str, Any], as_json: bo
 
 def import_(args: list[str]) -> int:
     """Make a run folder from a checkpoint of another program; eval and resume work on it."""
-    from dreamlab import build
+    from dreamlab import build, train
     from dreamlab.core.errors import unknown
     from dreamlab.core.files import disk_errors
     from dreamlab.interop import import_run
@@ -266,7 +267,7 @@ def import_(args: list[str]) -> int:
     if config.run.dir and (Path(config.run.dir) / "config.yaml").exists():
         raise LabError(f"{config.run.dir} holds a run already: import into another run.dir")
     import_run.check_fit(weights, config)
-    with disk_errors("Give the run another place with run.dir"), build.open_run(config) as opened:
+    with disk_errors("Give the run another place with run.dir"), train.open_run(config) as opened:
         run = opened.run
         if opened.found:  # another process was faster
             raise LabError(f"{run.folder} holds a run already: import into another run.dir")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dreamlab import build
+from dreamlab import train
 from dreamlab.config import compose, load_config, read_yaml, to_yaml
 from tests.helpers import config_of, open_loop
 
@@ -107,4 +107,4 @@ def test_without_a_choice_the_experiments_environment_stays():
 def test_an_experiment_trains_on_a_chosen_environment(tmp_path):
     words = ("+experiment=ppo_cartpole", "env=dummy", "tiny=true", "training.total_frames=80")
     config = config_of(*words, f"run.dir={tmp_path / 'r'}", "log.terminal=off", "device=cpu")
-    assert build.train(config)[1] == "finished"
+    assert train.train(config)[1] == "finished"

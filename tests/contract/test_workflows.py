@@ -16,8 +16,8 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Mode
 from dreamlab.envs.vector import EnvConfig
-from dreamlab.interop import policy_files
-from dreamlab.interop.policy_export import Actions, Exported, Normalize, random_obs
+from dreamlab.export import policy_files
+from dreamlab.export.policy_export import Actions, Exported, Normalize, random_obs
 from tests.contract.found import CASES, IDS, experiments_of, workflows
 from tests.helpers import config_of, metrics, need, open_config, run_for, run_until
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from dreamlab.build import load_policy
 from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError, DivergedError
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
@@ -21,6 +20,7 @@ from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.watch import not_finite
 from dreamlab.envs.dummy import Identity
+from dreamlab.train import load_policy
 from tests.helpers import metrics, open_loop
 
 RUN = (

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dreamlab.build import load_policy
 from dreamlab.cli import main
 from dreamlab.core.errors import CheckpointError, LabError
 from dreamlab.runs import cleanup
 from dreamlab.runs.cleanup import clean, survey, totals
 from dreamlab.runs.run import FolderLock, Run
 from dreamlab.runs.run_row import read_row
+from dreamlab.train import load_policy
 from tests.helpers import open_loop
 
 QUICK = (

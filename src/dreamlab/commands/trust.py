@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dreamlab import build
+from dreamlab import build, train
 from dreamlab.commands.arguments import Parser, natural, positive, positive_int
 from dreamlab.commands.printing import json_text
 from dreamlab.config import LabConfig, compose, load_config
@@ -25,7 +25,8 @@ from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.profiler import Profiler
 from dreamlab.engine.terminal import Terminal
 from dreamlab.envs.vector import Envs, make_env
-from dreamlab.interop import hub, strangers
+from dreamlab.export import hub
+from dreamlab.interop import strangers
 from dreamlab.runs import cleanup as cleaning
 from dreamlab.runs.find import ROOT
 from dreamlab.runs.run import Run
@@ -70,7 +71,7 @@ def _stop_at(frames: int) -> StopWhen:
 
 def _open(config: LabConfig, folder: Path) -> Orchestrator:
     """Return the loop of a new run folder."""
-    with build.open_run(replace(config, run=replace(config.run, dir=str(folder)))) as opened:
+    with train.open_run(replace(config, run=replace(config.run, dir=str(folder)))) as opened:
         if opened.found:
             raise LabError(f"{folder} holds a run already: choose another run.dir")
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
@@ -227,12 +228,12 @@ def export_policy(args: list[str]) -> int:
     to_hub = options.hub or options.push
     if hub.is_hub(options.folder) and not (options.out or to_hub):
         raise ConfigError("export-policy: nothing is written into a hub's folder: add --out FILE")
-    trained = build.load_policy(options.folder, options.checkpoint, options.trust_code)
+    trained = train.load_policy(options.folder, options.checkpoint, options.trust_code)
     with disk_errors(every=True), strangers.guarded(options.folder, options.trust_code):
         return _export_to_hub(trained, options) if to_hub else _export(trained, options)
 
 
-def _export_to_hub(trained: build.Trained, options: Any) -> int:
+def _export_to_hub(trained: train.Trained, options: Any) -> int:
     env, frames = trained.config.env.id, trained.env_frames
     source = f"hub:{options.push}" if options.push else "FOLDER"
     about = {"env": env, "frames": frames, "source": source}
@@ -249,9 +250,9 @@ def _export_to_hub(trained: build.Trained, options: Any) -> int:
     return 0
 
 
-def _export(trained: build.Trained, options: Any) -> int:
-    from dreamlab.interop import policy_export as exporting
-    from dreamlab.interop import policy_files as files
+def _export(trained: train.Trained, options: Any) -> int:
+    from dreamlab.export import policy_export as exporting
+    from dreamlab.export import policy_files as files
 
     torch.set_num_threads(1)  # a row at a time is too little work to share
     env = trained.config.env

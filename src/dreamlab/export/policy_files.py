@@ -19,7 +19,7 @@ from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_atomic, write_json
 from dreamlab.core.types import Mode, Step
 from dreamlab.core.workflow import Workflow
-from dreamlab.interop.policy_export import Exported, Tensors, memory_of, random_obs
+from dreamlab.export.policy_export import Exported, Tensors, memory_of, random_obs
 
 Format = Literal["onnx", "torchscript"]
 SUFFIX = {"onnx": ".onnx", "torchscript": ".pt"}

@@ -1,0 +1,1 @@
+"""Policies for other programs: files of a network, folders for a model hub."""

@@ -1,0 +1,211 @@
+"""Opens a run's folder, trains in it, goes on with it, and loads what was trained."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dreamlab.build import build, build_workflow, check
+from dreamlab.config import LabConfig, to_yaml
+from dreamlab.core.config import dump
+from dreamlab.core.errors import CheckpointError, ConfigError, LabError
+from dreamlab.core.files import disk_errors, write_text
+from dreamlab.core.text import print
+from dreamlab.core.workflow import Workflow
+from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.terminal import Terminal
+from dreamlab.engine.watch import not_finite
+from dreamlab.envs.normalize import Normalizer
+from dreamlab.envs.vector import make_env, spec_of
+from dreamlab.export import hub
+from dreamlab.interop import strangers
+from dreamlab.results.learning_curve import learning_curve
+from dreamlab.runs.folder import Claim, check_folder, claimed
+from dreamlab.runs.options import counts, differences, flatten
+from dreamlab.runs.run import Run, command_line, new_folder
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run's folder while this process holds it."""
+
+    run: Run
+    config: LabConfig
+    found: bool
+    """The folder held this run already."""
+    keep: Callable[[], None]
+    """To be called once the run has begun; until then a failure leaves the folder as it was."""
+
+
+@contextmanager
+def open_run(config: LabConfig, trust_code: bool = False) -> Iterator[Opened]:
+    """Hold the run folder of this configuration, made new or found.
+
+    A folder that holds a run already goes on with what it was made with: an option that would
+    change the numbers is refused. The length may grow (`training.total_frames`), and how a run is
+    watched, logged and saved may change. Any other folder must be empty.
+    """
+    folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
+    if hub.is_hub(folder):
+        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
+    with claimed(folder) as claim:
+        yield _begin(config, claim) if claim.new else _go_on(config, claim, trust_code)
+
+
+def _begin(config: LabConfig, claim: Claim) -> Opened:
+    run = Run(claim.folder)
+    write_text(run.config_path, to_yaml(config))
+    run.create(config.name, config.seed, command_line())
+    return Opened(run, config, False, claim.keep)
+
+
+def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
+    run = Run(claim.folder)
+    old = strangers.read_config(claim.folder, trust_code, quiet=True)
+    frames = config.training.total_frames or old.training.total_frames
+    merged = replace(config, training=replace(config.training, total_frames=frames))
+    check_same(old, merged, run.folder)
+    if not run.manifest:  # the process was killed before it could write one, or it was lost
+        run.create(config.name, config.seed, command_line())
+
+    def keep() -> None:
+        write_text(run.config_path, to_yaml(merged))
+        run.entry.config = None  # the index shall read it again
+        if frames != old.training.total_frames:
+            run.event("extended", total_frames=frames)
+        claim.keep()
+
+    return Opened(run, merged, True, keep)
+
+
+MAY_CHANGE = ("eval", "training.total_frames")
+"""Beside what has no effect, what another command may ask of a run that has begun."""
+
+
+def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
+    """Raise if a folder's run was made with other options than those given now."""
+    tables = [flatten(dump(old)), flatten(dump(new))]
+    for key, (has, asked) in differences(tables, "nothing").items():
+        if counts(key, *MAY_CHANGE):
+            raise ConfigError(
+                f"{folder} holds a run with another {key}: it has {has}, you ask for {asked}. "
+                "Use another run.dir, or `dreamlab resume` to go on with it."
+            )
+
+
+def train(
+    config: LabConfig, terminal: Terminal | None = None, trust_code: bool = False
+) -> tuple[Run, str]:
+    """Train in the folder of this configuration, or go on there; tell how it ended."""
+    check(config)
+    give = "Give the run another place with run.dir"
+    with disk_errors(give), open_run(config, trust_code) as opened:
+        return opened.run, _train(opened, terminal)
+
+
+def resume(
+    folder: Path,
+    total_frames: int | None = None,
+    terminal: Terminal | None = None,
+    trust_code: bool = False,
+) -> tuple[Run, str]:
+    """Go on with a run by its own configuration, read when nobody else can change it."""
+    with disk_errors("A run goes on in its own folder: it must be one that can be written to"):
+        check_folder(folder)
+        if not (folder / "config.yaml").exists():
+            raise ConfigError(f"{folder} is not a run folder: it has no config.yaml")
+        if hub.is_hub(folder):
+            raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
+        with claimed(folder) as claim:
+            config = strangers.read_config(folder, trust_code)
+            frames = total_frames or config.training.total_frames
+            training = replace(config.training, total_frames=frames)
+            here = replace(config.run, dir=str(folder))
+            config = replace(config, run=here, training=training)
+            check(config)
+            opened = _go_on(config, claim, trust_code)
+            return opened.run, _train(opened, terminal)
+
+
+def _train(opened: Opened, terminal: Terminal | None) -> str:
+    """Train in a folder that is held; return how it ended."""
+    run, config = opened.run, opened.config
+    terminal = terminal or Terminal(config.log.terminal, config.name)
+    go_on = f"What was saved is whole: make room, then `dreamlab resume {run.folder}`"
+    with disk_errors(go_on):
+        loop = build(config, run, terminal)
+        resumed = opened.found and loop.load()
+        opened.keep()
+        terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
+        status = loop.run()
+    learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
+    final = (run.manifest.get("final_eval") or {}).get("eval/return")
+    score = f", eval return {final:.4g}" if final is not None and status == "finished" else ""
+    terminal.say(f"{status}: {run.folder}{score}")
+    return status
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is needed to use a policy outside of training."""
+
+    config: LabConfig
+    workflow: Workflow[Any]
+    statistics: dict[str, Any]
+    env_frames: int
+
+
+def load_policy(source: Path | str, which: str = "latest", trust_code: bool = False) -> Trained:
+    """Return the policy of a run's checkpoint, of a hub's folder, or of `hub:OWNER/NAME`.
+
+    What came from a hub may name only this package's classes and registered environments, unless
+    its code is trusted.
+    """
+    folder = hub.resolve(source)
+    if hub.is_hub(folder) and which != "latest":
+        raise LabError(
+            f"{source} is a hub's folder: it has no checkpoint {which!r}, only one policy"
+        )
+    config = strangers.read_config(folder, trust_code)
+    with strangers.guarded(folder, trust_code):
+        return _load_policy(folder, config, which)
+
+
+def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
+    _ = Run(folder)  # a manifest that is damaged is told before anything is built
+    probe = make_env(config.env, 0, 0)
+    spec = spec_of(probe)
+    workflow = build_workflow(config, spec)
+    probe.close()
+    if hub.is_hub(folder):
+        hub.load_weights(folder, workflow)
+        _check_finite(workflow, str(folder))
+        like = Normalizer(config.env.normalize_obs, config.env.normalize_reward, spec, 1)
+        statistics = hub.load_statistics(folder, like.get_state())
+        return Trained(config, workflow, statistics, hub.load_frames(folder))
+    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, _warn)
+    state = checkpoints.load(which)
+    if state is None:
+        raise LabError(f"{folder} has no checkpoint yet")
+    workflow.load_state_dict(state["workflow"])
+    for optimizer in workflow.optimizers.values():
+        optimizer.adopt_average()
+    frames, statistics = (state["counters"]["env_frames"], state["collector"]["envs"]["normalizer"])
+    _check_finite(workflow, f"{folder}: checkpoint {frames:012d}", {"normalizer": statistics})
+    return Trained(config, workflow, statistics, int(frames))
+
+
+def _check_finite(workflow: Workflow[Any], where: str, *more: Any) -> None:
+    """Raise if a policy cannot act because its training had diverged."""
+    if (bad := not_finite(workflow, workflow.state_dict(), *more)) is not None:
+        raise CheckpointError(
+            f"{where}: {bad}: the training had diverged. Try an older one with --checkpoint."
+        )
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)  # what is measured goes to stdout
