@@ -302,7 +302,7 @@ def plan(args: list[str]) -> int:
         loop = build.build(config, run, Terminal("off", config.name))
         envs = loop.parts.collector.envs
         sizes = {
-            k: build.buffer_bytes(p, loop.workflow, envs.spec, envs.num_envs)
+            k: build.buffer_bytes(p, loop.workflow, config.env.num_envs)
             for k, p in config.buffers.items()
         }
         result = make_plan(loop, sizes)

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dreamlab.build import build, build_workflow, check
+from dreamlab.build import build, build_workflow, check, find_spec
 from dreamlab.config import LabConfig, to_yaml
-from dreamlab.core.config import dump
+from dreamlab.core.config import dump, load
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
+from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
 from dreamlab.envs.normalize import Normalizer
-from dreamlab.envs.vector import make_env, spec_of
 from dreamlab.export import hub
 from dreamlab.interop import strangers
 from dreamlab.results.learning_curve import learning_curve
@@ -156,6 +156,7 @@ class Trained:
     config: LabConfig
     workflow: Workflow[Any]
     statistics: dict[str, Any]
+    """What training normalised with; empty where it collected nothing."""
     env_frames: int
 
 
@@ -177,26 +178,27 @@ def load_policy(source: Path | str, which: str = "latest", trust_code: bool = Fa
 
 def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     _ = Run(folder)  # a manifest that is damaged is told before anything is built
-    probe = make_env(config.env, 0, 0)
-    spec = spec_of(probe)
-    workflow = build_workflow(config, spec)
-    probe.close()
     if hub.is_hub(folder):
+        spec = find_spec(config)
+        workflow = build_workflow(config, spec)
         hub.load_weights(folder, workflow)
         _check_finite(workflow, str(folder))
         like = Normalizer(config.env.normalize_obs, config.env.normalize_reward, spec, 1)
         statistics = hub.load_statistics(folder, like.get_state())
         return Trained(config, workflow, statistics, hub.load_frames(folder))
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, _warn)
+    probe = find_spec(config) if config.env.named else None  # what it lacks is told first
     state = checkpoints.load(which)
     if state is None:
         raise LabError(f"{folder} has no checkpoint yet")
+    workflow = build_workflow(config, probe or load(Spec, state["spec"], "spec"))
     workflow.load_state_dict(state["workflow"])
     for optimizer in workflow.optimizers.values():
         optimizer.adopt_average()
-    frames, statistics = (state["counters"]["env_frames"], state["collector"]["envs"]["normalizer"])
-    _check_finite(workflow, f"{folder}: checkpoint {frames:012d}", {"normalizer": statistics})
-    return Trained(config, workflow, statistics, int(frames))
+    statistics = state["collector"]["envs"]["normalizer"] if state["collector"] else {}
+    name = state.get("at", which)  # older checkpoints do not know
+    _check_finite(workflow, f"{folder}: checkpoint {name}", {"normalizer": statistics})
+    return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
 
 
 def _check_finite(workflow: Workflow[Any], where: str, *more: Any) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 from dreamlab.core.config import load
 from dreamlab.core.tree import to_plain
 from dreamlab.core.types import ArraySpec, Batch, Decision, Spec, Step
+from dreamlab.data.replay import Replay, ReplayConfig
 from dreamlab.data.source import BufferContext
 from dreamlab.data.store import Store
-from dreamlab.data.replay import Replay, ReplayConfig
 
 SPEC = Spec({"state": ArraySpec((2,))}, ArraySpec((1,)))
 EPISODE = 7

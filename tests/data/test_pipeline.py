@@ -10,10 +10,10 @@ import torch
 from dreamlab.core.config import load
 from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.source import BufferContext
-from dreamlab.data.store import Store
 from dreamlab.data.replay import Replay, ReplayConfig
 from dreamlab.data.rollout import Rollout, RolloutConfig
+from dreamlab.data.source import BufferContext
+from dreamlab.data.store import Store
 from dreamlab.engine.collector import Collector
 from dreamlab.envs.vector import EnvConfig, Envs
 

@@ -336,5 +336,5 @@ def test_the_best_checkpoint_is_the_one_that_was_measured(tmp_path):
     best = checkpoints.named("best")
     assert best is not None
     meta = json.loads((best / "meta.json").read_text())
-    assert (meta["score"], meta["env_frames"]) == (9.0, measured[1])
+    assert (meta["score"], meta["clock"]["count"]) == (9.0, measured[1])
     assert load_policy(folder, "best").env_frames == measured[1]

@@ -32,7 +32,7 @@ class Clock:
     moving: bool = True
     """False in a phase of a run counted in frames that collects none."""
     alone: bool = True
-    """The count by itself tells the moment: until now every phase with updates collected too."""
+    """The count by itself tells the moment: nothing was learnt since without collecting."""
 
     @property
     def name(self) -> str:

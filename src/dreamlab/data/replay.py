@@ -14,11 +14,11 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.limits import Natural, PositiveInt, Range
 from dreamlab.core.types import Array, Batch, Decision, Step
-from dreamlab.data.source import BufferConfig, BufferContext
-from dreamlab.data.store import as_tensor, batch_of, record
 from dreamlab.data.chunks import ChunkFiles
 from dreamlab.data.samplers import Sampler, Window
+from dreamlab.data.source import BufferConfig, BufferContext
 from dreamlab.data.storage import StepArrays, send
+from dreamlab.data.store import as_tensor, batch_of, record
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class ReplayConfig(BufferConfig):
             raise ValueError(f"length={self.length} must be below capacity={self.capacity}")
         if self.min_steps > self.capacity:
             raise ValueError(f"min_steps={self.min_steps} is more than capacity={self.capacity}")
+
+    def window(self) -> tuple[int, int, int] | None:
+        """Return batch, length and context of what is drawn."""
+        return self.batch, self.length, self.context
 
     def most_steps(self, num_envs: int) -> int:
         """Return the steps kept."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 from dreamlab.core import rng as random
 from dreamlab.core.errors import CheckpointError, ConfigError
 from dreamlab.core.names import check_word
-from dreamlab.core.phase import Phase
 from dreamlab.core.types import Spec
 from dreamlab.data.chunks import ChunkFiles
 from dreamlab.data.replay import Replay, ReplayConfig
@@ -24,6 +23,7 @@ from dreamlab.data.source import BufferContext
 class RunReplayConfig(ReplayConfig):
     """Which run's replay, and what a batch of it looks like."""
 
+    stores: ClassVar[bool] = False
     run: str = field(kw_only=True)
     """The run's folder."""
     buffer: str = "replay"
@@ -56,11 +56,6 @@ class RunReplayConfig(ReplayConfig):
         files = self.files()
         first, last = files.newest_stretch()
         return min(self.capacity, (last - first) * files.num_envs())
-
-    def check_phase(self, phase: Phase) -> None:
-        """Raise if the phase would add to it."""
-        if phase.collects and phase.buffer in phase.draws_from:
-            raise ValueError("another run's replay is read, not added to: collect into a replay")
 
 
 class RunReplay(Replay):
@@ -168,5 +163,3 @@ def _shapes(spec: Spec) -> dict[str, str]:
         k: f"{s.dtype}{list(s.shape)}" + (f" of {s.classes} classes" if s.is_discrete else "")
         for k, s in arrays.items()
     }
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,13 @@ from dreamlab.core.types import Batch, Spec
 @dataclass(frozen=True)
 class BufferConfig:
     """What a buffer's options tell before it is made; a ValueError says what cannot work."""
+
+    stores: ClassVar[bool] = True
+    """Whether steps can be collected into it."""
+
+    def window(self) -> tuple[int, int, int] | None:
+        """Return batch, length and context of what is drawn; None if it is used as a whole."""
+        return None
 
     def first_batch(self, num_envs: int) -> int:
         """Return how many steps must be stored before a batch can be drawn."""

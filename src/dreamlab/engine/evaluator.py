@@ -158,7 +158,7 @@ class Evaluator:
         with random.fork(self.config.seed):
             envs = self.make_envs(num, self.config.seed)
             try:
-                if statistics is not None:
+                if statistics:
                     envs.normalizer.set_state(statistics)
                 envs.normalizer.frozen = True
                 workflow.eval()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dreamlab.core import rng as random
-from dreamlab.core.clock import Clock, Counters
+from dreamlab.core.clock import Counters
 from dreamlab.core.errors import CheckpointError, EnvError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Metrics
@@ -357,6 +357,7 @@ class Orchestrator:
         bad = not_finite(self.workflow, workflow, private(collector))
         if not self.watch.may_save(bad, self.checkpoints.names(), self._say_and_record):
             return None
+        clock = self.scheduler.clock()
         buffers = {name: buffer.save() for name, buffer in self.parts.buffers.items()}
         state = {
             "workflow": workflow,
@@ -369,12 +370,13 @@ class Orchestrator:
             "rng": random.get_state(),
             "due": {name: due.get_state() for name, due in self._dues().items()},
             "spec": asdict(self.workflow.spec),
+            "at": clock.name,
             "score": self.score,
             "owed": self.owed,
             "wall_s": self.wall_s,
         }
         marks = {k: {m: v for m, v in s.items() if isinstance(v, int)} for k, s in buffers.items()}
-        path = self.checkpoints.save(state, self.scheduler.clock(), self.score, marks)
+        path = self.checkpoints.save(state, clock, self.score, marks)
         for name, buffer in self.parts.buffers.items():
             buffer.prune([m[name] for m in self.checkpoints.marks()])
         self.run_log.update(saved_frames=self.counters.env_frames)

@@ -31,8 +31,9 @@ WITHIN = ("is_terminal", "raw_reward")
 class EnvConfig:
     """Which environment, how many of it, and what is done to what it shows."""
 
-    id: str = "CartPole-v1"
-    """A Gymnasium id, a user's `module:Class`, or a task of the suite."""
+    id: str = ""
+    """A Gymnasium id, a user's `module:Class`, or a task of the suite; a run that only learns from
+    data may name none."""
     suite: str = "gym"
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the suite's `make`."""
@@ -52,6 +53,11 @@ class EnvConfig:
     """Take continuous actions in [-1, 1] whatever the environment's own range is."""
     normalize_obs: NormalizeConfig | None = None
     normalize_reward: NormalizeConfig | None = None
+
+    @property
+    def named(self) -> bool:
+        """Tell whether there is an environment."""
+        return bool(self.id)
 
 
 def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
