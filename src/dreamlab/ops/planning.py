@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dreamlab.core.limits import Positive, PositiveInt
 
-Score = Callable[[Tensor], Tensor]
-"""Candidates [b, n, h, a] of b problems to how good each is [b, n]."""
+Score = Callable[[Float[Tensor, "b n h a"]], Float[Tensor, "b n"]]
+"""Candidates of b problems to how good each is."""
 
 
 @dataclass(frozen=True)

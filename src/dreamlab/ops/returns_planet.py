@@ -28,5 +28,5 @@ def own_lambda_return(
     return lambda_return(_later(reward), _later(discount), value, lam)
 
 
-def _later(x: Tensor) -> Tensor:
+def _later(x: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
     return torch.cat([x[:, :1], x[:, :-1]], 1)

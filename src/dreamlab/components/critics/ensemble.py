@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dreamlab.core.types import ArraySpec
@@ -21,7 +21,7 @@ class ContinuousCritics(nn.Module):
         self.net = EnsembleMLP(num, [in_dim + action.size, *hidden], 1, act)
 
     def forward(
-        self, z: Float[Tensor, "b z"], action: Tensor, learn: bool = True
+        self, z: Float[Tensor, "b z"], action: Float[Tensor, "b ..."], learn: bool = True
     ) -> Float[Tensor, "n b"]:
         """Return what each critic thinks of an action; see EnsembleMLP for `learn`."""
         return self.net(torch.cat([z, action.flatten(1)], -1), learn)[..., 0].float()
@@ -41,7 +41,7 @@ class DiscreteCritics(nn.Module):
         """Return what each critic thinks of every action; see EnsembleMLP for `learn`."""
         return self.net(z, learn).float()
 
-    def forward(self, z: Float[Tensor, "b z"], action: Tensor) -> Float[Tensor, "n b"]:
+    def forward(self, z: Float[Tensor, "b z"], action: Int[Tensor, " b"]) -> Float[Tensor, "n b"]:
         """Return what each critic thinks of an action."""
         q = self.every(z)
         return q.gather(-1, action.expand(len(q), -1)[..., None])[..., 0]
