@@ -11,7 +11,7 @@ import torch
 
 from dreamlab.config import LabConfig
 from dreamlab.core import rng as random
-from dreamlab.core.config import Part, convert, dump, load
+from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
@@ -22,7 +22,7 @@ from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
 from dreamlab.engine.feasible import check_feasible
 from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
-from dreamlab.engine.loop_parts import EngineConfig, LoopParts
+from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
@@ -46,7 +46,6 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     check_measured(config)
     if env.named:
         suites.maker(env.suite, env.options)
-    _ = config.compute
     return cls
 
 
@@ -101,7 +100,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     workflow = build_workflow(config, find_spec(config) if envs is None else envs.spec)
     buffers = build_buffers(config, workflow, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
-    accelerate.set_up(config.compute, workflow, workflow.rows_per_step(steps))
+    accelerate.set_up(config, workflow, workflow.rows_per_step(steps))
     observers = Observers()
     seed = random.derive(config.seed, 1)
     collector = Collector(envs, workflow, seed, observers) if envs is not None else None
@@ -111,9 +110,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
         build_logger(config, run, terminal), terminal, run,
         painter(config.env) if paints else None, published_floor(config, run), observers,
     )  # fmt: skip
-    c = config
-    engine = EngineConfig(c.log, c.eval, c.report, c.checkpoint, c.watch, c.compute)
-    return Orchestrator(engine, config.training.phases, config.training.total_frames, parts)
+    return Orchestrator(config, config.training.phases, config.training.total_frames, parts)
 
 
 def find_spec(config: LabConfig) -> Spec:
@@ -125,7 +122,7 @@ def find_spec(config: LabConfig) -> Spec:
         return spec
     for part in config.buffers.values():
         if (tells := getattr(part.cls(), "spec_of", None)) is not None:
-            return tells(load(part.cls().Config, part.options, part.target))
+            return tells(part.config)
     raise ConfigError(
         "env.id: no environment is named, and no buffer tells what observations and actions are: "
         "name one, or a source such as run_replay"
@@ -186,14 +183,14 @@ def build_buffers(
 
 def _storage(part: Part) -> str:
     """Return where a buffer lives; one that cannot be told lives in RAM."""
-    return part.options.get("storage", getattr(part.cls().Config, "storage", "ram"))
+    return getattr(part.config, "storage", "ram")
 
 
 def _choose(part: Part, need: int, device: torch.device) -> Part:
     """Return the buffer with a place to live, where that was left open."""
     if _storage(part) != "auto":
         return part
-    return replace(part, options={**part.options, "storage": choose("auto", need, device)})
+    return part.but(storage=choose("auto", need, device))
 
 
 def _fit(
@@ -203,14 +200,14 @@ def _fit(
     if _storage(part) not in ("ram", "pinned") or need < 0.8 * room:
         return part
     text = f"buffer {name!r} needs {need / gib:.1f} GiB when full, {room / gib:.1f} GiB are free"
-    if otherwise != "disk" or "storage" not in part.cls().Config.__dataclass_fields__:
+    if otherwise != "disk" or not hasattr(part.config, "storage"):
         raise LabError(f"{text}. Lower buffers.{name}.capacity, or set buffers.{name}.max_bytes.")
     if 2.2 * need > disk_free(folder):
         raise LabError(
             f"{text}, and the disk has no room for it either. Lower buffers.{name}.capacity."
         )
     terminal.say(f"{text}: it is kept on disk instead")
-    return replace(part, options={**part.options, "storage": "disk"})
+    return part.but(storage="disk")
 
 
 def buffer_bytes(part: Part, workflow: Workflow[Any], num_envs: int) -> int:
@@ -218,7 +215,7 @@ def buffer_bytes(part: Part, workflow: Workflow[Any], num_envs: int) -> int:
     spec = workflow.spec
     extras = sum(v[0].nbytes for v in _example(workflow).extras.values())
     step = sum(s.nbytes for s in spec.obs.values()) + spec.action.nbytes + extras + 4 + 3
-    options: Any = load(part.cls().Config, part.options, part.target)
+    options = part.config
     total = options.most_steps(num_envs) * (step + 8)
     return min(total, getattr(options, "max_bytes", None) or total)
 

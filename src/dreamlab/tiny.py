@@ -23,7 +23,7 @@ def shrink(node: dict[str, Any], typed: Sequence[KeyPath] = ()) -> dict[str, Any
     and values at `typed` paths stay.
     """
     workflow = dict(node["workflow"])
-    cls = Part(str(workflow.get("_target_", "")), home="", kind=Workflow).cls("workflow._target_")
+    cls = Part(str(workflow.get("_target_", "")), None, "", Workflow).cls("workflow._target_")
     buffers = {
         name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}
         for name, b in node.get("buffers", {}).items()

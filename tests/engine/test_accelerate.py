@@ -62,9 +62,9 @@ def test_an_update_gets_as_many_threads_as_it_has_work_for(
     config = load_config(compose([f"+experiment={experiment}", "device=cpu", *options]))
     workflow, before = build.build_workflow(config, spec), torch.get_num_threads()
     try:
-        accelerate.set_up(config.compute, workflow, rows)
+        accelerate.set_up(config, workflow, rows)
         assert torch.get_num_threads() == threads
-        accelerate.set_up(replace(config.compute, threads=2), workflow, rows)
+        accelerate.set_up(replace(config, threads=2), workflow, rows)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -198,8 +198,8 @@ def test_an_image_of_another_size_does_not_fit():
 def test_the_network_is_read_off_the_weights_and_the_rest_off_the_experiment():
     weights = weights_of(agent_for("identity"))
     config = import_run.config_for(weights, ["+experiment=dreamer_crafter", "workflow.stoch=4"])
-    options = config.workflow.options
-    assert (options["deter"], options["classes"], options["num_bins"]) == (16, 4, 15)
+    options = config.workflow.config
+    assert (options.deter, options.classes, options.num_bins) == (16, 4, 15)
     assert config.training.phases[0].train_ratio == 512
     with pytest.raises(ConfigError, match=r"give workflow\.stoch"):
         import_run.config_for(weights, ["workflow.stoch=3"])

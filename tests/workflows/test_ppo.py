@@ -98,8 +98,7 @@ def test_the_value_clip_changes_what_is_learnt():
 
 
 def test_pong_is_set_as_baselines_has_it():
-    config = config_of("+experiment=ppo_pong").workflow.options
-    c = load(PPOConfig, config, "workflow")
+    c = config_of("+experiment=ppo_pong").workflow.config
     # vf_coef 0.5 times .5 * mean(max(...)); cliprange 0.1, which falls, for ratios and values
     assert (c.clip, c.clip_value, c.anneal_clip, c.value_coef) == (0.1, 0.1, True, 0.5 * 0.5)
 

@@ -143,7 +143,7 @@ class Orchestrator:
     def _collect(self) -> None:
         phase, collector = self.scheduler.phase, self.parts.collector
         assert collector is not None, "a run that collects has environments"
-        with autocast(self.config.compute, self.workflow.device):
+        with autocast(self.config, self.workflow.device):
             store = cast(Store, self.parts.buffers[phase.buffer])
             done = collector.collect(phase.collect_ticks, store, phase.random_actions)
         self.counters.env_frames += done.frames
@@ -172,7 +172,7 @@ class Orchestrator:
         self.batch = batch = source.sample()
         reported: Metrics = {}
         for name in phase.update_hooks:
-            with autocast(self.config.compute, self.workflow.device):
+            with autocast(self.config, self.workflow.device):
                 result = getattr(self.workflow, name)(batch, phase=phase)
             metrics, extras = result if isinstance(result, tuple) else (result, None)
             if extras and batch.index is not None:
