@@ -66,6 +66,24 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """Another run's checkpoint to begin with."""
+
+    run: str
+    """Its folder."""
+    checkpoint: str = "latest"
+    """`latest`, `best`, or a name in its `checkpoints/`."""
+    load: Literal["weights", "all"] = "weights"
+    """`weights` begins a training with them; `all` goes on from its state, replay included."""
+    modules: tuple[str, ...] = ()
+    """Take the weights of these modules only, by the beginning of their names."""
+
+    def __post_init__(self) -> None:
+        if self.load == "all" and self.modules:
+            raise ValueError("modules are of load=weights: with load=all everything is taken")
+
+
+@dataclass(frozen=True)
 class LabConfig(EngineConfig):
     """A whole experiment. Every default is written once, in the dataclass beside the code."""
 
@@ -82,6 +100,7 @@ class LabConfig(EngineConfig):
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    start: StartConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

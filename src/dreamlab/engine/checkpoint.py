@@ -27,6 +27,7 @@ from dreamlab.engine.every import EveryConfig
 FORMAT = 1
 CLEANED = "cleaned"
 DAMAGED = "damaged_"
+UNDONE = "undone_"
 GONE = "the checkpoints of this run are gone: put them back from a copy."
 NAME = re.compile(r"\d+(_\d+)?")
 """Of a moment on the clock (`Clock.name`)."""
@@ -65,6 +66,7 @@ class Checkpoints:
     000000050000/{state.pt, meta.json}   written under another name, then renamed
     latest                               the name of the newest
     best                                 the name of the best
+    undone_000000050000/                 set aside by a run that went back to an earlier one
     damaged_000000050000/                set aside by the process that trains, once it goes on
     cleaned                              there instead of `latest` once they were removed for good
     """
@@ -139,22 +141,20 @@ class Checkpoints:
             for error in passed.values():
                 self.say(f"{error}; using the checkpoint before it")
             return state
-        path = self.named(which) or self.folder / which
-        if not path.is_dir():
-            raise CheckpointError(
-                f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
-            )
-        return self._read(path, device)
+        return self._read(self._find(which), device)
 
-    def restore(self, take: Take, saved: bool) -> State | None:
+    def restore(self, take: Take, saved: bool, which: str = "latest") -> State | None:
         """Give the newest state that is whole to `take` and return it; None if none was `saved`.
 
         `take` may refuse a state by a CheckpointError: then the one before it is tried. Those that
         were passed over are set aside once another is taken, and so only by the process that
-        trains. As long as none is whole, everything stays as it is.
+        trains. As long as none is whole, everything stays as it is. Asked for another than the
+        latest, it is that one or none; what came after it is set aside.
         """
         self._refuse_cleaned()
         self._tidy()
+        if which != "latest":
+            return self._go_back(take, which)
         state, name, passed = self._newest(take, "cpu")
         for bad, error in passed.items():
             self.say(f"{error}; using the checkpoint before it")
@@ -164,6 +164,30 @@ class Checkpoints:
         if state is None and saved:
             raise CheckpointError(f"{self.folder}: {GONE} {AGAIN}")
         return state
+
+    def _go_back(self, take: Take, which: str) -> State:
+        path = self._find(which)
+        state = self._read(path, "cpu")
+        take(state)
+        for name in self.names():
+            if name > path.name:
+                self._set_aside(name, UNDONE)
+        write_text(self.folder / "latest", f"{path.name}\n")
+        if self.named("best") is None:
+            scores = {n: (_read_meta(self.folder / n) or {}).get("score") for n in self.names()}
+            known = {n: s for n, s in scores.items() if s is not None and math.isfinite(s)}
+            (self.folder / "best").unlink(missing_ok=True)
+            if known:
+                write_text(self.folder / "best", f"{max(known, key=known.__getitem__)}\n")
+        return state
+
+    def _find(self, which: str) -> Path:
+        path = self.named(which) or self.folder / which
+        if path.name not in self.names():
+            raise CheckpointError(
+                f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
+            )
+        return path
 
     def _newest(self, take: Take, device: str) -> tuple[State | None, str, dict[str, str]]:
         """Return the newest state that is whole and taken, its name, and what was passed over."""
@@ -213,12 +237,12 @@ class Checkpoints:
                 continue
             shutil.rmtree(path, ignore_errors=True)
 
-    def _set_aside(self, name: str) -> None:
+    def _set_aside(self, name: str, why: str = DAMAGED) -> None:
         """Rename a checkpoint so that it is neither loaded nor overwritten."""
-        target, number = self.folder / f"{DAMAGED}{name}", 1
+        target, number = self.folder / f"{why}{name}", 1
         while target.exists():
             number += 1
-            target = self.folder / f"{DAMAGED}{name}_{number}"
+            target = self.folder / f"{why}{name}_{number}"
         (self.folder / name).rename(target)
 
     def _read(self, path: Path, device: str) -> State:

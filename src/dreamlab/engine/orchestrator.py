@@ -385,13 +385,13 @@ class Orchestrator:
             tell(path)
         return path
 
-    def load(self) -> bool:
-        """Continue from the newest checkpoint that is whole, with all that it needs.
+    def load(self, which: str = "latest") -> bool:
+        """Continue from the newest checkpoint that is whole, with all that it needs, or from one.
 
         Return False if none was ever saved: a run that died before its first one begins anew, and
         so do its records.
         """
-        state = self.checkpoints.restore(self._take, self.run_log.saved)
+        state = self.checkpoints.restore(self._take, self.run_log.saved, which)
         if state is None:
             self.parts.logger.restart()
             return False

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from dreamlab.core.errors import EnvError
+from dreamlab.core.errors import ConfigError, EnvError
 from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
 from dreamlab.core.types import Array, ArraySpec, Spec, Step
 from dreamlab.envs import suites, wrappers
@@ -62,6 +62,8 @@ class EnvConfig:
 
 def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     """Return one environment with every wrapper its config asks for."""
+    if not config.named:
+        raise ConfigError("env.id: no environment is named")
     with making(config.id, index):
         env = suites.make(config.suite, config.id, config.options)
     if config.repeat > 1:

@@ -19,7 +19,7 @@ from dreamlab.runs.options import counts, differences, flatten
 from dreamlab.runs.readers import read_config_node, read_metrics
 from dreamlab.runs.run import Run
 
-WITHIN = ("seed", "env.id")
+WITHIN = ("seed", "env.id", "start.run")
 """What may differ within a group: statistics are taken over seeds and stratified over tasks."""
 
 
