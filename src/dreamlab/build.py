@@ -59,25 +59,29 @@ def check_measured(config: LabConfig) -> None:
             raise ConfigError(f"env.id: phase {needing[0]!r} needs an environment: name one")
         if config.eval.every_frames or config.eval.every_updates:
             raise ConfigError("eval: a policy is measured in an environment: name one with env.id")
-    learning = [p for p in phases if p.update_hooks]
-    _check_period(config, "every_updates", not all(p.collects for p in learning))
-    _check_period(config, "every_frames", collects or not learning)
+    if all(p.collects for p in phases if p.update_hooks):
+        _refuse_period(
+            config, "every_updates", "every phase that learns collects: use every_frames"
+        )
     if collects:
         return
+    for name, options in (("eval", config.eval), ("report", config.report)):
+        if options.every_frames and not options.every_updates:
+            raise ConfigError(
+                f"{name}.every_frames has no effect: no phase collects: use every_updates"
+            )
     if env.normalize_obs or env.normalize_reward:
         raise ConfigError("env: what is normalised is learnt while collecting, and no phase does")
     if config.training.total_frames is not None:
         raise ConfigError("training.total_frames: no phase collects: give phases duration_updates")
 
 
-def _check_period(config: LabConfig, name: str, works: bool) -> None:
+def _refuse_period(config: LabConfig, name: str, why: str) -> None:
     """Raise if something is to happen by a count that has no effect in these phases."""
     for section in ("log", "eval", "report", "checkpoint"):
         options = getattr(config, section)
-        if not works and getattr(options, name) not in (getattr(type(options), name), 0):
-            every = "no phase collects" if name == "every_frames" else "every phase collects"
-            other = "every_updates" if name == "every_frames" else "every_frames"
-            raise ConfigError(f"{section}.{name}: {every}, so it has no effect: use {other}")
+        if getattr(options, name) not in (getattr(type(options), name), 0):
+            raise ConfigError(f"{section}.{name} has no effect: {why}")
 
 
 def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:

@@ -70,7 +70,9 @@ def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
     """
     workflow = loop.workflow
     former = workflow.former_names
-    theirs = {former.get(k, k): v for k, v in state["workflow"].items() if isinstance(v, Tensor)}
+    theirs: State = {
+        former.get(k, k): v for k, v in state["workflow"].items() if isinstance(v, Tensor)
+    }
     ours = workflow.state_dict()
     wanted = _wanted({k: v for k, v in ours.items() if isinstance(v, Tensor)}, start)
     _check_fit(wanted, theirs, start)

@@ -23,7 +23,8 @@ class Plan:
     checkpoint_bytes: int
     disk_bytes: int
     tick_s: float
-    """One decision of every environment, stored."""
+    """One decision of every environment, stored; 0 where nothing is collected."""
+    decisions_per_s: float
     update_s: float
     """One batch drawn and every update hook run on it."""
     env_frames: int
@@ -108,6 +109,7 @@ def make_plan(loop: Orchestrator, buffer_bytes: dict[str, int], seconds: float =
         checkpoint_bytes=checkpoint,
         disk_bytes=sum(buffer_bytes.values()) + kept * checkpoint,
         tick_s=tick_s,
+        decisions_per_s=collector.envs.num_envs / tick_s if collector and tick_s else 0.0,
         update_s=update_s,
         env_frames=sum(fixed),
         updates=updates,
