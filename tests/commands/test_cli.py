@@ -229,7 +229,7 @@ def test_check_accepts_a_good_environment_and_refuses_a_bad_one(tmp_path, capsys
 
 def test_no_arguments_list_what_there_is(capsys):
     assert "ppo_cartpole" in run(capsys, "train")[1]
-    assert "dreamlab <verb>" in run(capsys)[1]
+    assert "Usage: dreamlab" in run(capsys)[1]
     assert "Did you mean 'train'?" in run(capsys, "trian")[2]
 
 
