@@ -69,10 +69,8 @@ def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
     Optimizers, counters, random numbers and data begin anew.
     """
     workflow = loop.workflow
-    former = workflow.former_names
-    theirs: State = {
-        former.get(k, k): v for k, v in state["workflow"].items() if isinstance(v, Tensor)
-    }
+    found: State = {k: v for k, v in state["workflow"].items() if isinstance(v, Tensor)}
+    theirs = {workflow.former_names.get(k, k): v for k, v in found.items()}
     ours = workflow.state_dict()
     wanted = _wanted({k: v for k, v in ours.items() if isinstance(v, Tensor)}, start)
     _check_fit(wanted, theirs, start)
