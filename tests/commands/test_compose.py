@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from dreamlab import train
 from dreamlab.config import compose, load_config, read_yaml, to_yaml
+from dreamlab.core.config import Part, dump
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.optim import optimizer_part
+from dreamlab.workflows.dreamer_v3 import DreamerV3Config
 from tests.helpers import config_of, open_loop
 
 # -- tiny -----------------------------------------------------------------------------------------
@@ -13,12 +20,13 @@ from tests.helpers import config_of, open_loop
 
 def test_tiny_leaves_what_was_typed():
     config = config_of(
-        "+experiment=dreamer_cartpole", "+preset=debug", "workflow.deter=24", "workflow.imagine=9",
+        "+experiment=dreamer_cartpole", "+preset=debug", "workflow.rssm.deter=24",
+        "workflow.imagine=9",
         "buffers.replay.batch=32", "training.phases.0.collect_ticks=40",
     )  # fmt: skip
     options = config.workflow.config
-    assert (options.deter, options.imagine) == (24, 9)
-    assert options.hidden == 8  # nobody asked for another
+    assert (options.rssm.config.deter, options.imagine) == (24, 9)
+    assert options.rssm.config.hidden == 8  # nobody asked for another
     assert config.buffers["replay"].config.batch == 32
     assert config.buffers["replay"].config.length == 16
     phase = config.training.phases[0]
@@ -72,6 +80,99 @@ def test_a_suite_that_repeats_actions_by_itself_fills_a_replay_too():
     assert fill.duration_steps == 3 * 4 * (16 + 2)
     slow = config_of(*words, "env.options.repeat=8").training.phases[0]
     assert slow.duration_steps == 3 * 8 * (16 + 2)
+
+
+# -- one rule: options merge, and a name alone begins anew ----------------------------------------
+
+FILE = """# @package _global_
+defaults: [dreamer_cartpole, _self_]
+workflow: {workflow}
+"""
+FALLS = {"lr": 1e-3, "warmup_steps": 50, "agc": 0.3}  # of the experiment, and of the code
+
+
+def optimizer(folder: Path, in_file: str, *words: str) -> tuple[dict[str, Any], Any]:
+    """Return what an optimizer has of a file on top of another, and of words on top of that."""
+    (folder / "mine.yaml").write_text(FILE.replace("{workflow}", in_file))
+    found = config_of(str(folder / "mine.yaml"), *words).workflow.config.optimizer
+    return {k: getattr(found.config, k) for k in FALLS}, found.config.schedule
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "optimizer: {schedule: {final: 0.2}}",
+        "optimizer: {schedule: {_target_: linear, final: 0.2}}",
+        "optimizer: {_target_: laprop, schedule: {final: 0.2}}",
+    ],
+)
+def test_options_merge_in_files_and_words_alike(tmp_path, given):
+    want = (FALLS, schedule("linear", final=0.2))
+    assert optimizer(tmp_path, f"{{{given}}}") == want
+    key, _, value = given.partition(": ")
+    for words in ([f"workflow={{{given}}}"], [f"workflow.{key}={value}"]):
+        assert optimizer(tmp_path, "{}", *words) == want
+    assert optimizer(tmp_path, "{}", "workflow.optimizer.schedule.final=0.2") == want
+
+
+def test_a_name_alone_begins_anew_in_files_and_words_alike(tmp_path):
+    want = (FALLS, schedule("linear"))
+    assert optimizer(tmp_path, "{optimizer: {schedule: linear}}") == want
+    assert optimizer(tmp_path, "{}", "workflow.optimizer.schedule=linear") == want
+    assert optimizer(tmp_path, "{}", "workflow.optimizer={schedule: linear}") == want
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["workflow.optimizer.schedule=cosine", "workflow.optimizer.schedule.final=0.3"],
+        ["workflow={optimizer: {schedule: cosine}}", "workflow.optimizer={schedule: {final: 0.3}}"],
+    ],
+)
+def test_words_after_a_name_are_options_of_what_it_names(tmp_path, words):
+    assert optimizer(tmp_path, "{}", *words)[1] == schedule("cosine", final=0.3)
+    name, more = "{optimizer: {schedule: cosine}}", words[1]
+    assert optimizer(tmp_path, name, more)[1] == schedule("cosine", final=0.3)
+
+
+def test_options_that_another_class_does_not_have_are_refused_not_dropped(tmp_path):
+    with pytest.raises(ConfigError, match=r"workflow\.optimizer\.schedule\.final: there is no"):
+        optimizer(tmp_path, "{}", "workflow.optimizer.schedule._target_=constant")
+    gone = ("~workflow.optimizer.schedule", "workflow.optimizer.schedule={_target_: constant}")
+    assert optimizer(tmp_path, "{}", *gone)[1].target == "constant"
+
+
+def schedule(kind: str, **options: Any) -> Part:
+    return optimizer_part("laprop", schedule={"_target_": kind, **options}).config.schedule
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+def test_a_size_typed_wins_over_that_of_the_experiment_and_over_tiny():
+    for more in ([], ["tiny=true"]):
+        c = config_of("+experiment=dreamer_minigrid", "workflow.size=25m", *more).workflow.config
+        assert (c.size, c.rssm.config.deter, c.actor.config.units) == ("25m", 3072, 384)
+    assert c.rssm.config.stoch == 4  # of tiny: a size says nothing of it
+    c = config_of("+experiment=dreamer_minigrid", "workflow.size=25m", "workflow.rssm.deter=64")
+    assert (c.workflow.config.rssm.config.deter, c.workflow.config.rssm.config.hidden) == (64, 384)
+
+
+def test_a_size_without_effect_is_refused():
+    whole = dump(config_of("+experiment=dreamer_minigrid"))
+    whole["workflow"]["size"] = "50m"  # every number of 12m is written out
+    with pytest.raises(ConfigError, match=r"workflow: size=50m has no effect"):
+        load_config(whole)
+    with pytest.raises(ValueError, match="size=1m has no effect"):
+        DreamerV3Config(size="1m")  # a size stands for its options where it is loaded
+
+
+def test_tiny_shrinks_the_usual_parts_of_a_configuration_that_was_written_out(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "# @package _global_\n" + to_yaml(config_of("+experiment=dreamer_cartpole"))
+    )
+    found = config_of(str(tmp_path / "mine.yaml"), "tiny=true").workflow.config
+    assert found == config_of("+experiment=dreamer_cartpole", "tiny=true").workflow.config
 
 
 # -- environments ---------------------------------------------------------------------------------

@@ -49,8 +49,20 @@ DOTS = Spec({"image": ArraySpec((16, 16, 3), "uint8")}, ArraySpec((), "int64", c
         ("sac_pendulum", [], VECTOR, 512, 1),
         ("dqn_pong", [], ATARI, 64, 1),
         ("dreamer_pixels", [], DOTS, 272, 1),
-        ("sac_pendulum", ["workflow.hidden=[1024,1024]"], VECTOR, 512, 5),
-        ("sac_pendulum", ["workflow.hidden=[2048,2048]"], VECTOR, 512, 8),
+        (
+            "sac_pendulum",
+            [f"workflow.{k}.hidden=[1024,1024]" for k in ("actor", "critic")],
+            VECTOR,
+            512,
+            5,
+        ),
+        (
+            "sac_pendulum",
+            [f"workflow.{k}.hidden=[2048,2048]" for k in ("actor", "critic")],
+            VECTOR,
+            512,
+            8,
+        ),
         ("ppo_pong", [], ATARI, 256, 3),
     ],
 )

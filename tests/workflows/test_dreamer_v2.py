@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.rssm_planet import Choices, LayerNormCell
+from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Spec
@@ -24,13 +25,21 @@ IMAGE = {"image": ArraySpec((64, 64, 3), "uint8")}
 PHASE = Phase("learn", ("collect", "update_agent"), duration_steps=1)
 
 
+SMALL = load(
+    DreamerV2Config,
+    {
+        "rssm": {"deter": 12, "hidden": 10, "stoch": 3, "classes": 4},
+        "codec": {"depth": 2, "units": 8, "layers": 2},
+        **{k: {"units": 8, "layers": 2} for k in ("reward", "cont", "actor", "critic")},
+        "imagine": 4,
+    },
+    "",
+)
+
+
 def agent(action: ArraySpec = DISCRETE, obs: dict | None = None, **options) -> DreamerV2:
     torch.manual_seed(0)
-    sizes = {
-        "deter": 12, "hidden": 10, "stoch": 3, "classes": 4, "depth": 2, "units": 8, "layers": 2,
-        "imagine": 4,
-    }  # fmt: skip
-    return DreamerV2(DreamerV2Config(**(sizes | options)), Spec(obs or STATE, action))
+    return DreamerV2(load(DreamerV2Config, options, "", SMALL), Spec(obs or STATE, action))
 
 
 def batch_of(spec: Spec, b: int = 2, t: int = 5) -> Batch:
@@ -178,7 +187,7 @@ def test_of_the_first_state_the_end_is_known_and_weights_come_one_later():
 
 
 def test_targets_begin_with_the_reward_of_their_own_state():
-    dreamer = agent(lam=0.0)
+    dreamer = agent(returns={"lam": 0.0})
     dream = dreamer.dream(states(), going_on())
     expected = dream.reward[:, :-1] + dream.discount[:, :-1] * dream.value[:, 1:]
     torch.testing.assert_close(dream.target, expected)

@@ -121,9 +121,9 @@ def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
     if _OURS_ONLY.get() and not found.__module__.startswith(PACKAGE):
         raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
     if getattr(kind, "_is_protocol", False):
-        protocols = [c for c in kind.__mro__ if getattr(c, "_is_protocol", False)]
-        known = {n: v for c in reversed(protocols) for n, v in vars(c).items()}
-        wanted = [n for n, v in known.items() if n[0] != "_" and _is_behaviour(v)]
+        bases = [b for b in kind.__mro__ if getattr(b, "_is_protocol", False)]
+        methods = {n: v for b in reversed(bases) for n, v in vars(b).items() if n[0] != "_"}
+        wanted = [n for n, v in methods.items() if _is_behaviour(v)]
         lacks = [n for n in wanted if not hasattr(found, n)]
         remedy = f"a class like {path} is wanted, with {', '.join(lacks)}"
     else:
@@ -187,6 +187,26 @@ def _presets(
             yield table[chosen]
 
 
+def check_presets(config: Any) -> None:
+    """Raise ValueError if nothing that a chosen preset stands for is in a config."""
+    for name, table in type(config).presets.items():
+        wanted = table.get(getattr(config, name), {})
+        if wanted and not any(_has(getattr(config, k), v) for k, v in wanted.items()):
+            raise ValueError(
+                f"{name}={getattr(config, name)} has no effect: whatever it stands for is given "
+                f"otherwise; set {name}=null"
+            )
+
+
+def _has(value: Any, wanted: Any) -> bool:
+    """Tell whether a value, or an option in it, is as a preset says."""
+    if not isinstance(wanted, Mapping):
+        return dump(value) == dump(wanted)
+    options = value.config if isinstance(value, Part) else value
+    options = options if isinstance(options, Mapping) else vars(options)
+    return any(k in options and _has(options[k], v) for k, v in wanted.items())
+
+
 def _fields(
     cls: type, node: Mapping[str, Any], where: str, below: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -197,11 +217,29 @@ def _fields(
     for key, value in node.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
-            raise ConfigError(unknown(f"{cls.__name__} option", str(key), known, path))
-        under = below[key] if key in below else _default(known[key])
-        under = known[key].metadata.get("base") if under is None else under
-        values[key] = convert(value, hints[key], path, under)
+            inside = _inside(str(key), {k: _below(f, below) for k, f in known.items()})
+            names = inside or known
+            raise ConfigError(unknown(f"{cls.__name__} option", str(key), names, path))
+        values[key] = convert(value, hints[key], path, _below(known[key], below))
     return values
+
+
+def _below(f: Field[Any], below: Mapping[str, Any]) -> Any:
+    """Return the value that an option has where it is not given."""
+    under = below[f.name] if f.name in below else _default(f)
+    return f.metadata.get("base") if under is None else under
+
+
+def _inside(key: str, values: Mapping[str, Any]) -> list[str]:
+    """Return where, within parts and nested configs, there is an option of this name."""
+    configs = {k: getattr(v, "config", v) for k, v in values.items()}
+    nested = {k: v for k, v in configs.items() if is_dataclass(v) and not isinstance(v, type)}
+    return [f"{k}.{key}" for k, v in nested.items() if key in {f.name for f in fields(v)}]
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """Return the default of each option of a config that has one."""
+    return {f.name: v for f in fields(cls) if f.init and (v := _default(f)) is not None}
 
 
 def _default(f: Field[Any]) -> Any:
@@ -316,8 +354,13 @@ def _convert_part(value: Any, path: str, base: Any) -> Part:
     if not target:
         raise ConfigError(f"{path}: _target_ is missing: there is no default that it could mean")
     found = replace(base, target=target).cls(path)
-    same = base.target and found is base.cls()  # options of one class say nothing of another
-    return Part.load(target, options, base.home, base.kind, path, base.config if same else None)
+    under = base.config if base.target and _same_options(found, base) else None
+    return Part.load(target, options, base.home, base.kind, path, under)
+
+
+def _same_options(cls: Any, base: Part) -> bool:
+    """Tell whether options of a part say something of this class: its own, or one like it."""
+    return cls is base.cls() or getattr(cls, "Config", None) is type(base.config)
 
 
 def arguments(
@@ -375,6 +418,6 @@ def dump(config: Any) -> Any:
 
 
 __all__ = [
-    "Part", "arguments", "convert", "dump", "load", "locate", "optional_part",
-    "part",
+    "Part", "arguments", "check_presets", "convert", "defaults", "dump", "load", "locate",
+    "optional_part", "part",
 ]  # fmt: skip

@@ -22,15 +22,25 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Depth, Share, Width
 from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
 from dreamlab.nn.init import glorot
-from dreamlab.nn.layers import LayerStyle, NormMLP, dense
+from dreamlab.nn.layers import ActKind, NetConfig, NormKind, NormMLP, dense
+
+
+@dataclass(frozen=True)
+class HeadConfig(NetConfig):
+    """Hidden layers of what is read off a latent state."""
+
+    norm: NormKind = "none"
+    act: ActKind = "elu"
+    units: Width = 400
+    layers: Depth = 2
 
 
 class NormalHead(nn.Module):
     """A number as a normal of deviation 1."""
 
-    def __init__(self, in_dim: int, units: int, layers: int, style: LayerStyle) -> None:
+    def __init__(self, config: HeadConfig, in_dim: int) -> None:
         super().__init__()
-        self.net = NormMLP(in_dim, units, layers, style)
+        self.net = NormMLP(in_dim, config.units, config.layers, config)
         self.out = dense(self.net.out_dim, 1)
 
     def forward(self, feature: Tensor) -> Tensor:
@@ -44,21 +54,15 @@ class NormalHead(nn.Module):
 
 @dataclass(frozen=True)
 class PlaNetModelConfig:
-    """Parts of the model."""
+    """Parts of the model, and the discount; the workflow knows them."""
 
     rssm: PlaNetRSSMConfig
     codec: PlaNetCodecConfig
-    units: Width = 400
-    """Of the heads."""
-    reward_layers: Depth = 2
-    cont_layers: Depth = 0
-    """0: there is no head for continuation, nothing ever ends."""
-    gamma: Share = 0.99
+    reward: HeadConfig
+    cont: HeadConfig | None
+    """None: there is no head for continuation, nothing ever ends."""
+    gamma: Share
     """Continuation is learnt with this discount in it."""
-
-    @property
-    def style(self) -> LayerStyle:
-        return LayerStyle("none", self.rssm.act)
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,8 @@ class PlaNetModel(nn.Module):
         self.dim = c.rssm.deter + c.rssm.stoch_dim
         self.codec = PlaNetCodec(c.codec, spec.obs, self.dim)
         self.rssm = PlaNetRSSM(c.rssm, self.codec.token_dim, width(spec.action))
-        self.reward = NormalHead(self.dim, c.units, c.reward_layers, c.style)
-        has_cont = c.cont_layers > 0
-        self.cont = BinaryHead(self.dim, c.units, c.cont_layers, c.style) if has_cont else None
+        self.reward = NormalHead(c.reward, self.dim)
+        self.cont = None if c.cont is None else BinaryHead(c.cont, self.dim)
         glorot(self)
         if isinstance(self.rssm.cell, ResetBeforeCell):
             self.rssm.cell.start()
