@@ -194,6 +194,14 @@ overrides = argument(
 )  # fmt: skip
 
 
+def check_trust(words: Sequence[str], trust_code: bool) -> None:
+    """Raise if a file from a hub among the words needs trust, or trust was given for nothing."""
+    from dreamlab.interop.strangers import check_files
+
+    if not check_files(words, trust_code) and trust_code:
+        raise ConfigError("--trust-code: none of these files is from a hub: leave it out")
+
+
 def run_folder(about: str = "a run's folder") -> Callable[[Decorated], Decorated]:
     """Return a decorator that adds the argument FOLDER."""
     return argument("folder", about, type=RunFolder(), metavar="FOLDER")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dreamlab.commands.arguments import overrides, verb
+from dreamlab.commands.arguments import check_trust, overrides, trust_code, verb
 from dreamlab.commands.printing import tell_findings
 
 
@@ -13,7 +13,8 @@ from dreamlab.commands.printing import tell_findings
     "dreamlab check env=dmc env.id=walker_walk",
 )
 @overrides
-def command(overrides: tuple[str, ...]) -> int:
+@trust_code
+def command(overrides: tuple[str, ...], trust_code: bool) -> int:
     """Validate an environment; exit code 1 if it breaks the contract of Gymnasium.
 
     It is made, reset and stepped: shapes, types, ranges, seeds, ends of episodes.
@@ -22,4 +23,5 @@ def command(overrides: tuple[str, ...]) -> int:
     from dreamlab.config import compose
     from dreamlab.envs.check import check
 
+    check_trust(overrides, trust_code)
     return tell_findings(check(env_config(compose(overrides))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dreamlab.commands.arguments import POSITIVE_INT, overrides, verb
+from dreamlab.commands.arguments import POSITIVE_INT, check_trust, overrides, trust_code, verb
 
 
 @verb(
@@ -14,7 +14,8 @@ from dreamlab.commands.arguments import POSITIVE_INT, overrides, verb
 )
 @overrides
 @click.option("--frames", type=POSITIVE_INT, default=500, help="Env frames to train for.")
-def command(overrides: tuple[str, ...], frames: int) -> int:
+@trust_code
+def command(overrides: tuple[str, ...], frames: int, trust_code: bool) -> int:
     """Train for a few hundred frames with every check on; exit code 1 if an error was found.
 
     Networks, buffers and phases are small (+preset=debug) unless another preset is named. Tells
@@ -23,4 +24,5 @@ def command(overrides: tuple[str, ...], frames: int) -> int:
     """
     from dreamlab.commands.inspection import inspect
 
+    check_trust(overrides, trust_code)
     return inspect(overrides, frames)

@@ -59,9 +59,10 @@ def command(**given: Any) -> int:
     """Measure a trained policy in new episodes.
 
     Returns and lengths are printed and kept in report/eval.json; a video goes to videos/. The
-    device, precision and `accel` are those of the run. Into a hub's folder nothing is written.
+    device and `accel` are those of the run. Into a hub's folder nothing is written.
     """
     from dreamlab import build, train
+    from dreamlab.accel import dispatch
     from dreamlab.export import hub
     from dreamlab.interop import strangers
 
@@ -72,6 +73,7 @@ def command(**given: Any) -> int:
         raise LabError("eval: nothing is written into a hub's folder: add --out FOLDER")
     trained = train.load_policy(folder, options.checkpoint, options.trust_code)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
+    dispatch.set_reference(trained.config.accel == "off")
     evaluator = build.build_evaluator(replace(trained.config, eval=changed))
     with strangers.guarded(folder, options.trust_code):
         result = evaluator.run(trained.workflow, trained.statistics, film=options.video)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dreamlab.commands.arguments import Place, argument, overrides, verb
+from dreamlab.commands.arguments import Place, argument, check_trust, overrides, trust_code, verb
 from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import disk_errors
 from dreamlab.core.text import print
@@ -20,7 +20,8 @@ PROGRAMS = ("dreamerv3",)
 @argument("program", "whose checkpoint it is: dreamerv3", metavar="PROGRAM")
 @argument("path", "an agent.pkl, an .npz, or a folder with one", type=Place(), metavar="PATH")
 @overrides
-def command(program: str, path: Path, overrides: tuple[str, ...]) -> int:
+@trust_code
+def command(program: str, path: Path, overrides: tuple[str, ...], trust_code: bool) -> int:
     """Make a run folder of an original's checkpoint; eval and resume work on it.
 
     The network is that of the weights; the environment is yours to name. Nothing in the checkpoint
@@ -31,6 +32,7 @@ def command(program: str, path: Path, overrides: tuple[str, ...]) -> int:
     from dreamlab import build, train
     from dreamlab.interop import import_run
 
+    check_trust(overrides, trust_code)
     weights = import_run.read_weights(path)
     config = import_run.config_for(weights, overrides)
     if config.run.dir and (Path(config.run.dir) / "config.yaml").exists():

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dreamlab.commands.arguments import cfg, overrides, verb
+from dreamlab.commands.arguments import cfg, check_trust, overrides, trust_code, verb
 from dreamlab.core.text import print
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ GIB = 2**30
 )
 @overrides
 @cfg
-def command(overrides: tuple[str, ...], cfg: bool) -> int:
+@trust_code
+def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
     """Tell what a run will cost before it is trained.
 
     Parameters, memory and disk in GiB, env frames, updates and the expected time, extrapolated from
@@ -30,6 +31,7 @@ def command(overrides: tuple[str, ...], cfg: bool) -> int:
     """
     from dreamlab.config import compose, load_config, to_yaml
 
+    check_trust(overrides, trust_code)
     config = load_config(compose(overrides))
     if cfg:
         print(to_yaml(config), end="")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from pathlib import Path
 
-from dreamlab.commands.arguments import cfg, overrides, verb
+from dreamlab.commands.arguments import cfg, overrides, trust_code, verb
 from dreamlab.config_files import experiments
-from dreamlab.core.errors import LabError
+from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.text import print
 
 WIDE = 130
@@ -24,7 +25,8 @@ WIDE = 130
 )
 @overrides
 @cfg
-def command(overrides: tuple[str, ...], cfg: bool) -> int:
+@trust_code
+def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
     """Train, or go on with the run in run.dir.
 
     The configuration is an experiment and whatever is changed in it. A run gets a folder of its own
@@ -36,12 +38,18 @@ def command(overrides: tuple[str, ...], cfg: bool) -> int:
         return _list()
     from dreamlab import train
     from dreamlab.config import compose, load_config, to_yaml
+    from dreamlab.interop import strangers
 
+    strange_file = strangers.check_files(overrides, trust_code)
     for words in each_seed(list(overrides)):
         config = load_config(compose(words))
         if cfg:
             print(to_yaml(config), end="")
-        elif train.train(config)[1] == "interrupted":
+            continue
+        strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
+        if trust_code and not (strange_file or strange_run):
+            raise ConfigError("--trust-code: nothing here is from a hub: leave it out")
+        if train.train(config, trust_code=trust_code and strange_run)[1] == "interrupted":
             return 130
     return 0
 

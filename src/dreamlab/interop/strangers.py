@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,23 @@ def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> 
             said = f"{label(folder)} is trusted to run what is not part of dreamlab:"
             print(said, *lines, sep="\n", file=sys.stderr)
         return load_config(node)
+
+
+def check_files(arguments: Sequence[str], trust_code: bool = False) -> bool:
+    """Raise if a YAML file from a hub that was typed names other code; tell if there was one.
+
+    What is about its reader's machine (commands, addresses, folders) needs trust as well.
+    """
+    paths = (Path(a.rpartition("=")[2].strip("'\"")) for a in arguments)
+    found = [p for p in paths if p.suffix in (".yaml", ".yml") and is_strange(p.parent)]
+    for path in found:
+        node = migrate(read_plain(path))
+        theirs = [(k, "options of your machine") for k in NOT_THEIRS if k in node]
+        code = [*foreign_code(node), *theirs]
+        if code and not trust_code:
+            where, what = code[0]
+            raise LabError(f"{path} wants to run {what[:120]} ({where}). {ONLY}")
+    return bool(found)
 
 
 @contextmanager
