@@ -30,9 +30,9 @@ from dreamlab.data.source import Buffer
 from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.migrations import SCHEMA, mapping, migrate
-from dreamlab.tiny import KeyPath, leaves, restore, shrink, value_at
+from dreamlab.overlay import sections
+from dreamlab.tiny import KeyPath, leaves, restore, shrink
 
-WITH_PARTS = ("workflow", "buffers")
 LONGEST_ARGUMENT = 10_000
 MOST_INTERPOLATED = 2_000
 FIRST = ("schema", "name", "seed", "workflow", "env", "buffers", "training")
@@ -122,11 +122,11 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
                 search = (
                     [f"hydra.searchpath=[file://{extra}]"] if any(Path(extra).iterdir()) else []
                 )
-                if any(p[0] in WITH_PARTS and len(p) > 1 for p in typed_paths(overrides)):
-                    files = [o for o in overrides if _parsed(o).key_or_group in GROUPS]
-                    below = hydra_compose("train", overrides=files + search)
-                    overrides = _with_names(overrides, below)
                 node = hydra_compose("train", overrides=overrides + search)
+                parsed = [_parsed(o) for o in overrides]
+                folders = (config_dir(), Path(extra))
+                for key, section in sections("train", overrides + search, parsed, folders).items():
+                    OmegaConf.update(node, key, section, merge=False, force_add=True)
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from None
         except RecursionError:
@@ -141,27 +141,6 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
     return _as_typed(made, arguments)
-
-
-def _with_names(overrides: Sequence[str], below: DictConfig) -> list[str]:
-    """Return overrides that keep the name of a part when options are added to it.
-
-    Hydra would put the options in its place, be it another argument's or of a file `below`.
-    """
-    out: list[str] = []
-    typed: dict[str, Any] = {}
-    for text in overrides:
-        paths = [p for p in typed_paths([text]) if p[0] in WITH_PARTS]
-        for part in sorted({".".join(p[:n]) for p in paths for n in range(1, len(p))}):
-            name = typed[part] if part in typed else OmegaConf.select(below, part)
-            if isinstance(name, str):
-                out.append(f"++{part}={{_target_: {_quoted(name)}}}")
-                typed[part] = None
-        override = _parsed(text)
-        at = len(override.key_or_group.split("."))
-        typed |= {".".join(p): value_at(override.value(), p[at:]) for p in paths}
-        out.append(text)
-    return out
 
 
 def _quoted(text: str) -> str:

@@ -127,14 +127,13 @@ def restore(node: dict[str, Any], source: Any, paths: Iterable[KeyPath]) -> dict
     """Return `node` with what `source` has at these paths, if it has it."""
     for path in paths:
         try:
-            node = _put(node, path, value_at(source, path))
+            node = _put(node, path, _get(source, path))
         except (KeyError, IndexError, TypeError, ValueError):
             continue  # typed and taken away again, or Hydra's own
     return node
 
 
-def value_at(node: Any, path: KeyPath) -> Any:
-    """Return what is at the end of a path."""
+def _get(node: Any, path: KeyPath) -> Any:
     for key in path:
         node = node[int(key) if isinstance(node, list) else key]
     return node
@@ -151,4 +150,4 @@ def _put(node: Any, path: KeyPath, value: Any) -> Any:
     return {**node, path[0]: _put(node.get(path[0]), path[1:], value)}
 
 
-__all__ = ["KeyPath", "leaves", "restore", "shrink", "value_at"]
+__all__ = ["KeyPath", "leaves", "restore", "shrink"]

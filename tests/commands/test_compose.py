@@ -13,6 +13,7 @@ from dreamlab.core.config import Part, dump
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import optimizer_part
 from dreamlab.workflows.dreamer_v3 import DreamerV3Config
+from dreamlab.workflows.random import RandomConfig
 from tests.helpers import config_of, open_loop
 
 # -- tiny -----------------------------------------------------------------------------------------
@@ -82,68 +83,76 @@ def test_a_suite_that_repeats_actions_by_itself_fills_a_replay_too():
     assert slow.duration_steps == 3 * 8 * (16 + 2)
 
 
-# -- one rule: options merge, and a name alone begins anew ----------------------------------------
+# -- one rule: options merge, and naming a class begins anew ---------------------------------------
 
 FILE = """# @package _global_
 defaults: [dreamer_cartpole, _self_]
 workflow: {workflow}
 """
-FALLS = {"lr": 1e-3, "warmup_steps": 50, "agc": 0.3}  # of the experiment, and of the code
+GIVEN = {"lr": 1e-3, "warmup_steps": 50, "agc": 0.3}  # by the experiment, and by the code
 
 
 def optimizer(folder: Path, in_file: str, *words: str) -> tuple[dict[str, Any], Any]:
     """Return what an optimizer has of a file on top of another, and of words on top of that."""
     (folder / "mine.yaml").write_text(FILE.replace("{workflow}", in_file))
     found = config_of(str(folder / "mine.yaml"), *words).workflow.config.optimizer
-    return {k: getattr(found.config, k) for k in FALLS}, found.config.schedule
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        "optimizer: {schedule: {final: 0.2}}",
-        "optimizer: {schedule: {_target_: linear, final: 0.2}}",
-        "optimizer: {_target_: laprop, schedule: {final: 0.2}}",
-    ],
-)
-def test_options_merge_in_files_and_words_alike(tmp_path, given):
-    want = (FALLS, schedule("linear", final=0.2))
-    assert optimizer(tmp_path, f"{{{given}}}") == want
-    key, _, value = given.partition(": ")
-    for words in ([f"workflow={{{given}}}"], [f"workflow.{key}={value}"]):
-        assert optimizer(tmp_path, "{}", *words) == want
-    assert optimizer(tmp_path, "{}", "workflow.optimizer.schedule.final=0.2") == want
-
-
-def test_a_name_alone_begins_anew_in_files_and_words_alike(tmp_path):
-    want = (FALLS, schedule("linear"))
-    assert optimizer(tmp_path, "{optimizer: {schedule: linear}}") == want
-    assert optimizer(tmp_path, "{}", "workflow.optimizer.schedule=linear") == want
-    assert optimizer(tmp_path, "{}", "workflow.optimizer={schedule: linear}") == want
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["workflow.optimizer.schedule=cosine", "workflow.optimizer.schedule.final=0.3"],
-        ["workflow={optimizer: {schedule: cosine}}", "workflow.optimizer={schedule: {final: 0.3}}"],
-    ],
-)
-def test_words_after_a_name_are_options_of_what_it_names(tmp_path, words):
-    assert optimizer(tmp_path, "{}", *words)[1] == schedule("cosine", final=0.3)
-    name, more = "{optimizer: {schedule: cosine}}", words[1]
-    assert optimizer(tmp_path, name, more)[1] == schedule("cosine", final=0.3)
-
-
-def test_options_that_another_class_does_not_have_are_refused_not_dropped(tmp_path):
-    with pytest.raises(ConfigError, match=r"workflow\.optimizer\.schedule\.final: there is no"):
-        optimizer(tmp_path, "{}", "workflow.optimizer.schedule._target_=constant")
-    gone = ("~workflow.optimizer.schedule", "workflow.optimizer.schedule={_target_: constant}")
-    assert optimizer(tmp_path, "{}", *gone)[1].target == "constant"
+    return {k: getattr(found.config, k) for k in GIVEN}, found.config.schedule
 
 
 def schedule(kind: str, **options: Any) -> Part:
     return optimizer_part("laprop", schedule={"_target_": kind, **options}).config.schedule
+
+
+def test_options_merge_in_files_and_words_alike(tmp_path):
+    want = (GIVEN, schedule("linear", final=0.2))
+    assert optimizer(tmp_path, "{optimizer: {schedule: {final: 0.2}}}") == want
+    for word in (
+        "workflow.optimizer.schedule.final=0.2",
+        "workflow.optimizer.schedule={final: 0.2}",
+        "workflow.optimizer={schedule: {final: 0.2}}",
+        "workflow={optimizer: {schedule: {final: 0.2}}}",
+    ):
+        assert optimizer(tmp_path, "{}", word) == want
+
+
+@pytest.mark.parametrize("named", ["linear", "{_target_: linear}"])
+def test_naming_a_class_begins_anew_in_files_and_words_alike(tmp_path, named):
+    want = (GIVEN, schedule("linear"))
+    assert optimizer(tmp_path, f"{{optimizer: {{schedule: {named}}}}}") == want
+    for word in (f"optimizer.schedule={named}", f"optimizer={{schedule: {named}}}"):
+        assert optimizer(tmp_path, "{}", f"workflow.{word}") == want
+    assert optimizer(tmp_path, "{}", "workflow.optimizer.schedule._target_=linear") == want
+
+
+@pytest.mark.parametrize("option", ["schedule.final=0.3", "schedule={final: 0.3}"])
+def test_options_after_a_name_are_those_of_what_it_names(tmp_path, option):
+    want = (GIVEN, schedule("cosine", final=0.3))
+    name, more = "workflow.optimizer.schedule=cosine", f"workflow.optimizer.{option}"
+    assert optimizer(tmp_path, "{}", name, more) == want
+    assert optimizer(tmp_path, "{}", "workflow={optimizer: {schedule: cosine}}", more) == want
+    assert optimizer(tmp_path, "{optimizer: {schedule: cosine}}", more) == want
+
+
+def test_the_same_holds_for_the_workflow_and_for_buffers():
+    words = ("+experiment=dqn_cartpole", "buffers.replay={_target_: rollout, length: 9}")
+    assert compose(words)["buffers"]["replay"] == {"_target_": "rollout", "length": 9}
+    target = "dreamlab.workflows.random.Random"
+    for word in (f"workflow={target}", f"workflow={{_target_: {target}}}"):
+        found = load_config(compose(["+experiment=dqn_cartpole", word])).workflow
+        assert (found.target, found.config) == (target, RandomConfig())
+
+
+def test_an_entry_of_a_list_is_changed_by_its_number_and_a_removed_option_is_gone():
+    words = ("+experiment=dreamer_pixels", "workflow.encoder.mults.1=3", "~workflow.actor")
+    found = config_of(*words).workflow.config
+    assert (found.encoder.config.mults, found.actor.config.layers) == ((2, 3), 3)
+
+
+def test_what_an_interpolation_stands_for_is_found_in_parts_too(tmp_path):
+    text = FILE.replace("{workflow}", "{rssm: {hidden: '${workflow.rssm.deter}'}}")
+    (tmp_path / "mine.yaml").write_text(text)
+    found = config_of(str(tmp_path / "mine.yaml"), "workflow.rssm.deter=48").workflow.config
+    assert (found.rssm.config.hidden, found.rssm.config.deter) == (48, 48)
 
 
 # -- sizes ----------------------------------------------------------------------------------------

@@ -104,7 +104,8 @@ def test_flat_sizes_of_schema_1_go_where_they_are_used_now():
     planet = dump(moved("planet.PlaNet", deter=7, units=9, bits=4, vector_layers=1))
     assert planet["rssm"] | {"deter": 7, "cell": "reset_before"} == planet["rssm"]
     assert planet["codec"] | {"units": 9, "bits": 4, "layers": 1, "act": "relu"} == planet["codec"]
-    assert planet["reward"] == {"norm": "none", "act": "relu", "units": 9, "layers": 3}
+    head = {"_target_": "normal", "norm": "none", "act": "relu"}
+    assert planet["reward"] == {**head, "units": 9, "layers": 3}
     v1 = dump(moved("dreamer_v1.DreamerV1", value_layers=5, actor_layers=6, init_std=2.0, lam=0.5))
     assert (v1["critic"]["layers"], v1["actor"]["layers"], v1["actor"]["init_std"]) == (5, 6, 2.0)
     assert v1["returns"] == {"_target_": "lambda_return", "lam": 0.5}

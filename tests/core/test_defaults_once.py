@@ -69,18 +69,21 @@ def built() -> list[type]:
     )
 
 
-def repeated_arguments(cls: type, options: set[str]) -> list[str]:
-    """Return a constructor's arguments with a default that are options of some config as well."""
+def repeated_arguments(cls: type, options: dict[str, list[Any]]) -> list[str]:
+    """Return a constructor's arguments whose default is that of an option of the same name."""
     parameters = inspect.signature(cls.__init__).parameters.values()
-    given = [p.name for p in parameters if p.default is not p.empty]
-    return [n for n in given if hasattr(cls, "Config") or n in options]
+    given = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return [k for k, v in given.items() if hasattr(cls, "Config") or v in options.get(k, [])]
 
 
-def options_of_networks() -> set[str]:
-    """Return the options, of whatever config, from which networks are built."""
-    configs = {c for m in modules() for c in vars(m).values() if is_dataclass(c)}
-    ours = [c for c in configs if c.__module__.startswith(BUILDING)]
-    return {f.name for c in ours for f in fields(c) if c.__name__.endswith("Config")}
+def options_of_networks() -> dict[str, list[Any]]:
+    """Return the options, of whatever config, from which networks are built, and their defaults."""
+    found: dict[str, list[Any]] = {}
+    for cls in (c for m in modules() for c in vars(m).values() if is_dataclass(c)):
+        if cls.__module__.startswith(BUILDING) and cls.__name__.endswith("Config"):
+            for f in fields(cls):
+                found.setdefault(f.name, []).append(default(f))
+    return found
 
 
 @pytest.mark.parametrize("cls", roots(), ids=lambda c: c.__name__)

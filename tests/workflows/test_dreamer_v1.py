@@ -207,6 +207,42 @@ def test_dreams_may_start_from_the_last_states_only(monkeypatch):
     assert found == [2 * 2]
 
 
+# -- networks of their own ------------------------------------------------------------------------
+
+
+def test_actor_and_critic_have_layers_of_their_own():
+    dreamer = agent(
+        actor={"units": 5, "layers": 1, "act": "tanh"}, critic={"units": 7, "layers": 3}
+    )
+    assert [len(net) for net in (dreamer.actor.net, dreamer.critic.net)] == [1, 3]
+    assert [net.out_dim for net in (dreamer.actor.net, dreamer.critic.net)] == [5, 7]
+    metrics = dreamer.update_agent(batch_of(dreamer.spec), phase=PHASE)
+    assert all(torch.isfinite(v) for v in metrics.values())
+
+
+def test_values_may_be_predicted_by_another_head():
+    dreamer = agent(critic={"_target_": "two_hot", "units": 8, "layers": 1, "num_bins": 15})
+    before = weights(dreamer.critic)
+    for _ in range(2):  # at first its last layer is zero, so those before it stand still
+        metrics = dreamer.update_agent(batch_of(dreamer.spec), phase=PHASE)
+        assert all(torch.isfinite(v) for v in metrics.values())
+    moved = [
+        not torch.equal(p, q) for p, q in zip(dreamer.critic.parameters(), before, strict=True)
+    ]
+    assert all(moved)
+
+
+def test_returns_come_from_the_estimator_that_was_chosen():
+    start, going = states(), torch.zeros(3, dtype=torch.bool)
+    dreams = []
+    for returns in ({"lam": 0.0}, {"_target_": "n_step", "n": 1}, {"_target_": "monte_carlo"}):
+        dreamer = agent(returns=returns)
+        torch.manual_seed(5)
+        dreams.append(dreamer.dream(start, going).ret)
+    torch.testing.assert_close(dreams[0], dreams[1])
+    assert not torch.allclose(dreams[0], dreams[2])
+
+
 # -- acting ---------------------------------------------------------------------------------------
 
 

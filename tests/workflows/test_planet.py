@@ -232,6 +232,25 @@ def test_images_and_vectors_are_learnt_together():
     assert not [k for k, v in planet.named_parameters() if torch.equal(v, before[k])]
 
 
+def test_observations_may_have_any_names():
+    names = ("keys", "items", "pop", "type", "training", "a.b")
+    obs = {name: ArraySpec((2,)) for name in names} | {"values": MIXED.obs["image"]}
+    planet = agent(Spec(obs, ACTION), free_nats=0.0)
+    metrics = planet.update_world_model(batch_of(planet.spec), phase=PHASE)
+    assert {f"loss/obs/{name}" for name in obs} <= {*metrics}
+
+
+def test_rewards_may_be_predicted_by_another_head():
+    planet = agent(reward={"_target_": "two_hot", "units": 8, "layers": 1, "num_bins": 15})
+    feature = torch.randn(4, 17)
+    assert (planet.model.rewards(feature) == 0).all()  # as it does elsewhere, it starts at zero
+    before = {k: v.clone() for k, v in planet.model.reward.named_parameters()}
+    metrics = planet.update_world_model(batch_of(VECTOR), phase=PHASE)
+    assert all(torch.isfinite(v) for v in metrics.values())
+    assert not torch.equal(before["out.weight"], planet.model.reward.out.weight)
+    assert planet.plan(planet.unpack_state(planet.initial_state(2))).shape == (2, 4, 2)
+
+
 def test_the_dream_is_seen_in_the_units_of_the_observations():
     planet = agent(MIXED)
     seen = planet.view(planet.unpack_state(planet.initial_state(4)))

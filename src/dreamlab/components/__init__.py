@@ -8,6 +8,7 @@ PARTS = {
     "decoder": "dreamlab.components.world_models.codec.Decoder",
     "rssm": "dreamlab.components.world_models.rssm.RSSM",
     "two_hot": "dreamlab.components.heads.TwoHotHead",
+    "normal": "dreamlab.components.world_models.world_model_planet.NormalHead",
     "binary": "dreamlab.components.heads.BinaryHead",
     "latent_policy": "dreamlab.components.heads.LatentPolicy",
 }

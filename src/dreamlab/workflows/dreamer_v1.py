@@ -22,11 +22,12 @@ from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import (
     HeadConfig,
-    NormalHead,
     PlaNetModel,
     PlaNetModelConfig,
     Posterior,
     check_continuous,
+    cont_head,
+    number_head,
 )
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share
@@ -88,11 +89,11 @@ class DreamerV1Config:
 
     rssm: PlaNetRSSMConfig = field(default_factory=PlaNetRSSMConfig)
     codec: PlaNetCodecConfig = field(default_factory=PlaNetCodecConfig)
-    reward: HeadConfig = field(default_factory=HeadConfig)
-    cont: HeadConfig = field(default_factory=lambda: HeadConfig(layers=3))
+    reward: Part = number_head()
+    cont: Part = cont_head(layers=3)
     """Of the continuation, where that is predicted (`cont_scale`)."""
     actor: TanhPolicyConfig = field(default_factory=TanhPolicyConfig)
-    critic: HeadConfig = field(default_factory=lambda: HeadConfig(layers=3))
+    critic: Part = number_head(layers=3)
     kl_scale: NonNegative = 1.0
     free_nats: NonNegative = 3.0
     """Divergence, averaged over a batch, below which it is left alone."""
@@ -148,7 +149,7 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         cont = c.cont if c.cont_scale else None
         self.model = PlaNetModel(PlaNetModelConfig(c.rssm, c.codec, c.reward, cont, c.gamma), spec)
         self.actor = glorot(TanhPolicy(c.actor, self.model.dim, spec.action))
-        self.critic = glorot(NormalHead(c.critic, self.model.dim))
+        self.critic = glorot(c.critic.build(self.model.dim))
         self.returns: ReturnEstimator = c.returns.build()
         self.optimizer("model", self.model.parameters(), c.model_optimizer)
         self.optimizer("actor", self.actor.parameters(), c.actor_optimizer)
@@ -229,7 +230,7 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         """Dream from every state and value what is seen there; nothing follows a terminal one."""
         latent, _ = self.imagine(self.config.imagine, start, policy)
         feature = latent.feature[:, 1:]
-        reward, value = self.model.reward(feature), self.critic(feature)
+        reward, value = self.model.rewards(feature), self.critic.mean(self.critic(feature))
         discount = self.model.predict_discount(feature)
         ret = self.returns.returns(own_rewards(reward, discount, value))
         root = torch.ones_like(discount[:, :1])

@@ -23,12 +23,12 @@ from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import (
-    HeadConfig,
-    NormalHead,
     PlaNetModel,
     PlaNetModelConfig,
     Posterior,
     check_range,
+    cont_head,
+    number_head,
 )
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share, Width
@@ -52,11 +52,6 @@ def _adamw(lr: float) -> Any:
     return optimizer_field("adamw", lr=lr, **common)
 
 
-def _head() -> Any:
-    """Declare a head of the paper: four hidden layers."""
-    return field(default_factory=lambda: HeadConfig(layers=4))
-
-
 @dataclass(frozen=True)
 class ActorConfig(PolicyConfig):
     """Hidden layers of the actor, and what bounds the chance in its actions."""
@@ -78,11 +73,11 @@ class DreamerV2Config:
     codec: PlaNetCodecConfig = field(
         default_factory=lambda: PlaNetCodecConfig(depth=48, layers=4, conv_act="elu")
     )
-    reward: HeadConfig = _head()
-    cont: HeadConfig = _head()
+    reward: Part = number_head(layers=4)
+    cont: Part = cont_head(layers=4)
     """Of the continuation, where that is predicted (`cont_scale`)."""
     actor: ActorConfig = field(default_factory=ActorConfig)
-    critic: HeadConfig = _head()
+    critic: Part = number_head(layers=4)
     squash_reward: bool = False
     """Learn tanh of the rewards, as the paper does on Atari."""
     kl_scale: NonNegative = 0.1
@@ -183,7 +178,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         cont = c.cont if c.cont_scale else None
         self.model = PlaNetModel(PlaNetModelConfig(c.rssm, c.codec, c.reward, cont, c.gamma), spec)
         self.actor = glorot(Actor(c.actor, self.model.dim, spec.action))
-        self.critic = glorot(NormalHead(c.critic, self.model.dim))
+        self.critic = glorot(c.critic.build(self.model.dim))
         self.returns: ReturnEstimator = c.returns.build()
         self.slow = frozen_copy(self.critic)
         self.target_network = TargetNetwork(self.slow, self.critic)
@@ -288,7 +283,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
             chosen = policy or (self.passing_policy if through else self.policy)
             latent, action = self.imagine(c.imagine, start, chosen)
             feature = latent.feature
-            reward, value = self.model.reward(feature), self.slow(feature)
+            reward, value = self.model.rewards(feature), self.slow.mean(self.slow(feature))
             discount = self.model.predict_discount(feature)
             if self.model.cont is not None:
                 known = (~is_terminal).float()[:, None] * c.gamma

@@ -17,11 +17,11 @@ from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import (
-    HeadConfig,
     PlaNetModel,
     PlaNetModelConfig,
     Posterior,
     check_continuous,
+    number_head,
 )
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import NonNegative
@@ -42,7 +42,7 @@ class PlaNetConfig:
     codec: PlaNetCodecConfig = field(
         default_factory=lambda: PlaNetCodecConfig(units=300, act="relu", bits=5)
     )
-    reward: HeadConfig = field(default_factory=lambda: HeadConfig(units=300, layers=3, act="relu"))
+    reward: Part = number_head(units=300, layers=3, act="relu")
     reward_scale: NonNegative = 10.0
     kl_scale: NonNegative = 1.0
     free_nats: NonNegative = 3.0
@@ -113,7 +113,7 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
         for action, chance in zip(plans.flatten(0, 1).unbind(1), noise, strict=True):
             state = rssm.imagine_step(state, action, chance)
             features.append(state.feature)
-        return self.model.reward(torch.stack(features)).sum(0).view(n, k)
+        return self.model.rewards(torch.stack(features)).sum(0).view(n, k)
 
     # -- learning ---------------------------------------------------------------------------------
 

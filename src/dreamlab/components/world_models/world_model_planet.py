@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dreamlab.components.heads import BinaryHead
+from dreamlab.components import HOME
+from dreamlab.components.kinds import NumberHead, ProbabilityHead
 from dreamlab.components.world_models.codec import one_hot, width
 from dreamlab.components.world_models.codec_planet import PlaNetCodec, PlaNetCodecConfig
 from dreamlab.components.world_models.protocol import Policy, roll_out
@@ -18,6 +19,7 @@ from dreamlab.components.world_models.rssm_planet import (
     PlaNetRSSMConfig,
     ResetBeforeCell,
 )
+from dreamlab.core.config import Part, dump, part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Depth, Share, Width
 from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
@@ -35,8 +37,20 @@ class HeadConfig(NetConfig):
     layers: Depth = 2
 
 
+def number_head(**options: Any) -> Any:
+    """Declare a field for what predicts a number: `normal`, or another one."""
+    return part("normal", HOME, NumberHead, **options)
+
+
+def cont_head(**options: Any) -> Any:
+    """Declare a field for what predicts whether an episode goes on."""
+    return part("binary", HOME, ProbabilityHead, **{**dump(HeadConfig()), **options})
+
+
 class NormalHead(nn.Module):
     """A number as a normal of deviation 1."""
+
+    Config = HeadConfig
 
     def __init__(self, config: HeadConfig, in_dim: int) -> None:
         super().__init__()
@@ -46,6 +60,10 @@ class NormalHead(nn.Module):
     def forward(self, feature: Tensor) -> Tensor:
         """Return means [*b]."""
         return self.out(self.net(feature)).float()[..., 0]
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Return the number: what it was described by."""
+        return logits
 
     def loss(self, mean: Tensor, target: Tensor) -> Tensor:
         """Return the negative log-likelihood [*b] of a number, without its constant."""
@@ -58,8 +76,8 @@ class PlaNetModelConfig:
 
     rssm: PlaNetRSSMConfig
     codec: PlaNetCodecConfig
-    reward: HeadConfig
-    cont: HeadConfig | None
+    reward: Part
+    cont: Part | None
     """None: there is no head for continuation, nothing ever ends."""
     gamma: Share
     """Continuation is learnt with this discount in it."""
@@ -87,8 +105,8 @@ class PlaNetModel(nn.Module):
         self.dim = c.rssm.deter + c.rssm.stoch_dim
         self.codec = PlaNetCodec(c.codec, spec.obs, self.dim)
         self.rssm = PlaNetRSSM(c.rssm, self.codec.token_dim, width(spec.action))
-        self.reward = NormalHead(c.reward, self.dim)
-        self.cont = None if c.cont is None else BinaryHead(c.cont, self.dim)
+        self.reward: NumberHead = c.reward.build(self.dim)
+        self.cont: ProbabilityHead | None = None if c.cont is None else c.cont.build(self.dim)
         glorot(self)
         if isinstance(self.rssm.cell, ResetBeforeCell):
             self.rssm.cell.start()
@@ -157,10 +175,10 @@ class PlaNetModel(nn.Module):
         truth = {k: v.flatten(0, 1) for k, v in seen.ready.items()}
         errors = self.codec.losses(self.codec.decode(flat), truth)
         out = {f"obs/{k}": v.view(shape) for k, v in errors.items()}
-        out["reward"] = self.reward.loss(self.reward(flat).view(shape), reward)
+        out["reward"] = self.reward.loss(self.reward(flat).unflatten(0, shape), reward)
         if self.cont is not None:
             target = (~is_terminal).float() * self.config.gamma
-            out["cont"] = self.cont.loss(self.cont(flat).view(shape), target)
+            out["cont"] = self.cont.loss(self.cont(flat).unflatten(0, shape), target)
         return out
 
     # -- imagining --------------------------------------------------------------------------------
@@ -192,7 +210,11 @@ class PlaNetModel(nn.Module):
     def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
         """Return reward and continuation, the discount in it, of states [*b, ...]."""
         feature = latent.feature
-        return {"reward": self.reward(feature), "cont": self.predict_discount(feature)}
+        return {"reward": self.rewards(feature), "cont": self.predict_discount(feature)}
+
+    def rewards(self, feature: Tensor) -> Tensor:
+        """Return the rewards [*b] that are expected in states."""
+        return self.reward.mean(self.reward(feature))
 
 
 def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
