@@ -1,25 +1,28 @@
 """Shapes enforced: while tests run, what signatures say of tensors is checked.
 
-An import hook as jaxtyping's own, but for three things: only annotations of tensors are checked
-(pyright sees to the rest), a function without any is left alone (which makes it cheap), and what is
-being compiled, exported or traced runs as it is written.
+An import hook as jaxtyping's own, with beartype, but for four things: only annotations of tensors
+are checked (pyright sees to the rest); a function without any is left alone; shapes and types that
+were right once are not looked at again (both make it cheap); and what is being compiled, exported
+or traced runs as it is written.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import FunctionType, ModuleType
-from typing import Any, get_args, get_type_hints
+from types import ModuleType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import jaxtyping
 import torch
-from beartype import beartype
+from beartype.door import die_if_unbearable
 from jaxtyping import AbstractArray, jaxtyped
+from torch import Tensor
 
 ROOMS = ("ops", "nn", "components", "workflows")
 """Not accel: a wrapped Triton kernel cannot be compiled."""
@@ -64,29 +67,77 @@ def checked(target: Any) -> Any:
     if isinstance(target, type):
         target.__init__ = checked(target.__init__)
         return target
-    enforced: Callable[..., Any] | None = None
+    contract: Contract | None = None
 
     @wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal enforced
+        nonlocal contract
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return target(*args, **kwargs)
-        if enforced is None:  # not earlier: now everything that the annotations name exists
-            enforced = enforce(target)
-        return enforced(*args, **kwargs)
+        if contract is None:  # not earlier: now everything that the annotations name exists
+            contract = Contract(target)
+        key = shapes_of((args, kwargs))
+        contract.check(key, args, kwargs)
+        out = target(*args, **kwargs)
+        contract.check((key, shapes_of(out)), args, kwargs, {"return": out})
+        return out
 
     return call
 
 
-def enforce(fn: Any) -> Callable[..., Any]:
-    """Return the function with beartype looking at those annotations that describe tensors."""
-    copy = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
-    copy.__kwdefaults__, copy.__qualname__, copy.__module__ = (
-        fn.__kwdefaults__, fn.__qualname__, fn.__module__,
-    )  # fmt: skip
-    hints = get_type_hints(fn, include_extras=True)
-    copy.__annotations__ = {k: v if has_shape(v) else Any for k, v in hints.items()}
-    return jaxtyped(beartype(copy), typechecker=None)
+class Contract:
+    """What a function says of its tensors. What was found right once is not looked at again."""
+
+    def __init__(self, fn: Any) -> None:
+        hints = get_type_hints(fn, include_extras=True)
+        self.hints = {k: v for k, v in hints.items() if has_shape(v)}
+        self.name, self.signature = fn.__qualname__, inspect.signature(fn)
+        self.seen: set[Any] = set()
+
+    def check(
+        self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Mapping[str, Any] = {}
+    ) -> None:
+        """Raise unless arguments, and what was returned, are as annotated and agree in sizes."""
+        if key in self.seen:
+            return
+
+        def look(*args: Any, **kwargs: Any) -> None:
+            bound = self.signature.bind(*args, **kwargs)
+            given = {**bound.arguments, **out}
+            for name in (name for name in self.hints if name in given):
+                for value, hint in leaves(given[name], self.hints[name]):
+                    die_if_unbearable(value, hint, exception_prefix=f"In {self.name}, {name}: ")
+
+        look.__signature__ = self.signature  # for sizes that name an argument, as "{horizon}"
+        jaxtyped(look, typechecker=None)(*args, **kwargs)
+        self.seen.add(key)
+
+
+def shapes_of(value: Any) -> Any:
+    """Return all that a check depends on: shapes and types of tensors, whole numbers."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, list | tuple):
+        return tuple([shapes_of(x) for x in value])
+    if isinstance(value, dict):
+        return tuple([(k, shapes_of(x)) for k, x in value.items()])
+    return value if isinstance(value, int) else type(value)
+
+
+def leaves(value: Any, hint: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every entry of a collection with its annotation: beartype looks at one of them."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is dict and isinstance(value, dict):
+        pairs = [(x, args[1]) for x in value.values()]
+    elif origin in (list, Sequence) and isinstance(value, list | tuple):
+        pairs = [(x, args[0]) for x in value]
+    elif origin is tuple and isinstance(value, tuple) and len(value) == len(args):
+        pairs = list(zip(value, args, strict=True))
+    else:
+        yield value, hint
+        return
+    for pair in pairs:
+        yield from leaves(*pair)
 
 
 def has_shape(hint: Any) -> bool:

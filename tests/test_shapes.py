@@ -8,20 +8,24 @@ import sys
 import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
+from jaxtyping import Float
+from torch import Tensor
 
 from dreamlab.components.critics.ensemble import ContinuousCritics
+from dreamlab.components.critics.transitions import Transitions
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.layers import RMSNorm
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import symlog
-from tests.shapes import bare_tensors
+from tests.shapes import bare_tensors, checked
 
 
 def test_sizes_that_disagree_are_refused():
     b_t = torch.zeros(3, 5)
-    with pytest.raises(BeartypeCallHintViolation):
-        lambda_return(b_t, b_t, torch.zeros(3, 4), 0.9)
-    assert lambda_return(b_t, b_t, b_t, 0.9).shape == (3, 4)
+    for _ in range(2):  # shapes that were right before make no others right
+        with pytest.raises(BeartypeCallHintViolation, match="lambda_return, value"):
+            lambda_return(b_t, b_t, torch.zeros(3, 4), 0.9)
+        assert lambda_return(b_t, b_t, b_t, 0.9).shape == (3, 4)
 
 
 def test_types_that_disagree_are_refused():
@@ -35,6 +39,23 @@ def test_methods_of_modules_are_checked():
     critics = ContinuousCritics(2, 4, ArraySpec((1,)), (8,))
     with pytest.raises(BeartypeCallHintViolation):
         critics(torch.zeros(3, 4), torch.zeros(2, 1))
+
+
+def test_what_is_returned_and_every_entry_of_a_collection_are_checked():
+    @checked
+    def grow(x: Float[Tensor, " b"], by: int) -> dict[str, Float[Tensor, " b+{by}"]]:
+        return {"right": x.new_zeros(len(x) + by), "asked": x.new_zeros(len(x) + min(by, 2))}
+
+    assert len(grow(torch.zeros(3), 2)) == 2
+    with pytest.raises(BeartypeCallHintViolation, match="return"):
+        grow(torch.zeros(3), 3)
+
+
+def test_fields_of_dataclasses_are_checked():
+    x = torch.zeros(3)
+    assert len(Transitions({}, x, x, x, {}).reward) == 3
+    with pytest.raises(BeartypeCallHintViolation, match="factor"):
+        Transitions({}, x, x, torch.zeros(2), {})
 
 
 def test_what_is_compiled_exported_or_traced_runs_as_it_is_written():
