@@ -25,6 +25,10 @@ SEEN = {
         "+experiment=dreamer_cartpole", *TINY, "eval.every_frames=0", "training.total_frames=200",
     ),
 }  # fmt: skip
+WINDOWS = {
+    "dqn": {"batch": 8, "length": 2, "windows": "transitions"},
+    "dreamer": {"batch": 4, "length": 9, "context": 1},
+}
 HOOKS = {"dqn": "update_controller", "dreamer": "update_agent"}
 
 
@@ -35,7 +39,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory):
 
 def offline(run: Path, kind: str, *more: str, updates: int = 24) -> tuple[str, ...]:
     """Return the options of a run that learns from another's replay alone."""
-    data = {"_target_": "run_replay", "run": str(run)}
+    data = {"_target_": "run_replay", "run": str(run), **WINDOWS[kind]}
     hooks = f"workflow_hooks: [{HOOKS[kind]}]"
     phase = f"{{name: study, type: offline, duration_updates: {updates}, {hooks}}}"
     return (
