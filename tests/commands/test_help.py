@@ -78,6 +78,13 @@ def test_the_list_of_verbs_is_grouped_and_whole(capsys):
     assert helped(capsys, "help", "list") == helped(capsys, "list", "--help")
 
 
+def test_the_page_has_every_verb():
+    rows = (Path(__file__).parents[2] / "docs" / "commands.md").read_text().splitlines()
+    told = [r.split("|") for r in rows if re.match(r"\| \w+ \| `", r)]
+    known = {name: about.rstrip(".") for name, about in SUMMARIES.items()}
+    assert {r[2].strip(" `"): r[3].strip() for r in told} == known
+
+
 def test_a_verb_is_a_file():
     files = {p.stem for p in Path(cli.__file__).parent.joinpath("commands").glob("[!_]*.py")}
     verbs = {cli.MODULES.get(v, v.replace("-", "_")) for v in SUMMARIES}
