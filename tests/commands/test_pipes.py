@@ -87,7 +87,7 @@ def test_a_training_goes_on_when_nobody_looks(tmp_path, left):
 
 def test_an_error_that_nobody_reads_is_no_traceback(tmp_path):
     make(tmp_path / "a")
-    dreamlab = f"{shlex.quote(sys.executable)} -m dreamlab.cli"
+    dreamlab = f"{shlex.quote(sys.executable)} -m dreamlab"
     for command in (
         f"{dreamlab} sweep {SWEEPS / 'ppo_cartpole_grid.yaml'} --dry-run | head -1",
         f"{dreamlab} list {tmp_path / 'nothing'} 2>&1 | true",
