@@ -19,26 +19,24 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dreamlab.config_files import GROUPS, choices, config_dir
 from dreamlab.core import readers
-from dreamlab.core.config import Part, check_options, dump, load
+from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.limits import PositiveInt, Range, Seed, shown
 from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
 from dreamlab.core.readers import FileError, MissingFileError, parse_yaml
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer
-from dreamlab.engine.accelerate import ComputeConfig, DeviceName, Precision, Threads
-from dreamlab.engine.checkpoint import CheckpointConfig
-from dreamlab.engine.evaluator import EvalConfig
-from dreamlab.engine.logger import LogConfig
-from dreamlab.engine.report import ReportConfig
-from dreamlab.engine.watch import WatchConfig
+from dreamlab.data.source import Buffer
+from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.migrations import SCHEMA, mapping, migrate
+from dreamlab.overlay import sections
 from dreamlab.tiny import KeyPath, leaves, restore, shrink
 
 LONGEST_ARGUMENT = 10_000
 MOST_INTERPOLATED = 2_000
+FIRST = ("schema", "name", "seed", "workflow", "env", "buffers", "training")
+"""Sections in the order of interest; the others follow."""
 LONGEST_SAID = 300  # Hydra repeats what it could not read
 
 
@@ -69,19 +67,32 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class LabConfig:
+class StartConfig:
+    """Another run's checkpoint to begin with."""
+
+    run: str
+    """Its folder."""
+    checkpoint: str = "latest"
+    """`latest`, `best`, or a name in its `checkpoints/`."""
+    load: Literal["weights", "all"] = "weights"
+    """`weights` begins a training with them; `all` goes on from its state, replay included."""
+    modules: tuple[str, ...] = ()
+    """Take the weights of these modules only, by the beginning of their names."""
+
+    def __post_init__(self) -> None:
+        if self.load == "all" and self.modules:
+            raise ValueError("modules are of load=weights: with load=all everything is taken")
+
+
+@dataclass(frozen=True)
+class LabConfig(EngineConfig):
     """A whole experiment. Every default is written once, in the dataclass beside the code."""
 
-    workflow: Part
+    workflow: Part = field(kw_only=True)
+    """The algorithm; its `config` is the algorithm's own dataclass."""
     schema: Annotated[int, Range(0, SCHEMA)] = SCHEMA
     name: str = "run"
     seed: Seed = 0
-    device: DeviceName = "auto"
-    precision: Precision = "fp32"
-    deterministic: bool = False
-    threads: Threads = 0
-    compile: bool | None = None
-    accel: str = "auto"
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
     shrunk: bool = False
@@ -89,22 +100,12 @@ class LabConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    watch: WatchConfig = field(default_factory=WatchConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    start: StartConfig | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_word(self.name, "name")
-
-    @property
-    def compute(self) -> ComputeConfig:
-        """Return the options on computing as one."""
-        names = ("device", "precision", "deterministic", "compile", "accel", "threads")
-        options = {k: getattr(self, k) for k in names}
-        return load(ComputeConfig, options, "")
 
 
 def compose(arguments: Sequence[str]) -> dict[str, Any]:
@@ -115,13 +116,17 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     was typed wins over `tiny`, and an environment that was chosen over the experiment's.
     """
     with tempfile.TemporaryDirectory() as extra:
-        overrides = [_prepare(a, Path(extra)) for a in arguments]
+        overrides = [o for a in arguments if (o := _prepare(a, Path(extra)))]
         try:
             with initialize_config_dir(str(config_dir().resolve()), version_base="1.3"):
                 search = (
                     [f"hydra.searchpath=[file://{extra}]"] if any(Path(extra).iterdir()) else []
                 )
-                node = hydra_compose("train", overrides=[o for o in overrides if o] + search)
+                node = hydra_compose("train", overrides=overrides + search)
+                parsed = [_parsed(o) for o in overrides]
+                folders = (config_dir(), Path(extra))
+                for key, section in sections("train", overrides + search, parsed, folders).items():
+                    OmegaConf.update(node, key, section, merge=False, force_add=True)
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from None
         except RecursionError:
@@ -136,6 +141,11 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
     return _as_typed(made, arguments)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _as_typed(node: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
@@ -218,8 +228,7 @@ def _prepare(argument: str, extra: Path) -> str:
     if key in ("experiment", "preset"):
         return _group(key, value if isinstance(value, list) else [value], extra)
     if key == "env" and isinstance(value, str) and value not in choices("env"):
-        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"++env.id='{quoted}'"
+        return f"++env.id={_quoted(value)}"
     plain = override.type.name == "CHANGE"
     return f"++{argument}" if plain and key not in GROUPS else argument
 
@@ -329,14 +338,15 @@ def _part(node: Mapping[str, Any], home: str, kind: type, where: str) -> Part:
         got = shown(node["_target_"])
         raise ConfigError(f"{where}._target_: expected the name of a class, got {got}")
     options = {k: v for k, v in node.items() if k != "_target_"}
-    result = Part(node["_target_"], options, home, kind)
-    check_options(result.cls(f"{where}._target_"), options, where)
-    return result
+    _ = Part(node["_target_"], None, home, kind).cls(f"{where}._target_")
+    return Part.load(node["_target_"], options, home, kind, where)
 
 
 def to_yaml(config: LabConfig) -> str:
     """Return the whole configuration as YAML, every default written out."""
-    return OmegaConf.to_yaml(OmegaConf.create(dump(config)))
+    node = dump(config)
+    first = {k: node[k] for k in FIRST}
+    return OmegaConf.to_yaml(OmegaConf.create(first | node))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def batch_of(loop):
 def test_bf16_weights_compute_as_autocast_does_and_move_the_full_weights(loop):
     batch, agent = batch_of(loop), loop.workflow
     twin = copy.deepcopy(agent)
-    twin.follower = type(twin.follower)(twin.slow, twin.critic)
+    twin.target_network = type(twin.target_network)(twin.slow, twin.critic)
     twin.optimizers["agent"] = type(agent.optimizers["agent"])(
         agent.optimizers["agent"].config,
         [p for m in (twin.model, twin.actor, twin.critic) for p in m.parameters()],
@@ -119,8 +119,9 @@ def on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("experiment", ["dreamer_debug", "dreamer_walker", "dreamer_atari100k"])
 def test_a_captured_update_never_asks_the_host(experiment, tmp_path, monkeypatch):
     small = (
-        "deter=128", "hidden=32", "stoch=8", "classes=4", "blocks=4", "units=16", "depth=2",
-        "imagine=3",
+        "size=null", "rssm={deter: 128, hidden: 32, stoch: 8, classes: 4, blocks: 4}",
+        "encoder={units: 16, depth: 2}", "decoder={units: 16, depth: 2, blocks: 4}",
+        "reward.units=16", "cont.units=16", "actor.units=16", "critic.units=16", "imagine=3",
     )  # fmt: skip
     loop = open_loop(
         tmp_path / "r", f"+experiment={experiment}", "device=cpu", "precision=fp32",

@@ -79,12 +79,12 @@ def test_nothing_is_compiled_with_it(tmp_path):
     with pytest.raises(ConfigError, match="accel: off compiles nothing"):
         open_loop(tmp_path / "a", "+experiment=ppo_cartpole", "accel=off", "compile=true")
     with pytest.raises(ConfigError, match="accel"):
-        _ = config_of("+experiment=ppo_cartpole", "accel=of").compute
+        _ = config_of("+experiment=ppo_cartpole", "accel=of")
 
 
 def test_the_reference_is_torchs_own():
     x = torch.randn(20, 6, requires_grad=True)
-    mlp, several = MLP(MLPConfig((8, 8)), 6), EnsembleMLP(2, [6, 8], 1)
+    mlp, several = MLP(MLPConfig((8, 8)), 6), EnsembleMLP(2, [6, 8], 1, "relu", False)
     forms: list[tuple[Any, Any]] = [
         (lambda: softmax(x), lambda: torch.softmax(x, -1)),
         (lambda: log_softmax(x), lambda: torch.log_softmax(x, -1)),

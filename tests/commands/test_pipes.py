@@ -51,7 +51,7 @@ WALKED = [
     "check env=CartPole-v1", "resume RUN", "completion bash",
     "import dreamerv3 AGENT IDENTITY run.dir=NEW",
 ]  # fmt: skip
-SLOW = ["doctor", "demo training.total_frames=300 log.terminal=plain run.dir=NEW"]
+SLOW = ["doctor", "demo training.total_frames=800 log.terminal=plain run.dir=NEW"]
 
 
 def test_every_verb_is_walked():

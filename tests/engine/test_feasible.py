@@ -9,7 +9,7 @@ import pytest
 from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
-from dreamlab.data.buffer import Buffer
+from dreamlab.data.source import Buffer
 from dreamlab.engine.feasible import check_feasible
 from dreamlab.envs.vector import EnvConfig
 from tests.helpers import open_loop
@@ -19,11 +19,11 @@ COLLECT, LEARN = ("collect",), ("collect", "update_controller")
 
 def replay(**options: Any) -> dict[str, Part]:
     node = {"capacity": 1_000, "batch": 4, "length": 8, **options}
-    return {"replay": Part("replay", node, "dreamlab.data", Buffer)}
+    return {"replay": Part.load("replay", node, "dreamlab.data", Buffer)}
 
 
 def rollout(length: int) -> dict[str, Part]:
-    return {"replay": Part("rollout", {"length": length}, "dreamlab.data", Buffer)}
+    return {"replay": Part.load("rollout", {"length": length}, "dreamlab.data", Buffer)}
 
 
 def learn(**options: Any) -> Phase:

@@ -44,7 +44,7 @@ def inspect(overrides: Sequence[str], frames: int) -> int:
 
 
 def _stop_at(frames: int) -> StopWhen:
-    return StopWhen(lambda loop: loop.counters.env_frames >= frames)
+    return StopWhen(lambda loop: loop.scheduler.clock().count >= frames)
 
 
 def _open(config: LabConfig, folder: Path) -> Orchestrator:

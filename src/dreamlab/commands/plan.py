@@ -54,9 +54,8 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
         run = Run(Path(scratch) / "run")
         run.folder.mkdir()
         loop = build.build(config, run, Terminal("off", config.name))
-        envs = loop.parts.collector.envs
         sizes = {
-            k: build.buffer_bytes(p, loop.workflow, envs.spec, envs.num_envs)
+            k: build.buffer_bytes(p, loop.workflow, config.env.num_envs)
             for k, p in config.buffers.items()
         }
         result = make_plan(loop, sizes)
@@ -64,7 +63,7 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
             k: getattr(getattr(b, "config", None), "storage", "ram")
             for k, b in loop.parts.buffers.items()
         }
-    free, speed = disk_free(Path.cwd()), envs.num_envs / result.tick_s
+    free, speed = disk_free(Path.cwd()), result.decisions_per_s
     return [
         ("parameters", f"{result.parameters:,}"),
         *(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
+
 from dreamlab.commands.arguments import Override, argument, run_folder, trust_code, verb
 from dreamlab.core.config import convert
 from dreamlab.core.errors import ConfigError
@@ -16,14 +18,19 @@ LENGTH = "training.total_frames"
     "resume",
     "dreamlab resume experiments/first",
     "dreamlab resume experiments/first training.total_frames=200_000",
+    "dreamlab resume experiments/first --checkpoint 000000050000",
 )
 @run_folder()
 @argument(
     "overrides", f"only {LENGTH}=N: the length of the whole training, in env frames",
     nargs=-1, type=Override(), metavar=f"[{LENGTH}=N]",
 )  # fmt: skip
+@click.option(
+    "--checkpoint", default="latest", metavar="NAME",
+    help="Go back to this one (best, or a name in checkpoints/); later ones become undone_NAME.",
+)  # fmt: skip
 @trust_code
-def command(folder: Path, overrides: tuple[str, ...], trust_code: bool) -> int:
+def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_code: bool) -> int:
     """Go on with an interrupted run, or with a finished one for longer.
 
     Everything is as it was: weights, optimizers, replay, random numbers, counters. The numbers are
@@ -40,5 +47,5 @@ def command(folder: Path, overrides: tuple[str, ...], trust_code: bool) -> int:
         frames = convert(int(value), PositiveInt, key)
     from dreamlab import train
 
-    _, status = train.resume(folder, frames, trust_code=trust_code)
+    _, status = train.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
     return 130 if status == "interrupted" else 0

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dreamlab import build
+from dreamlab import build, train
 from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
+from dreamlab.core.clock import moment_of
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import write_text
 from dreamlab.core.text import print
@@ -47,39 +48,40 @@ def _quiet(config: LabConfig, folder: Path) -> LabConfig:
     log = replace(
         config.log, terminal="off", tensorboard=False, wandb=False, chain=True, norms=False
     )
+    never: dict[str, Any] = {"every_frames": 0, "every_updates": 0}
     return replace(
         config,
         run=replace(config.run, dir=str(folder)),
         log=log,
-        eval=replace(config.eval, every_frames=0, episodes=1, num_envs=1, video=False),
-        report=replace(config.report, every_frames=0),
-        checkpoint=replace(config.checkpoint, every_frames=0, every_s=0.0),
+        eval=replace(config.eval, **never, episodes=1, num_envs=1, video=False),
+        report=replace(config.report, **never),
+        checkpoint=replace(config.checkpoint, **never, every_s=0.0),
         watch=replace(config.watch, on_nan="off", check_every_update=False, command=None),
     )
 
 
 def copy_checkpoint(run: Run, config: LabConfig, second: Path, which: str) -> int:
-    """Copy a checkpoint with all that it needs; return its env frames."""
+    """Copy a checkpoint with all that it needs; return its moment."""
     if is_writing(run.folder):
         raise LabError(f"{run.folder} is being trained: leave out --from, or wait until it is done")
     checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint, print)
     path = checkpoints.named(which) or checkpoints.folder / which
-    if not path.is_dir() or not path.name.isdigit():
+    if path.name not in checkpoints.names():
         raise LabError(f"{run.folder}: there is no checkpoint {which!r}; {checkpoints.names()}")
     shutil.copytree(path, second / "checkpoints" / path.name)
     if (run.folder / "buffers").is_dir():
         shutil.copytree(run.folder / "buffers", second / "buffers")
     for name in ("chain.jsonl", "metrics.jsonl"):
         shutil.copy(run.folder / name, second / name)
-    return int(path.name)
+    return int(path.name.split("_")[0])
 
 
 def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
-    """Return the env frames of the links to compare: all, or up to the first after `frames`."""
+    """Return the moments of the links to compare: all, or up to the first after `frames`."""
     links = verifying.whole_part(verifying.read_chain(run.folder))
-    ahead = [link["env_frames"] for link in links if link["env_frames"] > begin]
+    ahead = [at for link in links if (at := moment_of(link)) > begin]
     if not ahead:
-        raise LabError(f"{run.folder}: nothing was recorded after env frame {begin:,}")
+        raise LabError(f"{run.folder}: nothing was recorded after {begin:,} on its clock")
     short = sum(f < begin + frames for f in ahead) if frames else len(ahead)
     return ahead[: short + 1]
 
@@ -110,7 +112,7 @@ def again(folder: Path, links: int) -> int:
     run = Run(folder)
     config = load_config(read_yaml(run.config_path))
     loop = build.build(config, run, Terminal("off", config.name))
-    loop.load()
+    train.begin(train.Opened(run, config, True, lambda: None), loop)
     loop.observers.add(StopAfterLinks(loop, links))
     loop.run()
     return 0

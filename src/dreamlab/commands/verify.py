@@ -18,6 +18,7 @@ from dreamlab.commands.arguments import (
     verb,
 )
 from dreamlab.commands.printing import json_text
+from dreamlab.core.clock import axis_name, unit_of
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import disk_errors
 from dreamlab.core.text import print
@@ -35,7 +36,12 @@ from dreamlab.runs.run import Run
     "overrides", "options to change in the second run",
     nargs=-1, type=Override(), metavar="[KEY=VALUE]...",
 )  # fmt: skip
-@click.option("--frames", type=NATURAL, default=10_000, help="Env frames; 0: all recorded.")
+@click.option(
+    "--frames",
+    type=NATURAL,
+    default=10_000,
+    help="Env frames, or updates of a run that collects none; 0: all.",
+)
 @click.option("--from", "start", metavar="CHECKPOINT", help="Begin there: latest, best or a name.")
 @as_json
 @trust_code
@@ -64,8 +70,9 @@ def command(
         begin = second_run.copy_checkpoint(run, config, second, start) if start else 0
         ahead = second_run.links_ahead(run, begin, frames)
         if not as_json:
-            span = f"{begin:,} to {ahead[-1]:,}"
-            print(f"running env frames {span} of {folder} again", flush=True)
+            unit = axis_name(unit_of(verifying.read_chain(folder)[-1]))
+            span = f"{unit} {begin:,} to {ahead[-1]:,}"
+            print(f"running {span} of {folder} again", flush=True)
         second_run.run_again(second, len(ahead))
         verdict = verifying.compare(run, Run(second), begin)
     rows = [*verifying.surroundings(run), *((f"options.{k}", a, b) for k, a, b in changed)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
 
-from dreamlab.core.config import Part, load
+from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
-from dreamlab.data.buffer import BufferConfig
+from dreamlab.data.source import BufferConfig
 from dreamlab.engine.phase_scheduler import PhaseScheduler
 from dreamlab.envs.vector import EnvConfig
 
@@ -18,16 +17,16 @@ def check_feasible(
     phases: Sequence[Phase], total_frames: int | None, buffers: Mapping[str, Part], env: EnvConfig
 ) -> None:
     """Raise if a buffer is too small for its batches, or a phase too short for its first one."""
-    configs = {k: c for k, p in buffers.items() if (c := _config(p, f"buffers.{k}")) is not None}
+    configs = {k: c for k, p in buffers.items() if isinstance(c := p.config, BufferConfig)}
     needed = {k: _first_batch(c, k, env.num_envs) for k, c in configs.items()}
     stored = dict.fromkeys((*buffers, *(p.buffer for p in phases)), 0.0)
     learns = False
     for phase, frames in _reached(phases, total_frames, env):
-        if phase.buffer in configs:
-            _check_phase(configs[phase.buffer], phase)
+        _check_phase(configs, phase)
         stored[phase.buffer] += _steps_of(phase, frames, env)
         if phase.update_hooks:
-            _check_filled(phase, stored[phase.buffer], needed.get(phase.buffer, 0))
+            for name in phase.draws_from:
+                _check_filled(phase, name, stored[name], needed.get(name, 0))
             learns = True
     if not learns and any(p.update_hooks for p in phases):
         first = next(p.name for p in phases if p.update_hooks)
@@ -37,14 +36,6 @@ def check_feasible(
         )
 
 
-def _config(part: Part, where: str) -> BufferConfig | None:
-    """Return what a buffer's options tell; None for one that tells nothing."""
-    schema = getattr(part.cls(where), "Config", None)
-    if not (is_dataclass(schema) and isinstance(schema, type) and issubclass(schema, BufferConfig)):
-        return None
-    return load(schema, part.options, where)
-
-
 def _first_batch(config: BufferConfig, name: str, num_envs: int) -> int:
     try:
         return config.first_batch(num_envs)
@@ -52,17 +43,38 @@ def _first_batch(config: BufferConfig, name: str, num_envs: int) -> int:
         raise ConfigError(f"buffers.{name}: {error}") from None
 
 
-def _check_phase(config: BufferConfig, phase: Phase) -> None:
-    try:
-        config.check_phase(phase)
-    except ValueError as error:
-        raise ConfigError(f"phase {phase.name!r}: buffers.{phase.buffer}: {error}") from None
+def _check_phase(configs: Mapping[str, BufferConfig], phase: Phase) -> None:
+    """Raise if a buffer cannot do for a phase what it asks of it."""
+    used = {*([phase.buffer] if phase.collects else []), *phase.draws_from} & configs.keys()
+    for name in sorted(used):
+        try:
+            if phase.collects and name == phase.buffer and not configs[name].stores:
+                raise ValueError("it is only read: collect into another one")
+            configs[name].check_phase(phase)
+        except ValueError as error:
+            raise ConfigError(f"phase {phase.name!r}: buffers.{name}: {error}") from None
+    if phase.sources is not None:
+        _check_mix({k: configs[k] for k in phase.sources if k in configs}, phase)
 
 
-def _check_filled(phase: Phase, stored: float, needed: int) -> None:
+def _check_mix(configs: Mapping[str, BufferConfig], phase: Phase) -> None:
+    """Raise if sources cannot share a batch."""
+    forms = {k: c.window() for k, c in configs.items()}
+    for name, form in forms.items():
+        first = next(iter(forms))
+        if form is None:
+            raise ConfigError(f"phase {phase.name!r}: buffers.{name}: it is used as a whole")
+        if form != forms[first]:
+            raise ConfigError(
+                f"phase {phase.name!r}: buffers {first!r} and {name!r} share a batch: they must "
+                f"have the same batch, length and context, not {forms[first]} and {form}"
+            )
+
+
+def _check_filled(phase: Phase, name: str, stored: float, needed: int) -> None:
     if stored < needed:
         raise ConfigError(
-            f"phase {phase.name!r}: it ends when buffers.{phase.buffer} holds {stored:,.0f} steps, "
+            f"phase {phase.name!r}: it ends when buffers.{name} holds {stored:,.0f} steps, "
             f"but the first batch can be drawn from {needed:,}: nothing would be learnt. Train for "
             "longer, or lower min_steps, length or env.num_envs."
         )
@@ -76,7 +88,7 @@ def _reached(
     left = math.inf if total_frames is None else float(total_frames)
     extended = PhaseScheduler(phases, total_frames).extended
     for i, phase in enumerate(phases):
-        if "collect" not in phase.workflow_hooks:
+        if not phase.collects:
             out.append((phase, 0.0))
             continue
         if left <= 0:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer
+from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
+from dreamlab.engine.observer import Observers
 from dreamlab.engine.report import Paint, ReportConfig
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, WatchConfig
@@ -34,7 +35,7 @@ class RunLog(Protocol):
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(ComputeConfig):
     """Everything the loop itself can be told."""
 
     log: LogConfig = field(default_factory=LogConfig)
@@ -42,7 +43,6 @@ class EngineConfig:
     report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
 
 
 @dataclass
@@ -50,11 +50,14 @@ class LoopParts:
     """Everything that a loop drives."""
 
     workflow: Workflow[Any]
-    collector: Collector
+    collector: Collector | None
+    """None where no phase collects."""
     buffers: Mapping[str, Buffer]
-    evaluator: Evaluator
+    evaluator: Evaluator | None
+    """None where no environment is named."""
     logger: Logger
     terminal: Terminal
     run: RunLog
     paint: Paint | None = None
     floor: Floor = lambda frames: None
+    observers: Observers = field(default_factory=Observers)

@@ -186,7 +186,10 @@ def _check_links(folder: Path) -> None:
 def foreign_code(node: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what a configuration names that is not ours: where, and what."""
     leaves = tree_leaves({k: node.get(k) for k in ("workflow", "buffers")})
-    named = ((k.replace("/", "."), v) for k, v in leaves if isinstance(v, str))
+    # the folder of a run_replay is data: nothing in it is run
+    named = (
+        (k.replace("/", "."), v) for k, v in leaves if isinstance(v, str) and not k.endswith("/run")
+    )
     found = [(k, repr(v)) for k, v in named if ("." in v or ":" in v) and not v.startswith(OURS)]
     env = node.get("env")
     if isinstance(env, dict):
