@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dreamlab.config import LabConfig, load_config, migrate, read_yaml
-from dreamlab.core.config import ours_only
 from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.locate import ours_only
 from dreamlab.core.text import one_line, print
 from dreamlab.core.tree import tree_leaves
 from dreamlab.envs.allowed import foreign
