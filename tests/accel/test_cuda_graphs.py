@@ -33,7 +33,7 @@ def batch_of(loop):
 def test_bf16_weights_compute_as_autocast_does_and_move_the_full_weights(loop):
     batch, agent = batch_of(loop), loop.workflow
     twin = copy.deepcopy(agent)
-    twin.follower = type(twin.follower)(twin.slow, twin.critic)
+    twin.target_network = type(twin.target_network)(twin.slow, twin.critic)
     twin.optimizers["agent"] = type(agent.optimizers["agent"])(
         agent.optimizers["agent"].config,
         [p for m in (twin.model, twin.actor, twin.critic) for p in m.parameters()],

@@ -23,8 +23,8 @@ from dreamlab.core.limits import NonNegative, Positive, PositiveInt
 
 PLANNERS = __name__
 """Where a `_target_` finds them."""
-Score = Callable[[Tensor], Tensor]
-"""Candidates [b, n, h, a] of b problems to how good each is [b, n]; more is better."""
+Score = Callable[[Float[Tensor, "b n h a"]], Float[Tensor, "b n"]]
+"""Candidates of b problems to how good each is; more is better."""
 
 
 @dataclass(frozen=True)
