@@ -52,11 +52,14 @@ def make(size: str, kind: str, device: str, precision: str, compiled: bool) -> A
     """Return a workflow as a run would have it, and the function that runs one update."""
     import torch
 
+    from dreamlab.core.config import load
     from dreamlab.engine import accelerate
     from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
 
     torch.manual_seed(0)
-    workflow = DreamerV3(DreamerV3Config(size=size), spec_of(kind)).to(device)
+    workflow = DreamerV3(load(DreamerV3Config, {"size": size}, "workflow"), spec_of(kind)).to(
+        device
+    )
     compute = accelerate.ComputeConfig(device, precision, compile=compiled)  # type: ignore[arg-type]
     accelerate.set_up(compute, workflow, BATCH * LENGTH)
     return workflow, lambda: accelerate.autocast(compute, workflow.device)

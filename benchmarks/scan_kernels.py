@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from dreamlab.accel import rssm_scan as scan
-from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig
-from dreamlab.workflows.dreamer_v3 import SIZES
+from dreamlab.components.world_models.rssm import RSSM, Latent
+from dreamlab.core.config import load
+from dreamlab.workflows.dreamer_v3 import DreamerV3Config
 
 
 def once(rssm: RSSM, rows: int, steps: int) -> None:
@@ -36,8 +37,7 @@ def main() -> None:
     parser.add_argument("--size", default="12m")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    size = SIZES[options.size]
-    config = RSSMConfig(size.deter, size.hidden, 32, size.classes)
+    config = load(DreamerV3Config, {"size": options.size}, "workflow").rssm.config
     torch.manual_seed(0)
     rssm = RSSM(config, 256, 6).cuda()
     found: dict[str, dict[scan.Tuning, float]] = {k: {} for k in scan.TUNING}

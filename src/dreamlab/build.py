@@ -22,7 +22,7 @@ from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
 from dreamlab.engine.feasible import check_feasible
 from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
-from dreamlab.engine.loop_parts import EngineConfig, LoopParts
+from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
@@ -43,7 +43,6 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     check_phases(training.phases, cls, config.buffers, training.total_frames)
     check_feasible(training.phases, training.total_frames, config.buffers, env)
     suites.maker(env.suite, env.options)
-    _ = config.compute
     return cls
 
 
@@ -66,7 +65,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     workflow = build_workflow(config, envs.spec)
     buffers = build_buffers(config, workflow, envs, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
-    accelerate.set_up(config.compute, workflow, workflow.rows_per_step(steps))
+    accelerate.set_up(config, workflow, workflow.rows_per_step(steps))
     collector = Collector(envs, workflow, random.derive(config.seed, 1))
     parts = LoopParts(
         workflow, collector, buffers, build_evaluator(config),
@@ -74,9 +73,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
         painter(config.env) if type(workflow).report is not Workflow.report else None,
         published_floor(config, run),
     )  # fmt: skip
-    c = config
-    engine = EngineConfig(c.log, c.eval, c.report, c.checkpoint, c.watch, c.compute)
-    return Orchestrator(engine, config.training.phases, config.training.total_frames, parts)
+    return Orchestrator(config, config.training.phases, config.training.total_frames, parts)
 
 
 def published_floor(config: LabConfig, run: Run) -> Floor:
@@ -132,14 +129,14 @@ def build_buffers(
 
 def _storage(part: Part) -> str:
     """Return where a buffer lives; one that cannot be told lives in RAM."""
-    return part.options.get("storage", getattr(part.cls().Config, "storage", "ram"))
+    return getattr(part.config, "storage", "ram")
 
 
 def _choose(part: Part, need: int, device: torch.device) -> Part:
     """Return the buffer with a place to live, where that was left open."""
     if _storage(part) != "auto":
         return part
-    return replace(part, options={**part.options, "storage": choose("auto", need, device)})
+    return part.but(storage=choose("auto", need, device))
 
 
 def _fit(
@@ -149,22 +146,21 @@ def _fit(
     if _storage(part) not in ("ram", "pinned") or need < 0.8 * room:
         return part
     text = f"buffer {name!r} needs {need / gib:.1f} GiB when full, {room / gib:.1f} GiB are free"
-    if otherwise != "disk" or "storage" not in part.cls().Config.__dataclass_fields__:
+    if otherwise != "disk" or not hasattr(part.config, "storage"):
         raise LabError(f"{text}. Lower buffers.{name}.capacity, or set buffers.{name}.max_bytes.")
     if 2.2 * need > disk_free(folder):
         raise LabError(
             f"{text}, and the disk has no room for it either. Lower buffers.{name}.capacity."
         )
     terminal.say(f"{text}: it is kept on disk instead")
-    return replace(part, options={**part.options, "storage": "disk"})
+    return part.but(storage="disk")
 
 
 def buffer_bytes(part: Part, workflow: Workflow[Any], spec: Spec, num_envs: int) -> int:
     """Return how much a buffer holds when full, from one step's observations, action and extras."""
     extras = sum(v[0].nbytes for v in _example(workflow, spec).extras.values())
     step = sum(s.nbytes for s in spec.obs.values()) + spec.action.nbytes + extras + 4 + 3
-    cls = part.cls()
-    options = cls.Config(**{k: v for k, v in part.options.items() if k != "sampler"})
+    options = part.config
     steps = getattr(options, "capacity", None) or (options.length + 1) * num_envs
     total = steps * (step + 8)
     return min(total, getattr(options, "max_bytes", None) or total)

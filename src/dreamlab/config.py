@@ -18,7 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dreamlab.core import readers
-from dreamlab.core.config import Part, check_options, dump, load
+from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.limits import PositiveInt, Range, Seed, shown
 from dreamlab.core.names import check_tag, check_word
@@ -26,12 +26,7 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.readers import FileError, MissingFileError, parse_yaml
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.buffer import Buffer
-from dreamlab.engine.accelerate import ComputeConfig, DeviceName, Precision, Threads
-from dreamlab.engine.checkpoint import CheckpointConfig
-from dreamlab.engine.evaluator import EvalConfig
-from dreamlab.engine.logger import LogConfig
-from dreamlab.engine.report import ReportConfig
-from dreamlab.engine.watch import WatchConfig
+from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.migrations import SCHEMA, mapping, migrate
 from dreamlab.tiny import KeyPath, leaves, restore, shrink
@@ -39,6 +34,8 @@ from dreamlab.tiny import KeyPath, leaves, restore, shrink
 GROUPS = ("experiment", "env", "preset")
 LONGEST_ARGUMENT = 10_000
 MOST_INTERPOLATED = 2_000
+FIRST = ("schema", "name", "seed", "workflow", "env", "buffers", "training")
+"""Sections in the order of interest; the others follow."""
 LONGEST_SAID = 300  # Hydra repeats what it could not read
 
 
@@ -69,19 +66,14 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class LabConfig:
+class LabConfig(EngineConfig):
     """A whole experiment. Every default is written once, in the dataclass beside the code."""
 
-    workflow: Part
+    workflow: Part = field(kw_only=True)
+    """The algorithm; its `config` is the algorithm's own dataclass."""
     schema: Annotated[int, Range(0, SCHEMA)] = SCHEMA
     name: str = "run"
     seed: Seed = 0
-    device: DeviceName = "auto"
-    precision: Precision = "fp32"
-    deterministic: bool = False
-    threads: Threads = 0
-    compile: bool | None = None
-    accel: str = "auto"
     tiny: bool = False
     """Shrink networks, buffers and phases so that everything happens within seconds."""
     shrunk: bool = False
@@ -89,22 +81,11 @@ class LabConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    watch: WatchConfig = field(default_factory=WatchConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_word(self.name, "name")
-
-    @property
-    def compute(self) -> ComputeConfig:
-        """Return the options on computing as one."""
-        names = ("device", "precision", "deterministic", "compile", "accel", "threads")
-        options = {k: getattr(self, k) for k in names}
-        return load(ComputeConfig, options, "")
 
 
 def config_dir() -> Path:
@@ -327,14 +308,15 @@ def _part(node: Mapping[str, Any], home: str, kind: type, where: str) -> Part:
         got = shown(node["_target_"])
         raise ConfigError(f"{where}._target_: expected the name of a class, got {got}")
     options = {k: v for k, v in node.items() if k != "_target_"}
-    result = Part(node["_target_"], options, home, kind)
-    check_options(result.cls(f"{where}._target_"), options, where)
-    return result
+    _ = Part(node["_target_"], None, home, kind).cls(f"{where}._target_")
+    return Part.load(node["_target_"], options, home, kind, where)
 
 
 def to_yaml(config: LabConfig) -> str:
     """Return the whole configuration as YAML, every default written out."""
-    return OmegaConf.to_yaml(OmegaConf.create(dump(config)))
+    node = dump(config)
+    first = {k: node[k] for k in FIRST}
+    return OmegaConf.to_yaml(OmegaConf.create(first | node))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

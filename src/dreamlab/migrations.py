@@ -61,11 +61,11 @@ def _from_schema_0(node: Node) -> Node:
     return {**out, "training": training}
 
 
-# -- options of optimizers were the workflow's ----------------------------------------------------
+# -- options of optimizers and of parts were the workflow's ---------------------------------------
 
 
 def _from_schema_1(node: Node) -> Node:
-    """Move what workflows said of their optimizers; what was `tiny` had been shrunk when saved."""
+    """Move what workflows said of optimizers and parts; what was `tiny` was shrunk when saved."""
     out = {**node, "shrunk": True} if node.get("tiny") else dict(node)
     workflow = node.get("workflow")
     if isinstance(workflow, Mapping):
@@ -83,6 +83,7 @@ def _moved(workflow: Node) -> Node:
 
 def _ppo(w: Node) -> Node:
     schedule = "linear" if w.pop("anneal_lr") else "constant"
+    w["returns"] = {"_target_": "gae", "lam": w.pop("lam")}
     return _with_adam(w, schedule=schedule)
 
 
@@ -99,12 +100,17 @@ def _with_adam(w: Node, **more: Any) -> Node:
 def _sac(w: Node) -> Node:
     rates = {"optimizer": w.pop("lr")}
     rates |= {"actor_optimizer": w.pop("actor_lr"), "alpha_optimizer": w.pop("alpha_lr")}
+    w["actor"] = {k: w.pop(k) for k in ("hidden", "act")}
+    w["critic"] = {"num_critics": w.pop("num_critics"), **w["actor"]}
     return w | {k: None if v is None else {"_target_": "adam", "lr": v} for k, v in rates.items()}
 
 
 def _planet(w: Node) -> Node:
     options = {k: w.pop(k) for k in ("lr", "eps", "clip")}
-    return {**w, "optimizer": {"_target_": "adam", **options}}
+    w["optimizer"] = {"_target_": "adam", **options}
+    units, layers = w.pop("units"), w.pop("vector_layers")
+    w["reward"] = {"units": units, "layers": w.pop("reward_layers")}
+    return _with_model(w, units, layers)
 
 
 def _dreamer_v1(w: Node) -> Node:
@@ -113,7 +119,28 @@ def _dreamer_v1(w: Node) -> Node:
         common["_target_"] = "adamw"
         common |= {"weight_decay": w.pop("decay"), "decay_follows_lr": False}
     names = ("model", "actor", "critic")
-    return w | {f"{k}_optimizer": {**common, "lr": w.pop(f"{k}_lr")} for k in names}
+    w |= {f"{k}_optimizer": {**common, "lr": w.pop(f"{k}_lr")} for k in names}
+    w["returns"] = {"_target_": "lambda_return", "lam": w.pop("lam")}
+    units = w.pop("units")
+    if "layers" in w:  # of DreamerV2
+        layers = vector = w.pop("layers")
+        heads = dict.fromkeys(("reward", "cont", "actor", "critic"), layers)
+    else:
+        vector = w.pop("vector_layers")
+        heads = {k: w.pop(f"{k}_layers") for k in ("reward", "cont", "actor")}
+        heads["critic"] = w.pop("value_layers")
+    w |= {k: {"units": units, "layers": n} for k, n in heads.items()}
+    if "init_std" in w:  # of DreamerV1
+        w["actor"] |= {k: w.pop(k) for k in ("init_std", "mode_samples")}
+    return _with_model(w, units, vector)
+
+
+def _with_model(w: Node, units: Any, layers: Any) -> Node:
+    """Return the options with those of the RSSM and of the codec each in their own."""
+    take = lambda *names: {k: w.pop(k) for k in names if k in w}  # noqa: E731
+    codec = take("depth", "bits", "symlog") | {"units": units, "layers": layers}
+    rssm = take("deter", "hidden", "stoch", "classes")
+    return {**w, "rssm": rssm, "codec": codec}
 
 
 def _dreamer_v3(w: Node) -> Node:
@@ -137,6 +164,37 @@ def _dreamer_v3(w: Node) -> Node:
     if str(w.get("_target_")).endswith(".R2Dreamer"):  # its weight was a share of another
         scales = mapping(w["scales"], "workflow.scales")
         w["scales"] = {**scales, "redundancy": 0.05 * scales["rec"]}
+    return _into_parts(w)
+
+
+_CODEC, _HEADS = ("encoder", "decoder"), ("reward", "cont", "actor", "critic")
+_PLACES = {
+    **dict.fromkeys(("deter", "hidden", "stoch", "classes", "unimix", "free_nats"), ("rssm",)),
+    **dict.fromkeys(("depth", "mults"), _CODEC),
+    **dict.fromkeys(("num_bins", "bins"), ("reward", "critic")),
+    "blocks": ("rssm", "decoder"),
+    "layers": (*_CODEC, "actor", "critic"),
+    "units": (*_CODEC, *_HEADS),
+    "norm": ("rssm", *_CODEC, *_HEADS),
+    "actor_unimix": ("actor",),
+}
+"""Options that DreamerV3 had itself, and the parts that have them now."""
+
+
+_HIDDEN = {"1m": 64, "12m": 256, "25m": 384, "50m": 512, "100m": 768, "200m": 1024, "400m": 1536}
+"""Of DreamerV3's sizes; their other numbers are multiples and fractions of it."""
+
+
+def _into_parts(w: Node) -> Node:
+    h = _HIDDEN.get(w["size"], 0)
+    sizes = {"deter": 8 * h, "hidden": h, "classes": h // 16, "depth": h // 16, "units": h}
+    if all(w[k] not in (None, n) for k, n in sizes.items()):
+        w["size"] = None  # it had no effect
+    for name, parts in _PLACES.items():
+        value = w.pop(name)
+        if value is not None:  # else it was that of the size, which says it still
+            for part in parts:
+                w.setdefault(part, {})[name.removeprefix("actor_")] = value
     return w
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
-from dreamlab.core.config import Part, locate
+from dreamlab.core.config import Part, defaults, locate
 from dreamlab.core.workflow import Workflow
 from dreamlab.envs.suites import SUITES
 from dreamlab.envs.vector import EnvConfig
@@ -23,12 +24,13 @@ def shrink(node: dict[str, Any], typed: Sequence[KeyPath] = ()) -> dict[str, Any
     and values at `typed` paths stay.
     """
     workflow = dict(node["workflow"])
-    cls = Part(str(workflow.get("_target_", "")), home="", kind=Workflow).cls("workflow._target_")
+    cls = Part(str(workflow.get("_target_", "")), None, "", Workflow).cls("workflow._target_")
     buffers = {
         name: {**b, **{k: min(b[k], most) for k, most in SMALL_BUFFER.items() if b.get(k)}}
         for name, b in node.get("buffers", {}).items()
     }
-    small = {**node, "workflow": _merge(workflow, getattr(cls, "tiny", {})), "buffers": buffers}
+    tiny = _without_presets(cls, workflow, typed)
+    small = {**node, "workflow": _merge(workflow, tiny, defaults(cls.Config)), "buffers": buffers}
     small = restore(small, node, typed)  # the phases depend on the sizes
     training = dict(node.get("training", {}))
     phases = training.get("phases", [])
@@ -71,18 +73,44 @@ def _frames_per_decision(env: dict[str, Any]) -> int:
     return own * env.get("repeat", EnvConfig.repeat)
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return `over` on top of `base`; a part the user chose by name is left as it was written."""
+def _without_presets(cls: Any, workflow: dict[str, Any], typed: Sequence[KeyPath]) -> Any:
+    """Return what a workflow calls tiny, less the options of a preset that was typed."""
+    out = getattr(cls, "tiny", {})
+    for name, table in getattr(cls.Config, "presets", {}).items():
+        chosen = workflow.get(name)
+        if ("workflow", name) in typed and isinstance(chosen, str):
+            out = _without(out, table.get(chosen, {}))
+    return out
+
+
+def _without(node: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return a tree less the leaves that another one has."""
+    both = {k: _without(v, other[k]) for k, v in node.items() if isinstance(other.get(k), dict)}
+    return {k: v for k, v in node.items() if k not in other} | both
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `over` on top of `base`; a part that is not the usual one is left as it was written.
+
+    `usual` are the defaults, of which the parts matter.
+    """
     out = dict(base)
     for key, value in over.items():
-        old = base.get(key)
-        chosen = isinstance(value, dict) and (isinstance(old, str) or "_target_" in (old or {}))
-        if chosen:
+        old, default = base.get(key), usual.get(key)
+        if not isinstance(value, dict):
+            out[key] = value
             continue
-        out[key] = (
-            _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-        )
+        old = {"_target_": old} if isinstance(old, str) else dict(old or {})
+        target = default.target if isinstance(default, Part) else None
+        if old.get("_target_", target) == target:
+            out[key] = _merge(old, value, _options_of(default))
     return out
+
+
+def _options_of(default: Any) -> Mapping[str, Any]:
+    """Return the options of a part or of a nested config."""
+    options = default.config if isinstance(default, Part) else default
+    return vars(options) if is_dataclass(options) else options or {}
 
 
 # -- what was typed -------------------------------------------------------------------------------

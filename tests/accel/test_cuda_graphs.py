@@ -119,8 +119,9 @@ def on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("experiment", ["dreamer_debug", "dreamer_walker", "dreamer_atari100k"])
 def test_a_captured_update_never_asks_the_host(experiment, tmp_path, monkeypatch):
     small = (
-        "deter=128", "hidden=32", "stoch=8", "classes=4", "blocks=4", "units=16", "depth=2",
-        "imagine=3",
+        "size=null", "rssm={deter: 128, hidden: 32, stoch: 8, classes: 4, blocks: 4}",
+        "encoder={units: 16, depth: 2}", "decoder={units: 16, depth: 2, blocks: 4}",
+        "reward.units=16", "cont.units=16", "actor.units=16", "critic.units=16", "imagine=3",
     )  # fmt: skip
     loop = open_loop(
         tmp_path / "r", f"+experiment={experiment}", "device=cpu", "precision=fp32",

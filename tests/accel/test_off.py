@@ -79,7 +79,7 @@ def test_nothing_is_compiled_with_it(tmp_path):
     with pytest.raises(ConfigError, match="accel: off compiles nothing"):
         open_loop(tmp_path / "a", "+experiment=ppo_cartpole", "accel=off", "compile=true")
     with pytest.raises(ConfigError, match="accel"):
-        _ = config_of("+experiment=ppo_cartpole", "accel=of").compute
+        _ = config_of("+experiment=ppo_cartpole", "accel=of")
 
 
 def test_the_reference_is_torchs_own():

@@ -29,9 +29,12 @@ from tests.contract.test_workflows import make
 from tests.helpers import open_loop
 
 SCAN = (
-    "tiny=false", "workflow.deter=64", "workflow.hidden=16", "workflow.stoch=4",
-    "workflow.classes=4", "workflow.blocks=2", "workflow.units=16", "workflow.depth=2",
-    "workflow.imagine=3", "workflow.num_bins=15", "buffers.replay.batch=2",
+    "tiny=false", "workflow.size=null",
+    "workflow.rssm={deter: 64, hidden: 16, stoch: 4, classes: 4, blocks: 2}",
+    "workflow.encoder={units: 16, depth: 2}", "workflow.decoder={units: 16, depth: 2, blocks: 2}",
+    "workflow.reward={units: 16, num_bins: 15}", "workflow.cont.units=16",
+    "workflow.actor.units=16", "workflow.critic={units: 16, num_bins: 15}",
+    "workflow.imagine=3", "buffers.replay.batch=2",
     "buffers.replay.length=5", "buffers.replay.min_steps=40", "buffers.replay.capacity=1000",
 )  # fmt: skip
 """Sizes that the kernels of the recurrence take."""

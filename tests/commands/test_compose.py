@@ -13,14 +13,15 @@ from tests.helpers import config_of, open_loop
 
 def test_tiny_leaves_what_was_typed():
     config = config_of(
-        "+experiment=dreamer_cartpole", "+preset=debug", "workflow.deter=24", "workflow.imagine=9",
+        "+experiment=dreamer_cartpole", "+preset=debug", "workflow.rssm.deter=24",
+        "workflow.imagine=9",
         "buffers.replay.batch=32", "training.phases.0.collect_ticks=40",
     )  # fmt: skip
-    options = config.workflow.options
-    assert (options["deter"], options["imagine"]) == (24, 9)
-    assert options["hidden"] == 8  # nobody asked for another
-    assert config.buffers["replay"].options["batch"] == 32
-    assert config.buffers["replay"].options["length"] == 16
+    options = config.workflow.config
+    assert (options.rssm.config.deter, options.imagine) == (24, 9)
+    assert options.rssm.config.hidden == 8  # nobody asked for another
+    assert config.buffers["replay"].config.batch == 32
+    assert config.buffers["replay"].config.length == 16
     phase = config.training.phases[0]
     assert phase.collect_ticks == 40
     assert phase.train_ratio == 64 * 16 / 17  # as many updates per decision
@@ -29,14 +30,14 @@ def test_tiny_leaves_what_was_typed():
 @pytest.mark.parametrize(
     ("word", "hidden"),
     [
-        ("workflow.network.hidden=[20]", [20]),
-        ("workflow.network={hidden: [20]}", [20]),
+        ("workflow.network.hidden=[20]", (20,)),
+        ("workflow.network={hidden: [20]}", (20,)),
         ("workflow.network={act: relu}", (8, 8)),
     ],
 )
 def test_tiny_leaves_the_options_of_a_part_that_were_typed(word, hidden):
     config = config_of("+experiment=ppo_cartpole", "tiny=true", word)
-    assert config.workflow.options["network"]["hidden"] == hidden
+    assert config.workflow.config.network.config.hidden == hidden
 
 
 def test_tiny_leaves_phases_and_durations_that_were_typed():

@@ -71,24 +71,26 @@ def test_it_composes_and_builds(name: str):
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_numbers_are_the_official_ones(name: str):
     config = config_of(f"dreamer_{name}")
-    phase, options = config.training.phases[0], config.buffers["replay"].options
+    phase, options = config.training.phases[0], config.buffers["replay"].config
     ratio, envs, frames, decisions = OFFICIAL[name]
     assert (phase.train_ratio, config.env.num_envs) == (ratio, envs)
     assert phase.duration_steps == frames * decisions
-    assert options["capacity"] >= min(5e6, 1.05 * decisions)
-    assert config.workflow.options.get("size", "200m") == ("1m" if "proprio" in name else "200m")
+    assert options.capacity >= min(5e6, 1.05 * decisions)
+    assert config.workflow.config.size == ("1m" if "proprio" in name else "200m")
     assert config.precision == "bf16"
 
 
-PRESETS = [n for n in dreamers() if config_of(n).buffers["replay"].options.get("sampler")]
+PRESETS = [
+    n for n in dreamers() if config_of(n).buffers["replay"].config.sampler.target != "uniform"
+]
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_learning_begins_when_as_many_windows_are_stored_as_a_batch_has_steps(name: str):
     config = config_of(name)
-    options = config.buffers["replay"].options
-    replay = ReplayConfig(**{k: v for k, v in options.items() if k != "sampler"})
+    replay = config.buffers["replay"].config
+    assert isinstance(replay, ReplayConfig)
     assert replay.context == 1
     steps = replay.batch * (replay.length - 1)
     assert replay.min_steps == steps + (replay.length - 1) * config.env.num_envs
-    assert options["sampler"] == "online"
+    assert replay.sampler.target == "online"

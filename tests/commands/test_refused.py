@@ -58,8 +58,8 @@ REFUSED = [
         "buffers.replay.sampler={_target_: prioritised, beta: 2}",
         "sampler.beta: must be between",
     ),
-    (DREAMER, "workflow.deter=100", "workflow: deter=100 must be a multiple of blocks="),
-    (DREAMER, "workflow.mults=[]", "workflow.mults: must have at least 1 value"),
+    (DREAMER, "workflow.rssm.deter=100", "workflow.rssm: deter=100 must be a multiple of blocks="),
+    (DREAMER, "workflow.encoder.mults=[]", "workflow.encoder.mults: must have at least 1 value"),
     (DREAMER, "workflow.scales.rec=-1", "workflow.scales.rec: must be at least 0, got -1"),
     # what could never train
     (DQN, "buffers.replay.capacity=2", "buffers.replay: length=2 must be below capacity=2"),

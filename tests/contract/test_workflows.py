@@ -35,8 +35,8 @@ def calm(config: LabConfig) -> LabConfig:
     """Return an experiment that learns so seldom that the tests stay quick."""
 
     def slow(phase: Phase) -> Phase:
-        options = config.buffers[phase.buffer].options
-        most = options.get("batch", 16) * options.get("length", 64) / DECISIONS_PER_UPDATE
+        buffer = config.buffers[phase.buffer].config
+        most = getattr(buffer, "batch", 16) * buffer.length / DECISIONS_PER_UPDATE
         rare = phase.train_ratio is None or phase.train_ratio <= most
         return phase if rare else replace(phase, train_ratio=most)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
+from dreamlab.config import load_config
 from dreamlab.core.config import Part, dump, load, optional_part, ours_only, part
 from dreamlab.core.errors import ConfigError
-from tests.core.parts import Configured, Plain
+from dreamlab.engine.loop_parts import EngineConfig
+from dreamlab.workflows.ppo import PPOConfig
+from tests.core.parts import Configured, ConfiguredConfig, Plain
 from tests.helpers import config_of
 
 HOME = "tests.core.parts"
@@ -152,11 +155,11 @@ def test_a_user_class_without_a_config_takes_its_options_as_arguments():
 def test_options_alone_are_merged_with_the_default_part():
     assert made().block.build(7).depth == 2
     assert made(block={"depth": 4}).block == Part("plain", {"depth": 4}, HOME, object)
-    assert made(block="plain").block.options == {"depth": 2}
+    assert made(block="plain").block.config == {"depth": 2}
 
 
 def test_options_of_the_default_part_do_not_leak_into_another():
-    assert made(block="configured").block.options == {}
+    assert made(block="configured").block.config == ConfiguredConfig()
 
 
 @pytest.mark.parametrize(
@@ -307,6 +310,116 @@ def test_a_part_that_need_not_be_there_is_found_in_its_home():
 
 
 def test_a_part_can_be_had_with_other_options():
-    first = Part("plain", {"depth": 2, "act": "tanh"}, HOME)
-    assert first.but(depth=3) == Part("plain", {"depth": 3, "act": "tanh"}, HOME)
-    assert first.options["depth"] == 2
+    first = made(block={"_target_": "configured", "width": 2}).block
+    assert first.but(act="tanh").config == ConfiguredConfig(2, "tanh")
+    assert first.config == ConfiguredConfig(2, "relu")
+    plain = made().block
+    assert (plain.but(depth=3).config, plain.config) == ({"depth": 3}, {"depth": 2})
+    with pytest.raises(ConfigError, match="Did you mean 'width'"):
+        first.but(widht=3)
+
+
+# -- loaded once ---------------------------------------------------------------------------------
+
+MADE: list[int] = []
+
+
+@dataclass(frozen=True)
+class CountedConfig:
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        MADE.append(self.width)
+
+
+class Counted(Plain):
+    Config = CountedConfig
+
+    def __init__(self, config: CountedConfig, size: int) -> None:
+        self.config = config
+
+
+def test_a_part_is_loaded_once_and_built_and_dumped_from_that():
+    MADE.clear()
+    config = load(Perhaps, {"extra": {"_target_": f"{HERE}.Counted", "width": 4}}, "x")
+    assert config.extra is not None
+    built = config.extra.build(1)
+    assert dump(config)["extra"] == {"_target_": f"{HERE}.Counted", "width": 4}
+    assert built.config is config.extra.config
+    assert MADE == [4]
+
+
+def test_the_workflow_of_a_configuration_is_its_dataclass():
+    config = config_of("+experiment=ppo_cartpole", "workflow.optimizer.lr=1")
+    assert isinstance(config.workflow.config, PPOConfig)
+    assert config.workflow.config.optimizer.config.lr == 1.0
+    assert isinstance(config, EngineConfig)
+    again = load_config(dump(config))
+    assert again == config
+
+
+# -- what is not given ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Net:
+    width: int = 8
+    depth: int = 3
+    inner: Inner = field(default_factory=lambda: Inner(7))
+    block: Part = part("configured", home=HOME, kind=object, act="tanh")
+
+
+@dataclass(frozen=True)
+class Agent:
+    size: Literal["small", "large"] = "large"
+    net: Net = field(default_factory=Net)
+    block: Part = part("configured", home=HOME, kind=object, act="tanh")
+    lr: float = 0.1
+    presets: ClassVar[dict[str, Any]] = {
+        "size": {"small": {"net": {"width": 2}, "block": {"width": 1}}, "large": {}}
+    }
+
+
+def agent(**node: Any) -> Agent:
+    return load(Agent, node, "agent")
+
+
+def test_what_is_not_given_is_that_of_the_field_not_of_the_class():
+    assert agent(net={"inner": {"act": "relu"}}).net.inner == Inner(7, "relu")
+    assert agent(block={"width": 5}).block.config == ConfiguredConfig(5, "tanh")
+    same = agent(block={"_target_": "tests.core.parts.Configured", "width": 5}).block
+    assert same.config == ConfiguredConfig(5, "tanh")  # the same class by its full name
+    assert agent(net={"block": {"width": 5}}).net.block.config == ConfiguredConfig(5, "tanh")
+
+
+def test_a_preset_gives_nested_options_and_what_is_written_wins():
+    assert agent() == Agent()
+    small = agent(size="small")
+    assert (small.net, small.block.config) == (Net(2), ConfiguredConfig(1, "tanh"))
+    mixed = agent(size="small", net={"depth": 9}, block={"width": 4})
+    assert (mixed.net, mixed.block.config) == (Net(2, 9), ConfiguredConfig(4, "tanh"))
+    other = agent(size="small", block={"_target_": "plain", "depth": 2}).block
+    assert other.config == {"depth": 2}  # a preset says nothing of another class
+
+
+def test_what_a_preset_made_is_dumped_and_loads_as_the_same():
+    small = agent(size="small", lr=0.5, net={"depth": 9})
+    plain = dump(small)
+    assert plain["net"] == {
+        "width": 2, "depth": 9, "inner": {"layers": 7, "act": "tanh"},
+        "block": {"_target_": "configured", "width": 3, "act": "tanh"},
+    }  # fmt: skip
+    assert load(Agent, plain, "agent") == small
+    held = Part(HERE + ".Held", small, HOME, object)
+    assert held.but(lr=0.7).config == agent(size="small", lr=0.7, net={"depth": 9})
+
+
+class Held:
+    Config = Agent
+
+
+def test_a_wrong_preset_and_a_wrong_nested_key_name_their_path():
+    with pytest.raises(ConfigError, match=r"agent\.size: there is no choice 'smal'.*'small'"):
+        agent(size="smal")
+    with pytest.raises(ConfigError, match=r"agent\.net\.inner\.layer: .*Did you mean 'layers'"):
+        agent(size="small", net={"inner": {"layer": 1}})

@@ -333,7 +333,7 @@ class Holder:
 def test_a_kind_is_chosen_by_name_and_options_of_the_default_stay_with_it():
     assert Optimizer(load(Holder, {}, "w").optimizer, net().parameters()).config.agc == 0.3
     kept = load(Holder, {"optimizer": {"lr": 1e-3}}, "w").optimizer
-    assert (kept.target, kept.options) == ("laprop", {"lr": 1e-3, "agc": 0.3})
+    assert (kept.target, kept.config) == ("laprop", LaPropConfig(lr=1e-3, agc=0.3))
     other = load(Holder, {"optimizer": {"_target_": "adam", "lr": 1e-3}}, "w").optimizer
     assert Optimizer(other, net().parameters()).config == AdamConfig(lr=1e-3)
 

@@ -49,8 +49,20 @@ DOTS = Spec({"image": ArraySpec((16, 16, 3), "uint8")}, ArraySpec((), "int64", c
         ("sac_pendulum", [], VECTOR, 512, 1),
         ("dqn_pong", [], ATARI, 64, 1),
         ("dreamer_pixels", [], DOTS, 272, 1),
-        ("sac_pendulum", ["workflow.hidden=[1024,1024]"], VECTOR, 512, 5),
-        ("sac_pendulum", ["workflow.hidden=[2048,2048]"], VECTOR, 512, 8),
+        (
+            "sac_pendulum",
+            [f"workflow.{k}.hidden=[1024,1024]" for k in ("actor", "critic")],
+            VECTOR,
+            512,
+            5,
+        ),
+        (
+            "sac_pendulum",
+            [f"workflow.{k}.hidden=[2048,2048]" for k in ("actor", "critic")],
+            VECTOR,
+            512,
+            8,
+        ),
         ("ppo_pong", [], ATARI, 256, 3),
     ],
 )
@@ -62,9 +74,9 @@ def test_an_update_gets_as_many_threads_as_it_has_work_for(
     config = load_config(compose([f"+experiment={experiment}", "device=cpu", *options]))
     workflow, before = build.build_workflow(config, spec), torch.get_num_threads()
     try:
-        accelerate.set_up(config.compute, workflow, rows)
+        accelerate.set_up(config, workflow, rows)
         assert torch.get_num_threads() == threads
-        accelerate.set_up(replace(config.compute, threads=2), workflow, rows)
+        accelerate.set_up(replace(config, threads=2), workflow, rows)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

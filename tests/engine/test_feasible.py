@@ -19,11 +19,11 @@ COLLECT, LEARN = ("collect",), ("collect", "update_controller")
 
 def replay(**options: Any) -> dict[str, Part]:
     node = {"capacity": 1_000, "batch": 4, "length": 8, **options}
-    return {"replay": Part("replay", node, "dreamlab.data", Buffer)}
+    return {"replay": Part.load("replay", node, "dreamlab.data", Buffer)}
 
 
 def rollout(length: int) -> dict[str, Part]:
-    return {"replay": Part("rollout", {"length": length}, "dreamlab.data", Buffer)}
+    return {"replay": Part.load("rollout", {"length": length}, "dreamlab.data", Buffer)}
 
 
 def learn(**options: Any) -> Phase:

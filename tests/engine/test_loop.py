@@ -283,10 +283,10 @@ def test_a_replay_lives_where_its_training_is_if_it_fits(tmp_path, monkeypatch):
 
     assert open_loop(tmp_path, *SMALL, REPLAY).parts.buffers["replay"].config.storage == "ram"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
-    part, gpu = Part("replay", {"capacity": 10}, "dreamlab.data", Buffer), torch.device("cuda")
-    assert build._choose(part, 400, gpu).options == {"capacity": 10, "storage": "gpu"}
-    assert build._choose(part, 401, gpu).options["storage"] == "ram"
-    rollout = Part("rollout", {}, "dreamlab.data", Buffer)
+    part, gpu = Part.load("replay", {"capacity": 10}, "dreamlab.data", Buffer), torch.device("cuda")
+    assert build._choose(part, 400, gpu).config == part.but(storage="gpu").config
+    assert build._choose(part, 401, gpu).config.storage == "ram"
+    rollout = Part.load("rollout", {}, "dreamlab.data", Buffer)
     assert build._choose(rollout, 1, gpu) == rollout
 
 

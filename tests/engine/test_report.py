@@ -12,6 +12,7 @@ import torch
 from dreamlab.components.world_models.open_loop import Sequences, errors, film
 from dreamlab.components.world_models.open_loop import open_loop as look
 from dreamlab.components.world_models.rssm import Latent
+from dreamlab.core.config import load
 from dreamlab.core.types import ArraySpec, Batch, Curves, Spec
 from dreamlab.engine.report import painted
 from dreamlab.envs.drawing import painter
@@ -73,7 +74,12 @@ def test_an_ancestors_pictures_become_films_and_squashed_rewards_are_compared_as
 
 
 def test_pictures_become_a_film_of_truth_dream_and_error(tmp_path):
-    options = ["+experiment=dreamer_pixels", *TINY, "workflow.mults=[1, 2]"]
+    options = [
+        "+experiment=dreamer_pixels",
+        *TINY,
+        "workflow.encoder.mults=[1, 2]",
+        "workflow.decoder.mults=[1, 2]",
+    ]
     loop = open_loop(tmp_path / "a", *options)
     assert loop.run() == "finished"
     (path,) = (tmp_path / "a" / "report").glob("openloop_image_*.mp4")
@@ -107,7 +113,7 @@ def test_borders_are_green_then_red_and_black_follows():
 def test_errors_of_a_known_model_and_after_a_reset_are_not_counted():
     torch.manual_seed(0)
     spec = Spec({"state": ArraySpec((3,))}, ArraySpec((), "int64", classes=2))
-    agent = DreamerV3(DreamerV3Config(**DreamerV3.tiny), spec)
+    agent = DreamerV3(load(DreamerV3Config, DreamerV3.tiny, "workflow"), spec)
     no = torch.zeros(2, 8, dtype=torch.bool)
     start = Latent(torch.zeros(2, 16), torch.zeros(2, 16))
     action = torch.zeros(2, 8, dtype=torch.int64)

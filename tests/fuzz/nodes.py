@@ -12,7 +12,7 @@ from random import Random
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dreamlab.config import compose, load_config
-from dreamlab.core.config import Part, dump, load
+from dreamlab.core.config import Part, dump
 from dreamlab.core.limits import Range
 
 EXPERIMENTS = (
@@ -74,8 +74,7 @@ def options(name: str) -> list[Option]:
 
 def _walk(config: Any, path: Path) -> Iterator[Option]:
     if isinstance(config, Part):
-        schema = config.cls().Config
-        yield from _walk(load(schema, config.options, "part"), path)
+        yield from _walk(config.config, path)
     elif is_dataclass(config):
         hints = get_type_hints(type(config), include_extras=True)
         for field in (f for f in fields(config) if f.init):

@@ -12,9 +12,9 @@ from tests.helpers import open_loop, run_for
 
 pytestmark = pytest.mark.gpu
 SMALL = (
-    "+experiment=dreamer_debug", "device=cuda", "workflow.size=1m", "workflow.deter=null",
-    "workflow.hidden=null", "workflow.classes=null", "workflow.units=null", "workflow.stoch=32",
-    "workflow.blocks=8", "workflow.depth=4", "eval.video=false", "eval.episodes=1",
+    "+experiment=dreamer_debug", "device=cuda", "~workflow.rssm", "~workflow.encoder",
+    "~workflow.decoder", "~workflow.reward", "~workflow.cont", "~workflow.actor",
+    "~workflow.critic", "workflow.size=1m", "eval.video=false", "eval.episodes=1",
     "eval.every_frames=0", "report.every_frames=0", "log.every_frames=50", "log.norms=true",
     "checkpoint.every_frames=0", "checkpoint.every_s=0", "training.total_frames=300",
 )  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dreamlab.components.world_models.rssm import Latent
+from dreamlab.core.config import load
 from dreamlab.core.errors import LabError
 from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.interop import dreamerv3, parity
@@ -23,10 +24,17 @@ BOTH = Spec(
     ArraySpec((2,), low=-1.0, high=1.0),
 )
 TINY = {
-    "deter": 16, "hidden": 8, "classes": 4, "depth": 2, "units": 8, "stoch": 4, "blocks": 4,
-    "mults": (1, 2, 2), "layers": 2, "num_bins": 15, "imagine": 3,
-    "optimizer": DreamerV3Config().optimizer.but(lr=1e-3, warmup_steps=0),
-}  # fmt: skip
+    "rssm": {"deter": 16, "hidden": 8, "stoch": 4, "classes": 4, "blocks": 4},
+    "encoder": {"depth": 2, "mults": (1, 2, 2), "units": 8, "layers": 2},
+    "decoder": {"depth": 2, "mults": (1, 2, 2), "units": 9, "layers": 1, "blocks": 4},
+    "reward": {"units": 8, "num_bins": 15},
+    "cont": {"units": 7},
+    "actor": {"units": 8, "layers": 3},
+    "critic": {"units": 6, "layers": 2, "num_bins": 13},
+    "imagine": 3,
+    "optimizer": {"lr": 1e-3, "warmup_steps": 0},
+}
+CONFIG = load(DreamerV3Config, TINY, "workflow")
 
 
 def weights_of(agent: DreamerV3) -> dict[str, np.ndarray]:
@@ -38,7 +46,7 @@ def weights_of(agent: DreamerV3) -> dict[str, np.ndarray]:
 
 def test_weights_go_out_and_come_back_unchanged():
     torch.manual_seed(0)
-    agent, other = (DreamerV3(DreamerV3Config(**TINY), BOTH) for _ in range(2))
+    agent, other = (DreamerV3(CONFIG, BOTH) for _ in range(2))
     dreamerv3.load_weights(other, weights_of(agent))
     for (name, a), (_, b) in zip(agent.named_parameters(), other.named_parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -46,14 +54,19 @@ def test_weights_go_out_and_come_back_unchanged():
 
 
 def test_sizes_are_read_off_the_weights():
-    agent = DreamerV3(DreamerV3Config(**TINY), BOTH)
-    found = dreamerv3.config_of(weights_of(agent), stoch=4, imagine=3)
-    assert found.sizes == agent.config.sizes
-    assert (found.mults, found.layers, found.blocks) == ((1, 2, 2), 2, 4)
+    agent = DreamerV3(CONFIG, BOTH)
+    found = dreamerv3.config_of(weights_of(agent), 4, imagine=3, optimizer=CONFIG.optimizer)
+    assert found == CONFIG
+
+
+def test_the_decoders_width_is_read_off_its_images_where_it_has_no_vectors():
+    only = Spec({"image": BOTH.obs["image"]}, BOTH.action)
+    weights = weights_of(DreamerV3(CONFIG, only))
+    assert dreamerv3.sizes_of(weights, 4)["decoder"]["units"] == 9
 
 
 def test_what_is_missing_is_named():
-    agent = DreamerV3(DreamerV3Config(**TINY), BOTH)
+    agent = DreamerV3(CONFIG, BOTH)
     weights = weights_of(agent)
     del weights["dyn/dyngru/kernel"]
     with pytest.raises(LabError, match="dyn/dyngru/kernel"):
@@ -110,7 +123,7 @@ def write_fixture(folder, agent: DreamerV3) -> None:
 
 def test_a_fixture_of_vectors_and_images_together_agrees_until_it_is_changed(tmp_path):
     torch.manual_seed(0)
-    write_fixture(tmp_path, DreamerV3(DreamerV3Config(**TINY), BOTH))
+    write_fixture(tmp_path, DreamerV3(CONFIG, BOTH))
     lines = list(parity.check(tmp_path))
     assert all(line.ok for line in lines), [str(x) for x in lines if not x.ok]
     names = {line.name for line in lines}

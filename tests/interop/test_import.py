@@ -15,16 +15,17 @@ from dreamlab.core.types import Mode, Step
 from dreamlab.envs.vector import EnvConfig, make_env, spec_of
 from dreamlab.interop import dreamerv3, import_run
 from dreamlab.runs.run import Run
-from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
+from dreamlab.workflows.dreamer_v3 import DreamerV3
 from tests.helpers import metrics
-from tests.interop.test_dreamerv3 import TINY, weights_of
+from tests.interop.test_dreamerv3 import CONFIG, weights_of
 
 ENV = {
     "pixels": ("env=dummy", "env.id=pixels", "env.options.size=32"),
     "identity": ("env=dummy", "env.id=identity", "env.options.continuous=true"),
 }
 SMALL = (
-    "workflow.stoch=4", "workflow.imagine=3", "workflow.optimizer.warmup_steps=0", "device=cpu",
+    "workflow.rssm.stoch=4", "workflow.imagine=3", "workflow.optimizer.warmup_steps=0",
+    "device=cpu",
     "buffers.replay={batch: 4, length: 9, context: 1, capacity: 500, min_steps: 40}",
     "training.phases=[{name: learn, duration_steps: 60, train_ratio: 8,"
     " workflow_hooks: [collect, update_agent]}]",
@@ -37,7 +38,7 @@ def agent_for(task: str) -> DreamerV3:
     options = {"continuous": True} if task == "identity" else {"size": 32}
     env = make_env(EnvConfig(task, "dummy", options), 0, 0)
     torch.manual_seed(0)
-    return DreamerV3(DreamerV3Config(**TINY), spec_of(env))
+    return DreamerV3(CONFIG, spec_of(env))
 
 
 def exported(agent: DreamerV3) -> dict[str, np.ndarray]:
@@ -197,14 +198,17 @@ def test_an_image_of_another_size_does_not_fit():
 
 def test_the_network_is_read_off_the_weights_and_the_rest_off_the_experiment():
     weights = weights_of(agent_for("identity"))
-    config = import_run.config_for(weights, ["+experiment=dreamer_crafter", "workflow.stoch=4"])
-    options = config.workflow.options
-    assert (options["deter"], options["classes"], options["num_bins"]) == (16, 4, 15)
+    config = import_run.config_for(
+        weights, ["+experiment=dreamer_crafter", "workflow.rssm.stoch=4"]
+    )
+    options = config.workflow.config
+    assert (options.rssm.config.deter, options.rssm.config.classes) == (16, 4)
+    assert options.critic.config.num_bins == 13
     assert config.training.phases[0].train_ratio == 512
-    with pytest.raises(ConfigError, match=r"give workflow\.stoch"):
-        import_run.config_for(weights, ["workflow.stoch=3"])
-    for argument in ("workflow.stoch=0", "workflow.stoch=few", "workflow=null"):
-        with pytest.raises(ConfigError, match=r"^workflow(\.stoch)?: (must be|expected)"):
+    with pytest.raises(ConfigError, match=r"give workflow\.rssm\.stoch"):
+        import_run.config_for(weights, ["workflow.rssm.stoch=3"])
+    for argument in ("workflow.rssm.stoch=0", "workflow.rssm.stoch=few", "workflow=null"):
+        with pytest.raises(ConfigError, match=r"^workflow(\.rssm\.stoch)?: (must be|expected)"):
             import_run.config_for(weights, [argument])
     with pytest.raises(ConfigError, match="must be one of"):
         import_run.config_for(weights, ["+experiment=ppo_cartpole"])

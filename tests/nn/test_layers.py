@@ -16,7 +16,7 @@ from dreamlab.nn.mlp import MLP, Identity, IdentityConfig, MLPConfig
 @pytest.mark.parametrize("encoder", ["cnn", "impala", "patches"])
 @pytest.mark.parametrize("shape", [(64, 64, 3), (84, 84, 4), (16, 16, 3)])
 def test_images_become_features_with_any_leading_axes(encoder: str, shape: tuple[int, int, int]):
-    net = Part(encoder, {"out_dim": 32}).build(shape)
+    net = Part.load(encoder, {"out_dim": 32}).build(shape)
     image = torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8)
     features = net(image)
     assert net.out_dim == 32
@@ -28,7 +28,7 @@ def test_images_become_features_with_any_leading_axes(encoder: str, shape: tuple
 @pytest.mark.parametrize("encoder", ["cnn", "impala", "patches"])
 def test_every_weight_of_an_encoder_learns(encoder: str):
     torch.manual_seed(0)
-    net = Part(encoder).build((64, 64, 3))
+    net = Part.load(encoder).build((64, 64, 3))
     net(torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
 

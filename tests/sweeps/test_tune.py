@@ -201,9 +201,9 @@ def test_the_results_are_a_command_and_pictures(tmp_path):
     words = shlex.split(best_command(config, study))
     assert words[:4] == ["dreamlab", "train", "+experiment=ppo_cartpole", "workflow.gamma=0.5"]
     best = load_config(compose(words[2:]))
-    hidden = best.workflow.options["network"]["hidden"]
+    hidden = best.workflow.config.network.config.hidden
     assert text_of(hidden) == study.best_params["workflow.network.hidden"]
-    found = best.workflow.options["optimizer"]["lr"]
+    found = best.workflow.config.optimizer.config.lr
     assert found == pytest.approx(study.best_params["workflow.optimizer.lr"], rel=1e-5)
     assert next(iter(importances(study))) == "workflow.optimizer.lr"
     written = write_results(config, tmp_path, study)

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from dreamlab.components.world_models.rssm import Latent
+from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import optimizer_part
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
-from dreamlab.ops.returns_planet import own_lambda_return
+from dreamlab.ops.estimators import LambdaReturn, LambdaReturnConfig
+from dreamlab.ops.returns_planet import own_rewards
 from dreamlab.workflows.dreamer_v1 import Dream, DreamerV1, DreamerV1Config
 
 ACTION = ArraySpec((2,), low=-1.0, high=1.0)
@@ -22,13 +24,23 @@ MIXED = Spec({"image": ArraySpec((64, 64, 3), "uint8"), "state": ArraySpec((3,))
 PHASE = Phase("learn", ("collect", "update_agent"), duration_steps=1)
 
 
+SMALL = load(
+    DreamerV1Config,
+    {
+        "rssm": {"deter": 12, "hidden": 10, "stoch": 5},
+        "codec": {"depth": 2, "units": 8},
+        **{k: {"units": 8} for k in ("reward", "cont", "critic")},
+        "actor": {"units": 8, "layers": 2},
+        "imagine": 4,
+        "free_nats": 0.0,
+    },
+    "",
+)
+
+
 def agent(spec: Spec = VECTOR, **options) -> DreamerV1:
     torch.manual_seed(0)
-    sizes = {
-        "deter": 12, "hidden": 10, "stoch": 5, "depth": 2, "units": 8, "actor_layers": 2,
-        "imagine": 4, "free_nats": 0.0,
-    }  # fmt: skip
-    return DreamerV1(DreamerV1Config(**(sizes | options)), spec)
+    return DreamerV1(load(DreamerV1Config, options, "", SMALL), spec)
 
 
 def batch_of(spec: Spec, b: int = 2, t: int = 5) -> Batch:
@@ -65,19 +77,23 @@ VALUE = torch.tensor([[99.0, 10.0, 20.0, 30.0]])
 HALF = torch.full((1, 4), 0.5)
 
 
+def returns(reward, discount, value, lam: float) -> torch.Tensor:
+    return LambdaReturn(LambdaReturnConfig(lam)).returns(own_rewards(reward, discount, value))
+
+
 def test_a_return_begins_with_the_reward_of_its_own_state():
-    ret = own_lambda_return(REWARD, HALF, VALUE, lam=0.0)
+    ret = returns(REWARD, HALF, VALUE, 0.0)
     assert ret.tolist() == [[1 + 5, 2 + 10, 4 + 15]]  # r[i] + d[i] v[i + 1]
 
 
 def test_a_full_trace_sums_rewards_up_to_the_last_value():
-    ret = own_lambda_return(REWARD, HALF, VALUE, lam=1.0)
+    ret = returns(REWARD, HALF, VALUE, 1.0)
     last = 4 + 0.5 * 30
     assert ret.tolist() == [[1 + 0.5 * (2 + 0.5 * last), 2 + 0.5 * last, last]]
 
 
 def test_between_the_two_both_are_mixed():
-    ret = own_lambda_return(REWARD, HALF, VALUE, lam=0.5)
+    ret = returns(REWARD, HALF, VALUE, 0.5)
     second = 2 + 0.5 * (0.5 * 20 + 0.5 * 19)
     assert ret[0, 1].item() == second
     assert ret[0, 0].item() == 1 + 0.5 * (0.5 * 10 + 0.5 * second)
@@ -85,7 +101,7 @@ def test_between_the_two_both_are_mixed():
 
 def test_a_state_after_which_nothing_follows_keeps_its_own_reward():
     discount = torch.tensor([[0.9, 0.0, 0.9, 0.9]])
-    ret = own_lambda_return(REWARD, discount, VALUE, lam=0.95)
+    ret = returns(REWARD, discount, VALUE, 0.95)
     assert ret[0, 1].item() == 2
 
 
@@ -107,7 +123,7 @@ def test_dreams_leave_out_the_state_they_start_from():
 
 
 def test_free_nats_are_counted_over_the_whole_batch():
-    dreamer = agent(free_nats=3.0, stoch=1)
+    dreamer = agent(free_nats=3.0, rssm={"stoch": 1})
     raw = math.log(math.expm1(0.9))  # softplus(raw) + 0.1 = 1
     prior = torch.tensor([[[0.0, raw], [0.0, raw]]])
     high = torch.tensor([[[4.0, raw], [2.0, raw]]])  # 8 and 2 nats: 5 on average
@@ -191,6 +207,42 @@ def test_dreams_may_start_from_the_last_states_only(monkeypatch):
     assert found == [2 * 2]
 
 
+# -- networks of their own ------------------------------------------------------------------------
+
+
+def test_actor_and_critic_have_layers_of_their_own():
+    dreamer = agent(
+        actor={"units": 5, "layers": 1, "act": "tanh"}, critic={"units": 7, "layers": 3}
+    )
+    assert [len(net) for net in (dreamer.actor.net, dreamer.critic.net)] == [1, 3]
+    assert [net.out_dim for net in (dreamer.actor.net, dreamer.critic.net)] == [5, 7]
+    metrics = dreamer.update_agent(batch_of(dreamer.spec), phase=PHASE)
+    assert all(torch.isfinite(v) for v in metrics.values())
+
+
+def test_values_may_be_predicted_by_another_head():
+    dreamer = agent(critic={"_target_": "two_hot", "units": 8, "layers": 1, "num_bins": 15})
+    before = weights(dreamer.critic)
+    for _ in range(2):  # at first its last layer is zero, so those before it stand still
+        metrics = dreamer.update_agent(batch_of(dreamer.spec), phase=PHASE)
+        assert all(torch.isfinite(v) for v in metrics.values())
+    moved = [
+        not torch.equal(p, q) for p, q in zip(dreamer.critic.parameters(), before, strict=True)
+    ]
+    assert all(moved)
+
+
+def test_returns_come_from_the_estimator_that_was_chosen():
+    start, going = states(), torch.zeros(3, dtype=torch.bool)
+    dreams = []
+    for returns in ({"lam": 0.0}, {"_target_": "n_step", "n": 1}, {"_target_": "monte_carlo"}):
+        dreamer = agent(returns=returns)
+        torch.manual_seed(5)
+        dreams.append(dreamer.dream(start, going).ret)
+    torch.testing.assert_close(dreams[0], dreams[1])
+    assert not torch.allclose(dreams[0], dreams[2])
+
+
 # -- acting ---------------------------------------------------------------------------------------
 
 
@@ -200,7 +252,7 @@ def test_the_policy_starts_wide():
 
 
 def test_evaluation_takes_the_likeliest_sample():
-    dreamer = agent(mode_samples=2000, init_std=0.05)
+    dreamer = agent(actor={"mode_samples": 2000, "init_std": 0.05})
     dist = dreamer.actor(torch.randn(6, 17))
     best = dreamer.actor.likeliest(dist)
     assert best.shape == (6, 2)
@@ -208,7 +260,7 @@ def test_evaluation_takes_the_likeliest_sample():
 
 
 def test_training_explores_and_stays_in_range(monkeypatch):
-    dreamer, n = agent(init_std=1e-3), 400
+    dreamer, n = agent(actor={"init_std": 1e-3}), 400
     rssm = dreamer.model.rssm  # all environments in the same state
     monkeypatch.setattr(rssm, "noise", lambda *shape, **_: torch.zeros(*shape, 5))
     flags = np.zeros(n, bool)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.rssm_planet import Choices, LayerNormCell
+from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Spec
@@ -24,13 +25,21 @@ IMAGE = {"image": ArraySpec((64, 64, 3), "uint8")}
 PHASE = Phase("learn", ("collect", "update_agent"), duration_steps=1)
 
 
+SMALL = load(
+    DreamerV2Config,
+    {
+        "rssm": {"deter": 12, "hidden": 10, "stoch": 3, "classes": 4},
+        "codec": {"depth": 2, "units": 8, "layers": 2},
+        **{k: {"units": 8, "layers": 2} for k in ("reward", "cont", "actor", "critic")},
+        "imagine": 4,
+    },
+    "",
+)
+
+
 def agent(action: ArraySpec = DISCRETE, obs: dict | None = None, **options) -> DreamerV2:
     torch.manual_seed(0)
-    sizes = {
-        "deter": 12, "hidden": 10, "stoch": 3, "classes": 4, "depth": 2, "units": 8, "layers": 2,
-        "imagine": 4,
-    }  # fmt: skip
-    return DreamerV2(DreamerV2Config(**(sizes | options)), Spec(obs or STATE, action))
+    return DreamerV2(load(DreamerV2Config, options, "", SMALL), Spec(obs or STATE, action))
 
 
 def batch_of(spec: Spec, b: int = 2, t: int = 5) -> Batch:
@@ -178,7 +187,7 @@ def test_of_the_first_state_the_end_is_known_and_weights_come_one_later():
 
 
 def test_targets_begin_with_the_reward_of_their_own_state():
-    dreamer = agent(lam=0.0)
+    dreamer = agent(returns={"lam": 0.0})
     dream = dreamer.dream(states(), going_on())
     expected = dream.reward[:, :-1] + dream.discount[:, :-1] * dream.value[:, 1:]
     torch.testing.assert_close(dream.target, expected)
@@ -292,6 +301,42 @@ def test_images_and_vectors_are_learnt_together(action):
 def test_actions_out_of_range_are_refused_with_advice():
     with pytest.raises(ConfigError, match="scale_actions"):
         agent(ArraySpec((2,), low=-2.0, high=2.0))
+
+
+# -- networks of their own ------------------------------------------------------------------------
+
+
+def test_actor_and_critic_have_layers_of_their_own():
+    dreamer = agent(
+        actor={"units": 5, "layers": 1, "act": "tanh"}, critic={"units": 7, "layers": 3}
+    )
+    assert [len(net) for net in (dreamer.actor.net, dreamer.critic.net)] == [1, 3]
+    assert [net.out_dim for net in (dreamer.actor.net, dreamer.critic.net)] == [5, 7]
+    metrics = dreamer.update_agent(batch_of(dreamer.spec), phase=PHASE)
+    assert all(torch.isfinite(v) for v in metrics.values())
+
+
+def test_values_may_be_predicted_by_another_head():
+    dreamer = agent(critic={"_target_": "two_hot", "units": 8, "layers": 1, "num_bins": 15})
+    before = weights(dreamer.critic)
+    for _ in range(2):  # at first its last layer is zero, so those before it stand still
+        metrics = dreamer.update_agent(batch_of(dreamer.spec), phase=PHASE)
+        assert all(torch.isfinite(v) for v in metrics.values())
+    moved = [
+        not torch.equal(p, q) for p, q in zip(dreamer.critic.parameters(), before, strict=True)
+    ]
+    assert all(moved)
+
+
+def test_returns_come_from_the_estimator_that_was_chosen():
+    start, going = states(), torch.zeros(3, dtype=torch.bool)
+    dreams = []
+    for returns in ({"lam": 0.0}, {"_target_": "n_step", "n": 1}, {"_target_": "monte_carlo"}):
+        dreamer = agent(returns=returns)
+        torch.manual_seed(5)
+        dreams.append(dreamer.dream(start, going).target)
+    torch.testing.assert_close(dreams[0], dreams[1])
+    assert not torch.allclose(dreams[0], dreams[2])
 
 
 # -- the truncated normal -------------------------------------------------------------------------

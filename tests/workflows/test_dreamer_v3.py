@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.helpers import open_loop, run_for
 
 from dreamlab.components.world_models.rssm import Latent
+from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.optim import optimizer_part
 from dreamlab.core.phase import Phase
@@ -38,7 +40,7 @@ COUNTS = {
 
 def count(size: str, spec: Spec) -> int:
     with torch.device("meta"):
-        agent = DreamerV3(DreamerV3Config(size=size), spec)  # type: ignore[arg-type]
+        agent = DreamerV3(load(DreamerV3Config, {"size": size}, "workflow"), spec)
     return sum(p.numel() for n, p in agent.named_parameters() if not n.startswith("slow."))
 
 
@@ -145,9 +147,8 @@ def update(agent: DreamerV3, batch: Batch, start: Latent) -> tuple[dict, dict]:
 @pytest.mark.parametrize("kind", ["proprio", "image"])
 def test_conformance_with_the_original(kind):
     expected = EXPECTED[kind]
-    agent = DreamerV3(
-        DreamerV3Config(size="1m", optimizer=AT_ONCE), WALKER if kind == "proprio" else CRAFTER
-    )
+    config = load(DreamerV3Config, {"size": "1m", "optimizer": AT_ONCE}, "workflow")
+    agent = DreamerV3(config, WALKER if kind == "proprio" else CRAFTER)
     dreamerv3.load_weights(agent, recipe_weights(agent))
     batch, start = recipe_batch(kind)
     before = torch.cat([p.detach().flatten() for p in agent.optimizers["agent"].params])
@@ -171,7 +172,18 @@ def test_conformance_with_the_original(kind):
 
 # -- switches -------------------------------------------------------------------------------------
 
-SMALL = {**DreamerV3.tiny, "mults": (1, 1, 2)}
+PARTS = ("rssm", "encoder", "decoder", "reward", "cont", "actor", "critic")
+
+
+def config(**options: Any) -> DreamerV3Config:
+    """Return a small agent's config with some options changed."""
+    tiny = load(DreamerV3Config, DreamerV3.tiny, "workflow")
+    mults = {k: {"mults": (1, 1, 2)} for k in ("encoder", "decoder")}
+    return load(
+        DreamerV3Config, options, "workflow", load(DreamerV3Config, mults, "workflow", tiny)
+    )
+
+
 MIXED = Spec(
     {
         "image": ArraySpec((32, 32, 3), "uint8"),
@@ -208,8 +220,8 @@ def windows(agent: DreamerV3, b: int = 2, t: int = 5) -> Batch:
     "options",
     [
         {},
-        {"norm": "layer"},
-        {"bins": "symlog"},
+        {k: {"norm": "layer"} for k in PARTS},
+        {k: {"bins": "symlog"} for k in ("reward", "critic")},
         ADAM,
         {**ADAM, "actor_grad": "dynamics", "scales": Scales(dyn=0.5, repval=0.0)},
         {"imagine_last": 2},
@@ -217,7 +229,7 @@ def windows(agent: DreamerV3, b: int = 2, t: int = 5) -> Batch:
     ids=str,
 )
 def test_every_form_learns_from_images_vectors_and_classes_together(options):
-    agent = DreamerV3(DreamerV3Config(**{**SMALL, "optimizer": AT_ONCE, **options}), MIXED)
+    agent = DreamerV3(config(**{"optimizer": AT_ONCE, **options}), MIXED)
     before = {k: p.detach().clone() for k, p in agent.named_parameters()}
     metrics, extras = agent.update_agent(windows(agent), phase=PHASE)
     assert all(torch.isfinite(v).all() for v in metrics.values())
@@ -230,7 +242,7 @@ def test_every_form_learns_from_images_vectors_and_classes_together(options):
 def test_discrete_and_multi_discrete_actions(classes):
     shape = () if isinstance(classes, int) else (len(classes),)
     spec = Spec(MIXED.obs, ArraySpec(shape, "int64", classes=classes))
-    agent = DreamerV3(DreamerV3Config(**SMALL, actor_unimix=0.01), spec)
+    agent = DreamerV3(config(actor={"unimix": 0.01}), spec)
     metrics, _ = agent.update_agent(windows(agent), phase=PHASE)
     assert torch.isfinite(metrics["loss"])
     step = Step(
@@ -245,7 +257,7 @@ def test_discrete_and_multi_discrete_actions(classes):
 
 def test_channels_that_do_not_divide_into_blocks_are_refused():
     with pytest.raises(ConfigError, match="multiple of blocks=4"):
-        DreamerV3(DreamerV3Config(**{**SMALL, "mults": (1, 1, 1)}), MIXED)
+        DreamerV3(config(decoder={"mults": (1, 1, 1)}), MIXED)
 
 
 def test_the_dynamics_actor_needs_optimizers_of_its_own():
@@ -256,7 +268,7 @@ def test_the_dynamics_actor_needs_optimizers_of_its_own():
 
 
 def test_the_first_step_of_a_window_only_lends_its_state():
-    agent = DreamerV3(DreamerV3Config(**SMALL), MIXED)
+    agent = DreamerV3(config(), MIXED)
     batch = windows(agent)
     start = agent.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
     assert start.deter.shape == (2, 16)
@@ -272,7 +284,7 @@ def named(names: tuple[str, ...], scales: Scales) -> dict[str, torch.Tensor]:
     """Return what an update on observations of these names says."""
     torch.manual_seed(0)
     spec = Spec({k: ArraySpec((2,)) for k in names}, ArraySpec((), "int64", classes=3))
-    agent = DreamerV3(DreamerV3Config(**SMALL, optimizer=AT_ONCE, scales=scales), spec)
+    agent = DreamerV3(config(optimizer=AT_ONCE, scales=scales), spec)
     torch.manual_seed(1)
     no = torch.zeros(2, 5, dtype=torch.bool)
     obs = {k: torch.randn(2, 5, 2) for k in names}
@@ -314,7 +326,7 @@ def test_the_world_model_learns_the_same_however_fast_actor_and_critic_do(grad):
         fast = optimizer_part("adam", lr=lr)
         optimizers = {**ADAM, "critic_optimizer": fast, "actor_optimizer": fast}
         torch.manual_seed(0)
-        agent = DreamerV3(DreamerV3Config(**SMALL, **optimizers, actor_grad=grad), MIXED)
+        agent = DreamerV3(config(**optimizers, actor_grad=grad), MIXED)
         with torch.no_grad():  # it begins at zero, where no gradient passes through it
             agent.critic.out.weight.normal_()
         batch = windows(agent)
@@ -326,7 +338,7 @@ def test_the_world_model_learns_the_same_however_fast_actor_and_critic_do(grad):
 
 def test_every_optimizer_has_the_rate_it_was_given():
     kinds = {k: p.but(lr=(i + 1) * 1e-3) for i, (k, p) in enumerate(ADAM.items())}
-    agent = DreamerV3(DreamerV3Config(**SMALL, **kinds), MIXED)
+    agent = DreamerV3(config(**kinds), MIXED)
     rates = {k: o.lr for k, o in agent.optimizers.items()}
     assert rates == {"actor": 1e-3, "critic": 2e-3, "model": 3e-3}
 
@@ -351,7 +363,7 @@ def test_a_state_that_only_leads_in_is_not_written_over_a_fresher_one(tmp_path):
 def test_the_learning_rate_falls_to_a_tenth(kind, half, end):
     schedule = {"_target_": kind, "final": 0.1}
     optimizer = AT_ONCE.but(schedule=schedule, lr=1.0)
-    agent = DreamerV3(DreamerV3Config(**SMALL, optimizer=optimizer), MIXED)
+    agent = DreamerV3(config(optimizer=optimizer), MIXED)
     for progress, rate in ((0.0, 1.0), (0.5, half), (1.0, end)):
         agent.update_agent(windows(agent), phase=PHASE.at(progress))
         assert agent.optimizers["agent"].lr == pytest.approx(rate)

@@ -16,7 +16,7 @@ from dreamlab.core.optim import optimizer_part
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.ops.returns import lambda_return
-from dreamlab.workflows.dreamer_v3 import DreamerV3, Scales
+from dreamlab.workflows.dreamer_v3 import DreamerV3
 from dreamlab.workflows.plan2explore import Plan2Explore, Plan2ExploreConfig, TaskScales
 
 DISCRETE = ArraySpec((), "int64", classes=3)
@@ -30,7 +30,7 @@ def agent(action: ArraySpec = DISCRETE, **options) -> Plan2Explore:
     torch.manual_seed(0)
     optimizer = Plan2ExploreConfig().optimizer.but(warmup_steps=0)
     small = {**DreamerV3.tiny, "ensemble": SMALL, "optimizer": optimizer}
-    config = Plan2ExploreConfig(**(small | options))
+    config = load(Plan2ExploreConfig, small | options, "workflow")
     return Plan2Explore(config, Spec({"state": ArraySpec((3,))}, action))
 
 
@@ -169,7 +169,7 @@ def test_the_task_shapes_neither_the_model_nor_the_explorer():
 
 
 def test_the_explorer_learns_by_dreamers_losses():
-    explorer = agent(entropy=0.1, lam=0.95, scales=Scales(repval=0.0))
+    explorer = agent(entropy=0.1, lam=0.95, scales=TaskScales())
     for name in ("actor", "critic", "slow"):
         for p in getattr(explorer, name).parameters():
             torch.nn.init.normal_(p, std=0.3)

@@ -10,11 +10,12 @@ import torch
 
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.rssm_planet import Normals, ResetBeforeCell
+from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
 from dreamlab.nn.image_planet import centred
-from dreamlab.ops.planning import CEMConfig, cem, draw, refit
+from dreamlab.ops.planning import CEM
 from dreamlab.workflows.planet import PlaNet, PlaNetConfig
 
 ACTION = ArraySpec((2,), low=-1.0, high=1.0)
@@ -29,13 +30,21 @@ MIXED = Spec(
     ACTION,
 )
 PHASE = Phase("learn", ("collect", "update_world_model"), duration_steps=1)
-SMALL = CEMConfig(horizon=4, iterations=2, samples=8, elites=4)
+SMALL = load(
+    PlaNetConfig,
+    {
+        "rssm": {"deter": 12, "hidden": 10, "stoch": 5},
+        "codec": {"depth": 2, "units": 8},
+        "reward": {"units": 8},
+        "planner": {"horizon": 4, "iterations": 2, "samples": 8, "elites": 4},
+    },
+    "",
+)
 
 
 def agent(spec: Spec = VECTOR, **options) -> PlaNet:
     torch.manual_seed(0)
-    sizes = {"deter": 12, "hidden": 10, "stoch": 5, "depth": 2, "units": 8, "planner": SMALL}
-    return PlaNet(PlaNetConfig(**(sizes | options)), spec)
+    return PlaNet(load(PlaNetConfig, options, "", SMALL), spec)
 
 
 def batch_of(spec: Spec, b: int = 2, t: int = 6) -> Batch:
@@ -58,31 +67,26 @@ def batch_of(spec: Spec, b: int = 2, t: int = 6) -> Batch:
 # -- planning -------------------------------------------------------------------------------------
 
 
-def test_the_planner_finds_the_optimum_of_every_problem():
-    torch.manual_seed(0)
-    goal = torch.rand(3, 5, 2) * 1.6 - 0.8
-    best = cem(
-        CEMConfig(horizon=5, iterations=15, samples=300, elites=30),
-        lambda plans: -(plans - goal[:, None]).square().sum((-1, -2)),
-        torch.empty(3, 2),
-    )
-    torch.testing.assert_close(best, goal, atol=0.05, rtol=0)
+@pytest.mark.parametrize("planner", ["cem", "mppi", "cma_es", "random_shooting"])
+def test_any_planner_finds_the_actions_that_the_model_rewards(planner, monkeypatch):
+    sizes = {"horizon": 3, "iterations": 6, "samples": 200, "elites": 20}
+    planet = agent(planner={"_target_": planner, **sizes})
+    assert not isinstance(planet.planner, CEM) or planner == "cem"
+    goal = torch.tensor([0.4, -0.6])
+
+    def score(latent, plans, mode):
+        return -(plans - goal).square().sum((-1, -2))
+
+    monkeypatch.setattr(planet, "score_plans", score)
+    plan = planet.plan(planet.unpack_state(planet.initial_state(2)))
+    assert plan.shape == (2, 3, 2)
+    torch.testing.assert_close(plan.mean((0, 1)), goal, atol=0.3, rtol=0)
 
 
-def test_candidates_stay_in_range():
-    assert draw(torch.zeros(1, 3, 2), torch.full((1, 3, 2), 9.0), 50).abs().max() == 1
-
-
-def test_the_next_candidates_come_from_the_best():
-    plans = torch.tensor([[1.0, 2.0, 3.0, 9.0]]).view(1, 4, 1, 1)
-    mean, std = refit(plans, torch.tensor([[0.0, 5.0, 6.0, -1.0]]), elites=2)
-    assert mean.item() == 2.5
-    assert std.item() == pytest.approx(math.sqrt(0.25 + 1e-6))
-
-
-def test_more_elites_than_candidates_are_refused():
-    with pytest.raises(ValueError, match="elites"):
-        CEMConfig(samples=10, elites=11)
+def test_a_planner_that_does_not_exist_is_named_with_those_that_do():
+    with pytest.raises(ConfigError, match="planner: there is no part 'cme'") as error:
+        agent(planner="cme")
+    assert "known: cem, cma_es, mppi, random_shooting" in str(error.value)
 
 
 def test_a_plan_promises_the_rewards_of_the_states_it_leads_to(monkeypatch):
@@ -151,7 +155,7 @@ def test_divergence_of_normals_by_hand():
 
 
 def test_every_step_has_its_own_free_nats():
-    planet = agent(free_nats=3.0, stoch=1)
+    planet = agent(free_nats=3.0, rssm={"stoch": 1})
     raw = math.log(math.expm1(0.9))  # softplus(raw) + 0.1 = 1
     post = torch.tensor([[[4.0, raw], [2.0, raw]]])
     prior = torch.tensor([[[0.0, raw], [0.0, raw]]])
@@ -226,6 +230,25 @@ def test_images_and_vectors_are_learnt_together():
     assert {"loss/obs/image", "loss/obs/position", "loss/obs/height", "loss/obs/kind"} <= {*metrics}
     assert all(torch.isfinite(v) for v in metrics.values())
     assert not [k for k, v in planet.named_parameters() if torch.equal(v, before[k])]
+
+
+def test_observations_may_have_any_names():
+    names = ("keys", "items", "pop", "type", "training", "a.b")
+    obs = {name: ArraySpec((2,)) for name in names} | {"values": MIXED.obs["image"]}
+    planet = agent(Spec(obs, ACTION), free_nats=0.0)
+    metrics = planet.update_world_model(batch_of(planet.spec), phase=PHASE)
+    assert {f"loss/obs/{name}" for name in obs} <= {*metrics}
+
+
+def test_rewards_may_be_predicted_by_another_head():
+    planet = agent(reward={"_target_": "two_hot", "units": 8, "layers": 1, "num_bins": 15})
+    feature = torch.randn(4, 17)
+    assert (planet.model.rewards(feature) == 0).all()  # as it does elsewhere, it starts at zero
+    before = {k: v.clone() for k, v in planet.model.reward.named_parameters()}
+    metrics = planet.update_world_model(batch_of(VECTOR), phase=PHASE)
+    assert all(torch.isfinite(v) for v in metrics.values())
+    assert not torch.equal(before["out.weight"], planet.model.reward.out.weight)
+    assert planet.plan(planet.unpack_state(planet.initial_state(2))).shape == (2, 4, 2)
 
 
 def test_the_dream_is_seen_in_the_units_of_the_observations():

@@ -12,6 +12,7 @@ from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
+from dreamlab.ops.returns import gae
 from dreamlab.workflows.ppo import PPO, PPOConfig, Samples, _value_error
 
 STATE = {"state": ArraySpec((3,))}
@@ -98,8 +99,7 @@ def test_the_value_clip_changes_what_is_learnt():
 
 
 def test_pong_is_set_as_baselines_has_it():
-    config = config_of("+experiment=ppo_pong").workflow.options
-    c = load(PPOConfig, config, "workflow")
+    c = config_of("+experiment=ppo_pong").workflow.config
     # vf_coef 0.5 times .5 * mean(max(...)); cliprange 0.1, which falls, for ratios and values
     assert (c.clip, c.clip_value, c.anneal_clip, c.value_coef) == (0.1, 0.1, True, 0.5 * 0.5)
 
@@ -247,6 +247,41 @@ def test_one_of_both_may_have_a_memory(tmp_path):
         "eval.episodes=1",
     )  # fmt: skip
     assert open_loop(tmp_path / "r", *options).run() == "finished"
+
+
+def test_a_critic_may_have_another_encoder():
+    image = {"_target_": "cnn", "depth": 2, "out_dim": 5}
+    ppo = make(obs=IMAGE, share="nothing", critic_encoder={"image": image})
+    assert ppo.critic_encoder.out_dim == 5 + 2  # beside the image there are two numbers
+    assert ppo.encoder.out_dim == 512 + 2
+    before = [p.detach().clone() for p in ppo.critic_encoder.parameters()]
+    ppo.update_controller(rollout(ppo), phase=PHASE)
+    assert not any(map(torch.equal, ppo.critic_encoder.parameters(), before))
+
+
+@pytest.mark.parametrize("share", ["encoder", "network"])
+def test_an_encoder_of_its_own_contradicts_a_shared_one(share):
+    with pytest.raises(ConfigError, match=f"critic_encoder has no effect with share={share}"):
+        make(share=share, critic_encoder={})
+
+
+@pytest.mark.parametrize("same", [{"lam": 0.7}, {"_target_": "lambda_return", "lam": 0.7}])
+def test_advantages_come_from_the_estimator_that_was_chosen(same):
+    ppo = make(gamma=0.9, returns=same)
+    batch = rollout(ppo)
+    _, value = ppo.evaluate(batch.obs, batch.is_first, ())
+    want = gae(batch.reward, value, batch.is_last, batch.is_terminal, 0.9, 0.7)
+    got = ppo.prepare(batch)
+    keep = ~batch.is_last[:, :-1]
+    torch.testing.assert_close(got.advantage, want[keep])
+    torch.testing.assert_close(got.target, (want + value[:, :-1])[keep])
+
+
+def test_another_estimator_is_another_advantage():
+    batch = rollout(make())
+    found = [make(returns=r).prepare(batch).advantage for r in ("gae", "monte_carlo", "n_step")]
+    assert not torch.allclose(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
 
 
 def test_a_network_of_its_own_contradicts_a_shared_one():

@@ -6,6 +6,7 @@ import torch
 from tests.helpers import open_loop, run_for
 
 from dreamlab.components.world_models.redundancy import redundancy_loss
+from dreamlab.core.config import load
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Spec
 from dreamlab.workflows.r2_dreamer import R2Dreamer, R2DreamerConfig, R2Scales
@@ -30,7 +31,9 @@ def test_the_loss_that_shapes_states_has_a_weight_of_its_own():
     totals = []
     for scales in (R2Scales(), R2Scales(rec=3.0), R2Scales(redundancy=1.05)):
         torch.manual_seed(0)
-        agent = R2Dreamer(R2DreamerConfig(**R2Dreamer.tiny, scales=scales), spec)
+        agent = R2Dreamer(
+            load(R2DreamerConfig, {**R2Dreamer.tiny, "scales": scales}, "workflow"), spec
+        )
         no = torch.zeros(4, 6, dtype=torch.bool)
         extras = {"deter": torch.zeros(4, 6, 16).bfloat16(), "stoch": torch.zeros(4, 6, 4).byte()}
         obs, action = {"state": torch.randn(4, 6, 3)}, torch.randint(0, 3, (4, 6))

@@ -27,7 +27,8 @@ PHASE = Phase("learn", ("update_controller",))
 
 def make(spec: Spec, **options) -> SAC:
     torch.manual_seed(0)
-    return SAC(load(SACConfig, {"hidden": (16, 16), **options}, "workflow"), spec)
+    small = {"actor": {"hidden": (16, 16)}, "critic": {"hidden": (16, 16)}}
+    return SAC(load(SACConfig, options, "workflow", load(SACConfig, small, "workflow")), spec)
 
 
 def batch_of(spec: Spec, num: int = 6) -> Batch:
@@ -74,7 +75,7 @@ def test_continuous_losses_are_those_of_the_paper():
     torch.testing.assert_close(loss, expected)
 
     torch.manual_seed(3)
-    loss, entropy = sac.actor_loss(z, alpha)
+    loss, entropy = sac.actor_loss(z, z, alpha)
     torch.manual_seed(3)
     action, log_prob = sac.actor.dist(obs).sample_with_log_prob()
     q1, q2 = sac.online.critics(obs, action)
@@ -101,12 +102,12 @@ def test_discrete_losses_are_expectations_over_the_actions():
     q1, q2 = sac.online.critics(obs, batch.action[:, 0])
     expected = 0.5 * ((q1 - target) ** 2).mean() + 0.5 * ((q2 - target) ** 2).mean()
     torch.testing.assert_close(loss, expected)
-    loss, _ = sac.actor_loss(obs, alpha)
+    loss, _ = sac.actor_loss(obs, obs, alpha)
     torch.testing.assert_close(loss, -soft_value(obs, sac.online.critics).mean())
 
 
 def test_critics_of_an_ensemble_are_independent():
-    sac, batch = make(CONTINUOUS, num_critics=3), batch_of(CONTINUOUS)
+    sac, batch = make(CONTINUOUS, critic={"num_critics": 3}), batch_of(CONTINUOUS)
     obs, action = batch.obs["state"][:, 0], batch.action[:, 0]
     before = sac.online.critics(obs, action)
     assert before.shape == (3, 6)
@@ -127,7 +128,7 @@ def test_the_actors_loss_leaves_the_critics_alone(spec):
     sac, batch = make(spec), batch_of(spec)
     z, alpha = batch.obs["state"][:, 0], sac.log_alpha.detach().exp()
     critics = flat(sac.online)
-    sac.actor_opt.step(sac.actor_loss(z, alpha)[0])
+    sac.actor_opt.step(sac.actor_loss(z, z, alpha)[0])
     assert all(p.grad is None for p in sac.online.parameters())
     assert torch.equal(flat(sac.online), critics)
     assert sac.log_alpha.grad is None
@@ -152,7 +153,7 @@ def test_the_encoder_of_images_learns_from_the_critics_alone():
     batch.obs["image"] = torch.randint(0, 256, (6, 2, 16, 16, 3), dtype=torch.uint8)
     encoder = flat(sac.online.encoder)
     z = sac.online.encoder({k: v[:, 0] for k, v in batch.obs.items()})
-    sac.actor_opt.step(sac.actor_loss(z.detach(), torch.tensor(1.0))[0])
+    sac.actor_opt.step(sac.actor_loss(z.detach(), z.detach(), torch.tensor(1.0))[0])
     assert torch.equal(flat(sac.online.encoder), encoder)
     sac.update_controller(batch, phase=PHASE)
     assert not torch.equal(flat(sac.online.encoder), encoder)
@@ -248,6 +249,48 @@ def test_several_discrete_actions_are_refused():
         make(Spec(OBS, ArraySpec((2,), "int64", classes=(3, 3))))
 
 
+# -- networks of its own --------------------------------------------------------------------------
+
+PIXELS = {"image": ArraySpec((64, 64, 3), "uint8"), "state": ArraySpec((3,))}
+
+
+def last(spec: Spec) -> set[int]:
+    """Return how many values a critic has."""
+    return {spec.action.classes or 1}
+
+
+@BOTH
+def test_actor_and_critics_have_layers_of_their_own(spec):
+    options = {"actor": {"hidden": (5, 6), "act": "tanh"}, "critic": {"hidden": (7,)}}
+    sac = make(spec, **options)
+    assert (sac.actor.net.out_dim, sac.actor.net.act) == (6, "tanh")
+    assert {p.shape[-1] for p in sac.online.critics.parameters()} == {7, *last(spec)}
+    metrics = sac.update_controller(batch_of(spec), phase=PHASE)
+    assert all(torch.isfinite(v) for v in metrics.values())
+
+
+@BOTH
+def test_an_actor_may_have_an_encoder_of_its_own(spec):
+    image = {"_target_": "cnn", "depth": 2, "out_dim": 8}
+    encoders = {"encoder": {"image": image}, "actor_encoder": {"image": {**image, "out_dim": 5}}}
+    sac = make(Spec(PIXELS, spec.action), **encoders)
+    assert (sac.online.encoder.out_dim, sac.actor_encoder.out_dim) == (8 + 3, 5 + 3)
+    batch = batch_of(spec)
+    batch.obs["image"] = torch.randint(0, 256, (6, 2, 64, 64, 3), dtype=torch.uint8)
+    parts = {"actor": sac.actor_encoder, "critic": sac.online.encoder}
+    before = {k: flat(m) for k, m in parts.items()}
+    sac.update_controller(batch, phase=PHASE)
+    assert not [k for k, m in parts.items() if torch.equal(flat(m), before[k])]
+    first = {k: v[:, 0] for k, v in batch.obs.items()}
+    seen = sac.decide(first, torch.ones(6, dtype=torch.bool), (), Mode.FIXED).action
+    with torch.no_grad():
+        for p in sac.online.encoder.parameters():
+            p.zero_()  # nothing of what the critics see is left
+    assert torch.equal(
+        sac.decide(first, torch.ones(6, dtype=torch.bool), (), Mode.FIXED).action, seen
+    )
+
+
 # -- learning -------------------------------------------------------------------------------------
 
 
@@ -256,9 +299,9 @@ def test_several_discrete_actions_are_refused():
 def test_it_learns_to_answer_what_it_sees(continuous, goal, tmp_path):
     options = [
         "env.suite=dummy", "env.id=identity", f"++env.options={{continuous: {continuous}}}",
-        "training.total_frames=2500", "workflow.gamma=0.5", "workflow.hidden=[64,64]",
-        "workflow.alpha=0.1", "buffers.replay.batch=64", "training.phases.1.train_ratio=128",
-        "eval.every_frames=0", "eval.video=false",
+        "training.total_frames=2500", "workflow.gamma=0.5", "workflow.actor.hidden=[64,64]",
+        "workflow.critic.hidden=[64,64]", "workflow.alpha=0.1", "buffers.replay.batch=64",
+        "training.phases.1.train_ratio=128", "eval.every_frames=0", "eval.video=false",
     ]  # fmt: skip
     if not continuous:
         options.append("workflow.target_entropy=0.3")  # the paper's leaves it almost random

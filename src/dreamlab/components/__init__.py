@@ -1,1 +1,16 @@
-"""Parts that know what an action or an observation is: encoders, policies, critics."""
+"""Encoders, world models, policies and critics: what knows of observations and actions.
+
+The parts of world models that configuration can name; `kinds` says what each must be able to do.
+"""
+
+PARTS = {
+    "encoder": "dreamlab.components.world_models.codec.Encoder",
+    "decoder": "dreamlab.components.world_models.codec.Decoder",
+    "rssm": "dreamlab.components.world_models.rssm.RSSM",
+    "two_hot": "dreamlab.components.heads.TwoHotHead",
+    "normal": "dreamlab.components.world_models.world_model_planet.NormalHead",
+    "binary": "dreamlab.components.heads.BinaryHead",
+    "latent_policy": "dreamlab.components.heads.LatentPolicy",
+}
+HOME = "dreamlab.components"
+"""Where configuration looks up their short names."""

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from dreamlab.components.heads import LatentPolicy, TwoHotHead
+from dreamlab.components import HOME, kinds
 from dreamlab.components.world_models.rssm import Latent
-from dreamlab.core.limits import Decay, Depth, NonNegative, Range, Share, SomeShare, Width
+from dreamlab.core.config import Part, part
+from dreamlab.core.limits import NonNegative, Share, SomeShare
 from dreamlab.core.types import ArraySpec, Metrics
-from dreamlab.nn.layers import LayerStyle
 from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.ops.returns import lambda_return
-from dreamlab.ops.scaling import Bins, update_return_range
+from dreamlab.ops.scaling import update_return_range
 
 
 @dataclass(frozen=True)
 class ActorCriticConfig:
-    """Sizes and rates; the workflow knows them."""
+    """Both networks, and how they learn."""
 
-    units: Width
-    layers: Depth
-    num_bins: Annotated[int, Range(2, 65_536)]
-    bins: Bins
-    unimix: Decay
-    style: LayerStyle
-    lam: Share
-    entropy: NonNegative
-    slow_rate: SomeShare
+    actor: Part = part("latent_policy", HOME, kinds.PolicyHead)
+    critic: Part = part("two_hot", HOME, kinds.NumberHead)
+    lam: Share = 0.95
+    entropy: NonNegative = 3e-4
+    slow_rate: SomeShare = 0.02
     """How far the slow critic moves towards the critic at each update."""
-    return_rate: SomeShare
+    return_rate: SomeShare = 0.01
     """How fast the range of returns, by which advantages are divided, is followed."""
 
 
@@ -46,8 +41,8 @@ class ActorCritic(nn.Module):
     def __init__(self, config: ActorCriticConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         c = self.config = config
-        self.actor = LatentPolicy(in_dim, action, c.units, c.layers, c.unimix, c.style)
-        self.critic = TwoHotHead(in_dim, c.units, c.layers, c.num_bins, c.bins, c.style)
+        self.actor = c.actor.build(in_dim, action)
+        self.critic = c.critic.build(in_dim)
         self.slow = frozen_copy(self.critic)
         self.target_network = TargetNetwork(self.slow, self.critic)
         self.register_buffer("return_low", torch.zeros(()))

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dreamlab.core.limits import Decay, Positive, Range
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.dists import Categorical, Dist, Gaussian, MultiCategorical
-from dreamlab.nn.layers import DEFAULT, LayerStyle, NormMLP, dense
+from dreamlab.nn.layers import NetConfig, NormMLP, dense
 from dreamlab.ops.scaling import Bins, symexp, symexp_bins, symlog, symmetric_mean, two_hot_loss
+
+
+@dataclass(frozen=True)
+class TwoHotConfig(NetConfig):
+    """Layers, and the bins of the number."""
+
+    num_bins: Annotated[int, Range(2, 65_536)] = 255
+    bins: Bins = "symexp"
+    """`symlog` is that of DreamerV3 of 2023."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig(NetConfig):
+    """Layers, and what bounds the chance in actions."""
+
+    unimix: Decay = 0.0
+    """Share of the uniform distribution in classes; 0.01 in DreamerV3 until 2024."""
+    min_std: Positive = 0.1
+    max_std: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_std > self.max_std:
+            raise ValueError(f"min_std={self.min_std} must be at most max_std={self.max_std}")
 
 
 class TwoHotHead(nn.Module):
@@ -19,18 +46,17 @@ class TwoHotHead(nn.Module):
     bins are even in symlog space, and the number is symexp of their mean (DreamerV3 of 2023).
     """
 
+    Config = TwoHotConfig
     bins: Tensor
 
-    def __init__(
-        self, in_dim: int, units: int, layers: int, num_bins: int = 255, kind: Bins = "symexp",
-        style: LayerStyle = DEFAULT,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: TwoHotConfig, in_dim: int) -> None:
         super().__init__()
-        self.net = NormMLP(in_dim, units, layers, style)
-        self.out = dense(self.net.out_dim, num_bins, scale=0.0)
-        self.kind = kind
-        even = torch.linspace(-20, 20, num_bins)
-        bins = symexp_bins(num_bins) if kind == "symexp" else even
+        c = config
+        self.net = NormMLP(in_dim, c.units, c.layers, c)
+        self.out = dense(self.net.out_dim, c.num_bins, scale=0.0)
+        self.kind = c.bins
+        even = torch.linspace(-20, 20, c.num_bins)
+        bins = symexp_bins(c.num_bins) if c.bins == "symexp" else even
         self.register_buffer("bins", bins, persistent=False)
 
     def forward(self, feature: Tensor) -> Tensor:
@@ -50,9 +76,11 @@ class TwoHotHead(nn.Module):
 class BinaryHead(nn.Module):
     """The logit of a probability."""
 
-    def __init__(self, in_dim: int, units: int, layers: int, style: LayerStyle = DEFAULT) -> None:
+    Config = NetConfig
+
+    def __init__(self, config: NetConfig, in_dim: int) -> None:
         super().__init__()
-        self.net = NormMLP(in_dim, units, layers, style)
+        self.net = NormMLP(in_dim, config.units, config.layers, config)
         self.out = dense(self.net.out_dim, 1)
 
     def forward(self, feature: Tensor) -> Tensor:
@@ -70,13 +98,13 @@ class LatentPolicy(nn.Module):
     Continuous samples are neither squashed nor clipped; the environment clips what it executes.
     """
 
-    def __init__(
-        self, in_dim: int, action: ArraySpec, units: int, layers: int, unimix: float = 0.0,
-        style: LayerStyle = DEFAULT, std: tuple[float, float] = (0.1, 1.0),
-    ) -> None:  # fmt: skip
+    Config = PolicyConfig
+
+    def __init__(self, config: PolicyConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
-        self.action, self.unimix, self.std = action, unimix, std
-        self.net = NormMLP(in_dim, units, layers, style)
+        c = self.config = config
+        self.action = action
+        self.net = NormMLP(in_dim, c.units, c.layers, c)
         classes = action.classes
         if classes is None:
             self.mean = dense(self.net.out_dim, action.size, scale=0.01)
@@ -90,13 +118,13 @@ class LatentPolicy(nn.Module):
         """Return the policy; log-probabilities are summed over an action's entries."""
         x = self.net(feature)
         if self.action.classes is None:
-            low, high = self.std
+            low, high = self.config.min_std, self.config.max_std
             std = (high - low) * torch.sigmoid(self.stddev(x).float() + 2) + low
             return Gaussian(torch.tanh(self.mean(x).float()), std.log())
         logits = self.logits(x).float()
         if isinstance(self.action.classes, int):
-            return Categorical(_mix(logits, self.unimix))
-        parts = [_mix(part, self.unimix) for part in logits.split(self.action.classes, -1)]
+            return Categorical(_mix(logits, self.config.unimix))
+        parts = [_mix(part, self.config.unimix) for part in logits.split(self.action.classes, -1)]
         return MultiCategorical(torch.cat(parts, -1), self.action.classes)
 
     def shaped(self, flat: Tensor) -> Tensor:

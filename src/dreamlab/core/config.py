@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dreamlab.core.errors import ConfigError, unknown
@@ -31,7 +31,7 @@ def ours_only() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Part:
-    """A swappable component: the class a `_target_` names, and the options it will be built with.
+    """A swappable component: the class a `_target_` names, and the config it will be built with.
 
     In YAML a part is its name (`encoder: cnn`), or its options with or without a `_target_`
     (`encoder: {_target_: my_package.MyEncoder, depth: 32}`). Short names are looked up in the
@@ -40,10 +40,21 @@ class Part:
     """
 
     target: str
-    options: dict[str, Any] = field(default_factory=dict)
+    config: Any
+    """The loaded `Config` of the class; for a class without one, the arguments it is to get."""
     home: str = "dreamlab.nn"
     kind: type | None = None
     """None: a `torch.nn.Module`."""
+
+    @classmethod
+    def load(
+        cls, target: str, options: Mapping[str, Any] | None = None, home: str = "dreamlab.nn",
+        kind: type | None = None, where: str = "", base: Any = None,
+    ) -> Part:  # fmt: skip
+        """Return the part that a name and options mean; what is not given is that of `base`."""
+        where = where or target
+        found = Part(target, None, home, kind).cls(where)
+        return Part(target, _options(found, options or {}, where, base), home, kind)
 
     def cls(self, where: str = "part") -> Any:
         """Return the class, or raise naming the nearest one that exists."""
@@ -53,24 +64,29 @@ class Part:
 
     def but(self, **options: Any) -> Part:
         """Return the same part with some options changed."""
-        return replace(self, options={**self.options, **options})
+        return replace(self, config=_options(self.cls(), options, self.target, self.config))
 
     def build(self, *args: Any) -> Any:
         """Return the component; sizes that depend on other parts come as arguments."""
         cls = self.cls()
-        if is_dataclass(config := getattr(cls, "Config", None)):
-            return cls(load(config, self.options, self.target), *args)  # type: ignore[arg-type]
-        return cls(*args, **arguments(cls, self.options, self.target))
+        return cls(self.config, *args) if is_dataclass(self.config) else cls(*args, **self.config)
+
+
+def _options(cls: Any, options: Mapping[str, Any], where: str, base: Any) -> Any:
+    """Return what a part of this class is built with, or raise if it does not take the options."""
+    if is_dataclass(schema := getattr(cls, "Config", None)):
+        return load(schema, options, where, base)  # type: ignore[arg-type]
+    return {**(base or {}), **arguments(cls, options, where)}
 
 
 def part(target: str, home: str = "dreamlab.nn", kind: type | None = None, **options: Any) -> Any:
     """Declare a dataclass field that holds a part of a kind, with its default."""
-    return field(default_factory=lambda: Part(target, options, home, kind))
+    return field(default_factory=lambda: Part.load(target, options, home, kind))
 
 
 def optional_part(home: str = "dreamlab.nn", kind: type | None = None) -> Any:
     """Declare a dataclass field that holds a part of a kind or, by default, None."""
-    return field(default=None, metadata={"base": Part("", {}, home, kind)})
+    return field(default=None, metadata={"base": Part("", None, home, kind)})
 
 
 def locate(name: str, where: str, home: str = "") -> Any:
@@ -105,7 +121,9 @@ def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
     if _OURS_ONLY.get() and not found.__module__.startswith(PACKAGE):
         raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
     if getattr(kind, "_is_protocol", False):
-        wanted = [n for n, v in vars(kind).items() if n[0] != "_" and _is_behaviour(v)]
+        bases = [b for b in kind.__mro__ if getattr(b, "_is_protocol", False)]
+        methods = {n: v for b in reversed(bases) for n, v in vars(b).items() if n[0] != "_"}
+        wanted = [n for n, v in methods.items() if _is_behaviour(v)]
         lacks = [n for n in wanted if not hasattr(found, n)]
         remedy = f"a class like {path} is wanted, with {', '.join(lacks)}"
     else:
@@ -140,16 +158,16 @@ def _siblings(package: str) -> list[str]:
     return [f"{package}.{m.name}" for m in pkgutil.iter_modules(paths)]
 
 
-def load(cls: type[T], node: Mapping[str, Any], where: str) -> T:
-    """Return a `cls` filled from `node`; `where` is the config path shown in errors."""
-    hints = get_type_hints(cls, include_extras=True)
+def load(cls: type[T], node: Mapping[str, Any], where: str, base: T | None = None) -> T:
+    """Return a `cls` filled from `node`; `where` is the config path shown in errors.
+
+    What `node` does not give is that of the preset it names, else that of `base`, else the default.
+    A config's `presets` have, for each value of an option, the options it stands for.
+    """
     known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for key, value in node.items():
-        path = f"{where}.{key}" if where else str(key)
-        if key not in known:
-            raise ConfigError(unknown(f"{cls.__name__} option", str(key), known, path))
-        values[key] = convert(value, hints[key], path, known[key])
+    values = {} if base is None else {k: getattr(base, k) for k in known}
+    for options in (*_presets(cls, node, known, base), node):
+        values |= _fields(cls, options, where, values)
     for name, f in known.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{where}.{name}: is required and was not given")
@@ -159,23 +177,97 @@ def load(cls: type[T], node: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def convert(value: Any, hint: Any, path: str, default: Any = None) -> Any:
-    """Return `value` as what `hint` says it must be; an int passes for a float."""
+def _presets(
+    cls: type, node: Mapping[str, Any], known: Mapping[str, Field[Any]], base: Any
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the options that the chosen presets stand for; those of `base` are in it already."""
+    for name, table in getattr(cls, "presets", {}).items():
+        chosen = node.get(name, None if base is not None else known[name].default)
+        if isinstance(chosen, str) and chosen in table:
+            yield table[chosen]
+
+
+def check_presets(config: Any) -> None:
+    """Raise ValueError if nothing that a chosen preset stands for is in a config."""
+    for name, table in type(config).presets.items():
+        wanted = table.get(getattr(config, name), {})
+        if wanted and not any(_has(getattr(config, k), v) for k, v in wanted.items()):
+            raise ValueError(
+                f"{name}={getattr(config, name)} has no effect: whatever it stands for is given "
+                f"otherwise; set {name}=null"
+            )
+
+
+def _has(value: Any, wanted: Any) -> bool:
+    """Tell whether a value, or an option in it, is as a preset says."""
+    if not isinstance(wanted, Mapping):
+        return dump(value) == dump(wanted)
+    options = value.config if isinstance(value, Part) else value
+    options = options if isinstance(options, Mapping) else vars(options)
+    return any(k in options and _has(options[k], v) for k, v in wanted.items())
+
+
+def _fields(
+    cls: type, node: Mapping[str, Any], where: str, below: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the given options as what they must be, each over the value that is `below` it."""
+    hints = get_type_hints(cls, include_extras=True)
+    known = {f.name: f for f in fields(cls) if f.init}
+    values: dict[str, Any] = {}
+    for key, value in node.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            inside = _inside(str(key), {k: _below(f, below) for k, f in known.items()})
+            names = inside or known
+            raise ConfigError(unknown(f"{cls.__name__} option", str(key), names, path))
+        values[key] = convert(value, hints[key], path, _below(known[key], below))
+    return values
+
+
+def _below(f: Field[Any], below: Mapping[str, Any]) -> Any:
+    """Return the value that an option has where it is not given."""
+    under = below[f.name] if f.name in below else _default(f)
+    return f.metadata.get("base") if under is None else under
+
+
+def _inside(key: str, values: Mapping[str, Any]) -> list[str]:
+    """Return where, within parts and nested configs, there is an option of this name."""
+    configs = {k: getattr(v, "config", v) for k, v in values.items()}
+    nested = {k: v for k, v in configs.items() if is_dataclass(v) and not isinstance(v, type)}
+    return [f"{k}.{key}" for k, v in nested.items() if key in {f.name for f in fields(v)}]
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """Return the default of each option of a config that has one."""
+    return {f.name: v for f in fields(cls) if f.init and (v := _default(f)) is not None}
+
+
+def _default(f: Field[Any]) -> Any:
+    if f.default_factory is not MISSING:
+        return f.default_factory()
+    return None if f.default is MISSING else f.default
+
+
+def convert(value: Any, hint: Any, path: str, base: Any = None) -> Any:
+    """Return `value` as what `hint` says it must be; an int passes for a float.
+
+    Options of a dataclass or a part that are not given are those of `base`.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _within(convert(value, args[0], path, default), args[1:], path)
+        return _within(convert(value, args[0], path, base), args[1:], path)
     if hint is Any or isinstance(hint, TypeVar):
         return value
     if origin in (Union, types.UnionType):
-        return _convert_union(value, args, path, default)
+        return _convert_union(value, args, path, base)
     if origin is Literal:
         if value not in args:
             raise ConfigError(unknown("choice", str(value), map(str, args), path))
         return value
     if hint is Part:
-        return _convert_part(value, path, default)
+        return _convert_part(value, path, base)
     if is_dataclass(hint):
-        return _convert_dataclass(value, hint, path)
+        return _convert_dataclass(value, hint, path, base)
     if origin in (tuple, list):
         return _convert_sequence(value, origin, args, path)
     if origin is dict:
@@ -213,26 +305,26 @@ def _float_of(value: str | int, path: str) -> float:
         raise ConfigError(f"{path}: expected float, got {shown(value)}") from None
 
 
-def _convert_union(value: Any, args: tuple[Any, ...], path: str, default: Any) -> Any:
+def _convert_union(value: Any, args: tuple[Any, ...], path: str, base: Any) -> Any:
     if value is None and type(None) in args:
         return None
     errors: list[ConfigError] = []
     for arg in (a for a in args if a is not type(None)):
         try:
-            return convert(value, arg, path, default)
+            return convert(value, arg, path, base)
         except ConfigError as error:
             errors.append(error)
     raise errors[0]
 
 
-def _convert_dataclass(value: Any, hint: Any, path: str) -> Any:
+def _convert_dataclass(value: Any, hint: Any, path: str, base: Any) -> Any:
     if is_dataclass(value) and isinstance(value, hint):
         return value
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{path}: expected a mapping of {hint.__name__} options, got {shown(value)}"
         )
-    return load(hint, value, path)
+    return load(hint, value, path, base if type(base) is hint else None)
 
 
 def _convert_sequence(value: Any, origin: Any, args: tuple[Any, ...], path: str) -> Any:
@@ -247,12 +339,10 @@ def _convert_sequence(value: Any, origin: Any, args: tuple[Any, ...], path: str)
     return origin(convert(v, args[0], f"{path}[{i}]") for i, v in enumerate(value))
 
 
-def _convert_part(value: Any, path: str, default: Any) -> Part:
+def _convert_part(value: Any, path: str, base: Any) -> Part:
     if isinstance(value, Part):
         return value
-    factory = getattr(default, "default_factory", MISSING)
-    metadata = getattr(default, "metadata", {})
-    base = metadata.get("base", Part("")) if factory is MISSING else factory()
+    base = base if isinstance(base, Part) else Part("", None)
     if isinstance(value, str):
         value = {"_target_": value}
     if not isinstance(value, Mapping):
@@ -263,18 +353,14 @@ def _convert_part(value: Any, path: str, default: Any) -> Part:
         raise ConfigError(f"{path}._target_: expected the name of a class, got {target!r}")
     if not target:
         raise ConfigError(f"{path}: _target_ is missing: there is no default that it could mean")
-    merged = options if target != base.target else {**base.options, **options}
-    result = Part(target, merged, base.home, base.kind)
-    check_options(result.cls(path), merged, path)
-    return result
+    found = replace(base, target=target).cls(path)
+    under = base.config if base.target and _same_options(found, base) else None
+    return Part.load(target, options, base.home, base.kind, path, under)
 
 
-def check_options(cls: Any, options: Mapping[str, Any], path: str) -> None:
-    """Raise if `cls` would not accept these options."""
-    if is_dataclass(config := getattr(cls, "Config", None)):
-        load(config, options, path)  # type: ignore[arg-type]
-        return
-    arguments(cls, options, path)
+def _same_options(cls: Any, base: Part) -> bool:
+    """Tell whether options of a part say something of this class: its own, or one like it."""
+    return cls is base.cls() or getattr(cls, "Config", None) is type(base.config)
 
 
 def arguments(
@@ -321,11 +407,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def dump(config: Any) -> Any:
     """Return a config as plain data, with every default written out, ready for YAML."""
     if isinstance(config, Part):
-        cls = config.cls()
-        options = config.options
-        if is_dataclass(schema := getattr(cls, "Config", None)):
-            options = dump(load(schema, options, config.target))  # type: ignore[arg-type]
-        return {"_target_": config.target, **options}
+        return {"_target_": config.target, **dump(config.config)}
     if is_dataclass(config) and not isinstance(config, type):
         return {f.name: dump(getattr(config, f.name)) for f in fields(config) if f.init}
     if isinstance(config, Mapping):
@@ -336,6 +418,6 @@ def dump(config: Any) -> Any:
 
 
 __all__ = [
-    "Part", "arguments", "check_options", "convert", "dump", "load", "locate", "optional_part",
-    "part",
+    "Part", "arguments", "check_presets", "convert", "defaults", "dump", "load", "locate",
+    "optional_part", "part",
 ]  # fmt: skip

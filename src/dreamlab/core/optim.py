@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dreamlab.core.config import Part, load, optional_part, part
+from dreamlab.core.config import Part, optional_part, part
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.update_rules import (
     SGD,
@@ -48,7 +48,7 @@ KINDS: dict[type, type[Rule]] = {r.Config: r for r in (Adam, AdamW, LaProp, RMSp
 
 def optimizer_part(kind: str, **options: Any) -> Part:
     """Return an optimizer's config as YAML would give it: kind and options."""
-    return Part(kind, options, OPTIMIZERS, Rule)
+    return Part.load(kind, options, OPTIMIZERS, Rule)
 
 
 def optimizer_field(kind: str, **options: Any) -> Any:
@@ -63,7 +63,7 @@ def optional_optimizer() -> Any:
 
 def without_groups(config: Part) -> Part:
     """Return an optimizer's config for other parameters than those it names."""
-    return replace(config, options={k: v for k, v in config.options.items() if k != "groups"})
+    return config.but(groups={})
 
 
 class Optimizer:
@@ -255,8 +255,7 @@ def clip_each(grads: Grads, params: Sequence[Tensor], share: float) -> list[Tens
 
 def _kind_of(config: OptimConfig | Part) -> tuple[type[Rule], Any]:
     if isinstance(config, Part):
-        rule = config.cls("optimizer")
-        return rule, load(rule.Config, config.options, config.target)
+        return config.cls("optimizer"), config.config
     return KINDS[type(config)], config
 
 

@@ -284,7 +284,7 @@ class Mixture:
     def __init__(self, config: MixtureConfig, capacity: int) -> None:
         shares = {k: getattr(config, k) for k in ("uniform", "prioritised", "recency")}
         parts = {
-            "uniform": Part("uniform", home="dreamlab.data", kind=Sampler),
+            "uniform": Part.load("uniform", home="dreamlab.data", kind=Sampler),
             "prioritised": config.prioritised_sampler,
             "recency": config.recency_sampler,
         }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
 
-from dreamlab.core.config import Part, load
+from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.data.buffer import BufferConfig
@@ -18,7 +17,7 @@ def check_feasible(
     phases: Sequence[Phase], total_frames: int | None, buffers: Mapping[str, Part], env: EnvConfig
 ) -> None:
     """Raise if a buffer is too small for its batches, or a phase too short for its first one."""
-    configs = {k: c for k, p in buffers.items() if (c := _config(p, f"buffers.{k}")) is not None}
+    configs = {k: c for k, p in buffers.items() if isinstance(c := p.config, BufferConfig)}
     needed = {k: _first_batch(c, k, env.num_envs) for k, c in configs.items()}
     stored = dict.fromkeys((*buffers, *(p.buffer for p in phases)), 0.0)
     learns = False
@@ -35,14 +34,6 @@ def check_feasible(
             f"training.total_frames: must be more than {total_frames:,}: the training ends before "
             f"phase {first!r} begins, so that nothing is ever learnt"
         )
-
-
-def _config(part: Part, where: str) -> BufferConfig | None:
-    """Return what a buffer's options tell; None for one that tells nothing."""
-    schema = getattr(part.cls(where), "Config", None)
-    if not (is_dataclass(schema) and isinstance(schema, type) and issubclass(schema, BufferConfig)):
-        return None
-    return load(schema, part.options, where)
 
 
 def _first_batch(config: BufferConfig, name: str, num_envs: int) -> int:

@@ -34,7 +34,7 @@ class RunLog(Protocol):
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(ComputeConfig):
     """Everything the loop itself can be told."""
 
     log: LogConfig = field(default_factory=LogConfig)
@@ -42,7 +42,6 @@ class EngineConfig:
     report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
 
 
 @dataclass

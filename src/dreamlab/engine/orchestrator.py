@@ -140,7 +140,7 @@ class Orchestrator:
 
     def _collect(self) -> None:
         phase, buffer = self.scheduler.phase, self._buffer()
-        with autocast(self.config.compute, self.workflow.device):
+        with autocast(self.config, self.workflow.device):
             done = self.parts.collector.collect(phase.collect_ticks, buffer, phase.random_actions)
         self.counters.env_frames += done.frames
         self.counters.decisions += done.decisions
@@ -167,7 +167,7 @@ class Orchestrator:
         self.batch = batch = buffer.sample()
         reported: Metrics = {}
         for name in phase.update_hooks:
-            with autocast(self.config.compute, self.workflow.device):
+            with autocast(self.config, self.workflow.device):
                 result = getattr(self.workflow, name)(batch, phase=phase)
             metrics, extras = result if isinstance(result, tuple) else (result, None)
             if extras and batch.index is not None:

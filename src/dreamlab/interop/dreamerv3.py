@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dreamlab.core.config import load
 from dreamlab.core.errors import LabError
 from dreamlab.core.types import Array, ArraySpec, Spec
 from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
@@ -78,7 +79,7 @@ def _official(agent: DreamerV3, name: str) -> str:
     else:
         raise LabError(f"interop: {name!r} has no counterpart in the original")
     if path.startswith("dec/conv-"):  # it counts its convolutions from the image inwards
-        count = len(agent.config.mults) - 1
+        count = len(agent.config.decoder.config.mults) - 1
         path = re.sub(r"-(\d+)", lambda m: str(count - 1 - int(m[1])), path)
     if path.startswith("dec/vec/"):
         discrete = agent.spec.obs[path.split("/")[2]].is_discrete
@@ -152,25 +153,44 @@ def load_optimizer(agent: DreamerV3, weights: Weights) -> bool:
     return True
 
 
-def config_of(weights: Weights, **more: Any) -> DreamerV3Config:
-    """Return the sizes that weights have."""
+def config_of(weights: Weights, stoch: int, **more: Any) -> DreamerV3Config:
+    """Return the config that weights have; `more` of its options are not of the network."""
+    return load(DreamerV3Config, {**sizes_of(weights, stoch), **more}, "workflow")
+
+
+def sizes_of(weights: Weights, stoch: int) -> dict[str, dict[str, Any]]:
+    """Return the options of each part that weights tell."""
     shape = {k: v.shape for k, v in weights.items()}
-    stoch = int(more.pop("stoch", 32))
-    count = lambda pattern: len([k for k in shape if re.fullmatch(pattern, k)])  # noqa: E731
     deter, hidden = shape["dyn/dynin0/kernel"]
-    units = shape["rew/mlp/linear0/kernel"][1]
-    sizes = {
-        "deter": deter, "hidden": hidden, "units": units, "stoch": stoch,
-        "classes": shape["dyn/dynin1/kernel"][0] // stoch,
-        "blocks": shape["dyn/dynhid0/kernel"][0],
-        "layers": count(r"val/mlp/linear\d+/kernel"),
-        "num_bins": shape["val/head/logits/kernel"][1],
-    }  # fmt: skip
-    if "enc/cnn0/kernel" in shape:
-        depths = [shape[f"enc/cnn{i}/kernel"][3] for i in range(count(r"enc/cnn\d+/kernel"))]
-        depth = int(np.gcd.reduce(depths))
-        sizes |= {"depth": depth, "mults": tuple(int(d // depth) for d in depths)}
-    return DreamerV3Config(**sizes, **more)
+    blocks = shape["dyn/dynhid0/kernel"][0]
+    classes = shape["dyn/dynin1/kernel"][0] // stoch
+    rssm = {"deter": deter, "hidden": hidden, "stoch": stoch, "classes": classes, "blocks": blocks}
+    heads = {"reward": "rew", "cont": "con", "actor": "pol", "critic": "val"}
+    out = {k: _layers(shape, f"{v}/mlp/linear") for k, v in heads.items()}
+    for k in ("reward", "critic"):
+        out[k]["num_bins"] = shape[f"{heads[k]}/head/logits/kernel"][1]
+    images = _convolutions(shape)
+    out["encoder"] = _layers(shape, "enc/mlp") | images
+    out["decoder"] = _layers(shape, "dec/mlp/linear") | images | {"blocks": blocks}
+    if "units" not in out["decoder"]:  # images alone: half of what reads the random part
+        out["decoder"]["units"] = shape["dec/sp1/kernel"][1] // 2
+    return {"rssm": rssm, **out}
+
+
+def _layers(shape: Mapping[str, tuple[int, ...]], name: str) -> dict[str, Any]:
+    """Return width and number of a network's hidden layers, if there are any."""
+    found = [k for k in shape if re.fullmatch(rf"{name}\d+/kernel", k)]
+    return {"units": shape[found[0]][1], "layers": len(found)} if found else {}
+
+
+def _convolutions(shape: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return the channels of an encoder of images, if there is one."""
+    found = [k for k in shape if re.fullmatch(r"enc/cnn\d+/kernel", k)]
+    depths = [shape[f"enc/cnn{i}/kernel"][3] for i in range(len(found))]
+    if not depths:
+        return {}
+    depth = int(np.gcd.reduce(depths))
+    return {"depth": depth, "mults": [int(d // depth) for d in depths]}
 
 
 def action_of(weights: Weights) -> ArraySpec:

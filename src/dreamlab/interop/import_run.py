@@ -11,6 +11,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from dreamlab.components.world_models.codec import width
+from dreamlab.components.world_models.rssm import RSSMConfig
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.config import convert
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
@@ -24,9 +25,6 @@ from dreamlab.interop.dreamerv3 import Weights
 from dreamlab.workflows.dreamer_v3 import DreamerV3
 
 TARGET = f"{DreamerV3.__module__}.{DreamerV3.__name__}"
-SIZES = (
-    "deter", "hidden", "units", "stoch", "classes", "blocks", "layers", "num_bins", "depth", "mults"
-)  # fmt: skip
 MOST_FOLDERS = 8
 # What a run needs to go on learning, unless an experiment says otherwise.
 DEFAULTS: dict[str, Any] = {
@@ -103,16 +101,24 @@ def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
         raise ConfigError(f"import: the experiment must be one of {TARGET}")
     with _odd_shapes():
         latents = weights["dyn/dynin1/kernel"].shape[0]
-    stoch = convert(given.get("stoch", 32), Width, "workflow.stoch")
+    rssm = convert(given.get("rssm", {}), dict[str, Any], "workflow.rssm")
+    stoch = convert(rssm.get("stoch", RSSMConfig.stoch), Width, "workflow.rssm.stoch")
     if latents % stoch:
         raise ConfigError(
-            f"import: latents of {latents} numbers are not {stoch} of a kind: give workflow.stoch"
+            f"import: latents of {latents} numbers are not {stoch} of a kind: give "
+            "workflow.rssm.stoch"
         )
     with _odd_shapes():
-        found = dreamerv3.config_of(weights, stoch=stoch)
-    sizes = {k: getattr(found, k) for k in SIZES if getattr(found, k) is not None}
-    plain = {k: list(v) if isinstance(v, tuple) else int(v) for k, v in sizes.items()}
-    return load_config({**node, "workflow": {**given, "_target_": TARGET, **plain}})
+        sizes = dreamerv3.sizes_of(weights, stoch)
+    parts = {k: {**_part(given.get(k, {}), k), **v} for k, v in sizes.items()}
+    return load_config({**node, "workflow": {**given, "_target_": TARGET, **parts}})
+
+
+def _part(node: Any, name: str) -> dict[str, Any]:
+    """Return the options that were given for a part, by its name or as they are."""
+    if isinstance(node, str):
+        return {"_target_": node}
+    return convert(node, dict[str, Any], f"workflow.{name}")
 
 
 @contextmanager

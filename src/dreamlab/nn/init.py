@@ -11,9 +11,9 @@ WEIGHTED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 
 def glorot(module: M) -> M:
-    """Fill every linear and convolutional layer anew, and return the module."""
+    """Fill linear and convolutional layers anew but those that are all zero; return the module."""
     for layer in module.modules():
-        if isinstance(layer, WEIGHTED):
+        if isinstance(layer, WEIGHTED) and layer.weight.any():
             nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

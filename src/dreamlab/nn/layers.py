@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dreamlab.core.limits import Depth, Width
+
 NormKind = Literal["rms", "layer", "none"]
 ACTS = {"silu": F.silu, "elu": F.elu, "relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
 ActKind = Literal["silu", "elu", "relu", "tanh", "gelu"]
 
 
-class LayerStyle(NamedTuple):
+@dataclass(frozen=True)
+class LayerStyle:
     """What follows every linear layer of a network."""
 
     norm: NormKind = "rms"
+    """`layer` is that of DreamerV3 of 2023."""
     act: ActKind = "silu"
 
 
-DEFAULT = LayerStyle()
+@dataclass(frozen=True)
+class NetConfig(LayerStyle):
+    """Hidden layers of one width."""
+
+    units: Width = 1024
+    layers: Depth = 3
 
 
 class RMSNorm(nn.Module):

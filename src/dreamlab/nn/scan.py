@@ -12,9 +12,12 @@ from dreamlab.accel import rssm_scan
 from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.rssm_scan import fits
 
+STYLE = ("rms", "silu")
+"""The norm and the activation that the kernels compute."""
+
 
 class Layers(NamedTuple):
-    """The modules that a step runs through, in the style `rms`, `silu`."""
+    """The modules that a step runs through, in this style."""
 
     memory: Any
     """`NormAct` of the deterministic part; `stoch` of the random one, `action` of the action."""

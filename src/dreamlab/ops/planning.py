@@ -1,83 +1,401 @@
-"""Planners: searches for the sequence of actions that scores best, for many problems at once."""
+"""Planners: searches for the sequence of actions that scores best, for many problems at once.
+
+All of them speak one protocol: `start` a search, `ask` it for candidates, `tell` it their scores;
+`search` is the loop around these. They hold no state of their own: what a search knows is its
+`Plan`, so that one can begin where the last one ended (`shifted`), or be helped by plans that
+somebody else proposes. Actions are in [-1, 1].
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
-from dreamlab.core.limits import Positive, PositiveInt
+from dreamlab.core.limits import NonNegative, Positive, PositiveInt
 
+PLANNERS = __name__
+"""Where a `_target_` finds them."""
 Score = Callable[[Float[Tensor, "b n h a"]], Float[Tensor, "b n"]]
-"""Candidates of b problems to how good each is."""
+"""Candidates of b problems to how good each is; more is better."""
 
 
 @dataclass(frozen=True)
-class CEMConfig:
-    """The cross-entropy method with PlaNet's numbers."""
+class PlannerConfig:
+    """What every planner must be told; each has its own numbers."""
 
-    horizon: PositiveInt = 12
+    horizon: PositiveInt
     """Steps that are planned ahead."""
-    iterations: PositiveInt = 10
-    samples: PositiveInt = 1000
-    """Candidates drawn in each iteration."""
-    elites: PositiveInt = 100
-    """The best candidates, from which the next ones are drawn."""
-    std: Positive = 1.0
-    """Deviation of the first candidates around zero."""
+    iterations: PositiveInt
+    samples: PositiveInt
+    """Candidates scored in each iteration, those that were proposed among them."""
+    elites: PositiveInt
+    """The best candidates, from which the next ones are made."""
+    std: Positive
+    """Deviation of the first candidates around the first mean."""
 
     def __post_init__(self) -> None:
         if self.elites > self.samples:
             raise ValueError(f"elites={self.elites} must not exceed samples={self.samples}")
 
 
-def fixed_noise(config: CEMConfig, dim: int) -> Float[Tensor, "iterations 1 samples h {dim}"]:
-    """Return standard normal noise that is the same at every call: for a search without chance."""
-    shape = (config.iterations, 1, config.samples, config.horizon, dim)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+@dataclass(frozen=True)
+class Plan:
+    """What a search knows: where it would draw next, and the best candidates of the last round."""
+
+    mean: Float[Tensor, "b h a"]
+    """The plan, if one must be named."""
+    std: Float[Tensor, "b h a"]
+    elites: Float[Tensor, "b e h a"]
+    score: Float[Tensor, "b e"]
+    weight: Float[Tensor, "b e"]
+    """How much each elite counts in the mean; they add up to 1."""
+
+
+C = TypeVar("C", bound=PlannerConfig)
+P = TypeVar("P", bound=Plan)
+
+
+class Planner(ABC, Generic[C, P]):
+    """A search over plans [b, n, h, a]; it is given noise or draws it, and computes the rest."""
+
+    Config: Any
+
+    def __init__(self, config: C) -> None:
+        self.config = config
+
+    @abstractmethod
+    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> P:
+        """Return what is known before anything was scored."""
+
+    @abstractmethod
+    def ask(self, plan: P, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
+        """Return candidates in [-1, 1] made of standard normal noise."""
+
+    @abstractmethod
+    def tell(self, plan: P, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]) -> P:
+        """Return what is known once the candidates have their scores."""
+
+    def zeros(self, like: Float[Tensor, "b a"]) -> Float[Tensor, "b h a"]:
+        """Return the plan to do nothing; `like` lends its batch, width, type and device."""
+        b, a = like.shape  # `len` would be a constant of an exported plan
+        return like.new_zeros(b, self.config.horizon, a)
+
+    def fixed_noise(self, dim: int) -> Float[Tensor, "iterations 1 samples h {dim}"]:
+        """Return noise that is the same at every call: for a search without chance."""
+        c = self.config
+        shape = (c.iterations, 1, c.samples, c.horizon, dim)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    @torch.no_grad()
+    def search(
+        self,
+        score: Score,
+        mean: Float[Tensor, "b h a"],
+        std: Float[Tensor, "b h a"] | None = None,
+        proposed: Float[Tensor, "b k h a"] | None = None,
+        noise: Float[Tensor, "iterations b_or_1 samples h a"] | None = None,
+    ) -> P:
+        """Return what is known of each problem's best plan after the last iteration.
+
+        A search begins at `mean` with this deviation, by default the config's. The plans proposed
+        (a policy's) are among the candidates of every iteration. `noise` takes chance out of it.
+        """
+        c = self.config
+        plan = self.start(mean, torch.full_like(mean, c.std) if std is None else std)
+        num = c.samples - (0 if proposed is None else proposed.shape[1])
+        assert num > 0, "more plans are proposed than are scored"
+        for i in range(c.iterations):
+            drawn = _noise(mean, num) if noise is None else noise[i, :, :num]
+            candidates = self.ask(plan, drawn)
+            if proposed is not None:
+                candidates = torch.cat([proposed, candidates], 1)
+            plan = self.tell(plan, candidates, score(candidates))
+        return plan
+
+
+def shifted(mean: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:
+    """Return what is left of a plan once its first action was done: the start of the next one."""
+    return torch.cat([mean[:, 1:], torch.zeros_like(mean[:, :1])], 1)
+
+
+def _noise(mean: Tensor, num: int) -> Tensor:
+    b, h, a = mean.shape
+    return torch.randn(b, num, h, a, device=mean.device, dtype=mean.dtype)
 
 
 def draw(
-    mean: Float[Tensor, "b h a"],
-    std: Float[Tensor, "b h a"],
-    num: int,
-    noise: Float[Tensor, "1 num h a"] | None = None,
-) -> Float[Tensor, "b num h a"]:
-    """Return candidates from normals, clipped to [-1, 1]; `noise` takes chance out of it."""
-    b, h, a = mean.shape
-    if noise is None:
-        noise = torch.randn(b, num, h, a, device=mean.device, dtype=mean.dtype)
+    mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"], noise: Float[Tensor, "#b n h a"]
+) -> Float[Tensor, "b n h a"]:
+    """Return candidates from normals, clipped to [-1, 1]."""
     return torch.addcmul(mean[:, None], std[:, None], noise).clamp_(-1, 1)
 
 
-def refit(
-    candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"], elites: int
-) -> tuple[Float[Tensor, "b h a"], Float[Tensor, "b h a"]]:
-    """Return the mean and deviation of each problem's best candidates."""
-    best = score.topk(elites, 1, sorted=False).indices
-    chosen = candidates.gather(1, best[..., None, None].expand(-1, -1, *candidates.shape[2:]))
-    var, mean = torch.var_mean(chosen, 1, correction=0)
-    return mean, torch.sqrt(var + 1e-6)
+def best(
+    candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"], num: int, order: bool = False
+) -> tuple[Float[Tensor, "b e h a"], Float[Tensor, "b e"]]:
+    """Return the candidates with the highest scores, and these; the best first if `order`."""
+    top = score.topk(num, 1, sorted=order)
+    index = top.indices[..., None, None].expand(-1, -1, *candidates.shape[2:])
+    return candidates.gather(1, index), top.values
 
 
-@torch.no_grad()
-def cem(
-    config: CEMConfig,
-    score: Score,
-    like: Float[Tensor, "b a"],
-    noise: Float[Tensor, "iterations 1 samples h a"] | None = None,
-) -> Float[Tensor, "b h a"]:
-    """Return the mean plan of each problem after the last iteration.
+def _unknown(mean: Tensor, std: Tensor, num: int) -> Plan:
+    """Return a plan of which no candidate was scored yet."""
+    elites = mean[:, None].expand(-1, num, -1, -1)
+    score = torch.full_like(elites[:, :, 0, 0], -math.inf)
+    return Plan(mean, std, elites, score, torch.full_like(score, 1 / num))
 
-    Every search starts from zero; `like` lends its batch, width, type and device.
+
+# -- the cross-entropy method ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CEMConfig(PlannerConfig):
+    """PlaNet's numbers (Hafner et al. 2019, arXiv:1811.04551)."""
+
+    horizon: PositiveInt = 12
+    iterations: PositiveInt = 10
+    samples: PositiveInt = 1000
+    elites: PositiveInt = 100
+    std: Positive = 1.0
+
+
+class CEM(Planner[CEMConfig, Plan]):
+    """The cross-entropy method: draw from a normal that is fitted to the best of the last draw."""
+
+    Config = CEMConfig
+
+    def start(self, mean: Tensor, std: Tensor) -> Plan:
+        return _unknown(mean, std, self.config.elites)
+
+    def ask(self, plan: Plan, noise: Tensor) -> Tensor:
+        return draw(plan.mean, plan.std, noise)
+
+    def tell(self, plan: Plan, candidates: Tensor, score: Tensor) -> Plan:
+        elites, score = best(candidates, score, self.config.elites)
+        var, mean = torch.var_mean(elites, 1, correction=0)
+        return Plan(mean, torch.sqrt(var + 1e-6), elites, score, plan.weight)
+
+
+# -- model-predictive path integrals --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MPPIConfig(PlannerConfig):
+    """The numbers of TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828)."""
+
+    horizon: PositiveInt = 3
+    iterations: PositiveInt = 6
+    samples: PositiveInt = 512
+    elites: PositiveInt = 64
+    """The best candidates, which are averaged; as many as `samples` averages all."""
+    std: Positive = 2.0
+    temperature: NonNegative = 0.5
+    """How much more a better elite counts: its weight is exp(temperature * score)."""
+    min_std: Positive = 0.05
+    max_std: Positive = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_std > self.max_std:
+            raise ValueError(f"min_std={self.min_std:g} must not exceed max_std={self.max_std:g}")
+
+
+class MPPI(Planner[MPPIConfig, Plan]):
+    """Draw the next candidates around the best of the last, averaged by how good they are."""
+
+    Config = MPPIConfig
+
+    def start(self, mean: Tensor, std: Tensor) -> Plan:
+        return _unknown(mean, std, self.config.elites)
+
+    def ask(self, plan: Plan, noise: Tensor) -> Tensor:
+        return draw(plan.mean, plan.std, noise)
+
+    def tell(self, plan: Plan, candidates: Tensor, score: Tensor) -> Plan:
+        c = self.config
+        elites, score = best(candidates, score, c.elites)
+        weight = F.softmax(c.temperature * score, 1)
+        mean = _weighted(elites, weight)
+        var = _weighted((elites - mean[:, None]).square(), weight)
+        return Plan(mean, var.sqrt().clamp(c.min_std, c.max_std), elites, score, weight)
+
+
+def _weighted(x: Float[Tensor, "b e h a"], weight: Float[Tensor, "b e"]) -> Float[Tensor, "b h a"]:
+    return (weight[..., None, None] * x).sum(1)
+
+
+# -- random shooting ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomShootingConfig(PlannerConfig):
+    """One round, of which the best candidate is the plan."""
+
+    horizon: PositiveInt = 12
+    iterations: PositiveInt = 1
+    """More rounds need less memory than as many more samples; the best of all rounds wins."""
+    samples: PositiveInt = 1000
+    elites: PositiveInt = 1
+    """The best candidates that are kept."""
+    std: Positive = 3**-0.5
+    """Deviation of the candidates, which are uniform: with this one, over all of [-1, 1]."""
+
+
+@dataclass(frozen=True)
+class Shots(Plan):
+    """The best so far, and the middle of what is drawn."""
+
+    centre: Float[Tensor, "b h a"]
+
+
+class RandomShooting(Planner[RandomShootingConfig, Shots]):
+    """Try uniform candidates, none of which depends on what others scored, and keep the best."""
+
+    Config = RandomShootingConfig
+
+    def start(self, mean: Tensor, std: Tensor) -> Shots:
+        plan = _unknown(mean, std, self.config.elites)
+        only = torch.zeros_like(plan.weight)
+        only[:, 0] = 1
+        return Shots(mean, std, plan.elites, plan.score, only, mean)
+
+    def ask(self, plan: Shots, noise: Tensor) -> Tensor:
+        return draw(plan.centre, 3**0.5 * plan.std, torch.erf(noise / 2**0.5))
+
+    def tell(self, plan: Shots, candidates: Tensor, score: Tensor) -> Shots:
+        known, scores = torch.cat([plan.elites, candidates], 1), torch.cat([plan.score, score], 1)
+        elites, score = best(known, scores, self.config.elites, order=True)
+        return replace(plan, mean=elites[:, 0], elites=elites, score=score)
+
+
+# -- evolution of a covariance --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CMAESConfig(PlannerConfig):
+    """Half of the candidates are parents, as in Hansen's tutorial (arXiv:1604.00772)."""
+
+    horizon: PositiveInt = 12
+    iterations: PositiveInt = 20
+    samples: PositiveInt = 64
+    elites: PositiveInt = 32
+    """The parents; better ones count more."""
+    std: Positive = 0.5
+
+
+@dataclass(frozen=True)
+class Evolution(Plan):
+    """Steps are `sigma` times normals of covariance `cov`, over the d = h a numbers of a plan."""
+
+    sigma: Float[Tensor, " b"]
+    cov: Float[Tensor, "b d d"]
+    root: Float[Tensor, "b d d"]
+    """The root of `cov`, and its inverse."""
+    inverse: Float[Tensor, "b d d"]
+    path_sigma: Float[Tensor, "b d"]
+    """Steps of the mean added up, fading: a long path asks for larger steps."""
+    path_cov: Float[Tensor, "b d"]
+    calm: Float[Tensor, " b"]
+    """0 where the steps grow too fast to learn their direction."""
+    told: int
+
+
+class Rates:
+    """How fast an evolution learns, from its dimension and parents (table 1 of the tutorial)."""
+
+    def __init__(self, dim: int, parents: int) -> None:
+        raw = [math.log(parents + 0.5) - math.log(i) for i in range(1, parents + 1)]
+        self.weights = [w / sum(raw) for w in raw]
+        mu = 1 / sum(w * w for w in self.weights)  # as many equal parents would vary as much
+        self.sigma = (mu + 2) / (dim + mu + 5)
+        self.damping = 1 + 2 * max(0.0, math.sqrt((mu - 1) / (dim + 1)) - 1) + self.sigma
+        self.path = (4 + mu / dim) / (dim + 4 + 2 * mu / dim)
+        self.one = 2 / ((dim + 1.3) ** 2 + mu)
+        self.many = min(1 - self.one, 2 * (mu - 2 + 1 / mu) / ((dim + 2) ** 2 + mu))
+        self.into_sigma = math.sqrt(self.sigma * (2 - self.sigma) * mu)
+        self.into_path = math.sqrt(self.path * (2 - self.path) * mu)
+        # how long a vector of standard normals is on average
+        self.length = math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2))
+        self.longest = (1.4 + 2 / (dim + 1)) * self.length
+
+
+class CMAES(Planner[CMAESConfig, Evolution]):
+    """Learn the covariance of good steps; it costs an eigendecomposition of d x d per iteration.
+
+    Candidates are clipped, and it is the clipped ones that it learns from.
     """
-    b, a = like.shape
-    mean = like.new_zeros(b, config.horizon, a)
-    std = torch.full_like(mean, config.std)
-    for i in range(config.iterations):
-        candidates = draw(mean, std, config.samples, None if noise is None else noise[i])
-        mean, std = refit(candidates, score(candidates), config.elites)
-    return mean
+
+    Config = CMAESConfig
+
+    def rates(self, mean: Tensor) -> Rates:
+        return Rates(mean[0].numel(), self.config.elites)
+
+    def start(self, mean: Tensor, std: Tensor) -> Evolution:
+        plan, flat = _unknown(mean, std, self.config.elites), std.flatten(1)
+        zeros = torch.zeros_like(flat)
+        return Evolution(
+            mean, std, plan.elites, plan.score,
+            weight=mean.new_tensor(self.rates(mean).weights).expand_as(plan.score),
+            sigma=torch.ones_like(flat[:, 0]), cov=torch.diag_embed(flat.square()),
+            root=torch.diag_embed(flat), inverse=torch.diag_embed(1 / flat),
+            path_sigma=zeros, path_cov=zeros, calm=torch.ones_like(flat[:, 0]), told=0,
+        )  # fmt: skip
+
+    def ask(self, plan: Evolution, noise: Tensor) -> Tensor:
+        step = noise.flatten(2) @ plan.root  # it is symmetric
+        step = (plan.sigma[:, None, None] * step).unflatten(-1, noise.shape[2:])
+        return (plan.mean[:, None] + step).clamp(-1, 1)
+
+    def tell(self, plan: Evolution, candidates: Tensor, score: Tensor) -> Evolution:
+        elites, score = best(candidates, score, self.config.elites, order=True)
+        rates = self.rates(plan.mean)
+        steps = (elites - plan.mean[:, None]).flatten(2) / plan.sigma[:, None, None]
+        plan = _adapted(_moved(plan, steps, rates), steps, rates)
+        std = plan.sigma[:, None] * plan.cov.diagonal(dim1=1, dim2=2).sqrt()
+        mean = _weighted(elites, plan.weight)
+        return replace(plan, mean=mean, std=std.view_as(mean), elites=elites, score=score)
+
+
+def _moved(plan: Evolution, steps: Float[Tensor, "b e d"], r: Rates) -> Evolution:
+    """Return the evolution with longer paths, and steps as long as these ask for."""
+    step = (plan.weight[..., None] * steps).sum(1)
+    straight = (plan.inverse @ step[..., None])[..., 0]
+    path = (1 - r.sigma) * plan.path_sigma + r.into_sigma * straight
+    told, length = plan.told + 1, path.norm(dim=-1)
+    # while steps grow fast, the path of the covariance waits
+    calm = (length / math.sqrt(1 - (1 - r.sigma) ** (2 * told)) < r.longest).to(path.dtype)
+    path_cov = (1 - r.path) * plan.path_cov + calm[:, None] * r.into_path * step
+    sigma = plan.sigma * (r.sigma / r.damping * (length / r.length - 1)).exp()
+    return replace(plan, path_sigma=path, path_cov=path_cov, sigma=sigma, told=told, calm=calm)
+
+
+def _adapted(plan: Evolution, steps: Float[Tensor, "b e d"], r: Rates) -> Evolution:
+    """Return the evolution with the covariance of its path and of its parents' steps."""
+    waited = r.one * r.path * (2 - r.path) * (1 - plan.calm)
+    kept = (1 - r.one - r.many + waited)[:, None, None] * plan.cov
+    one = plan.path_cov[:, :, None] * plan.path_cov[:, None]
+    many = steps.transpose(1, 2) @ (plan.weight[..., None] * steps)
+    values, vectors = torch.linalg.eigh(kept + r.one * one + r.many * many)
+    values = values.clamp(min=1e-10)
+    cov, root, inverse = (
+        (vectors * v[:, None]) @ vectors.transpose(1, 2)
+        for v in (values, values.sqrt(), values.rsqrt())
+    )
+    return replace(plan, cov=cov, root=root, inverse=inverse)
+
+
+PARTS = {
+    "cem": f"{__name__}.CEM",
+    "mppi": f"{__name__}.MPPI",
+    "random_shooting": f"{__name__}.RandomShooting",
+    "cma_es": f"{__name__}.CMAES",
+}

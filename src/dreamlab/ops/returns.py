@@ -58,10 +58,25 @@ def gae(
     The sum stops at is_last. Nothing is learnt from the last step of an episode: its action is
     void, and its advantage (x) is 0.
     """
-    follow = (~is_terminal[:, 1:]).to(value.dtype)
-    delta = reward[:, 1:] + gamma * value[:, 1:] * follow - value[:, :-1]
-    real = (~is_last[:, :-1]).to(value.dtype)
-    decay = gamma * lam * (~is_last[:, 1:]).to(value.dtype)
+    cont, same = ((~x).to(value.dtype) for x in (is_terminal, is_last))
+    return generalised_advantage(reward, value, cont, same, gamma, lam)
+
+
+def generalised_advantage(
+    reward: Float[Tensor, "b t"],
+    value: Float[Tensor, "b t"],
+    cont: Float[Tensor, "b t"],
+    same: Float[Tensor, "b t"],
+    gamma: float,
+    lam: float,
+) -> Float[Tensor, "b t-1"]:
+    """Return advantages as `gae` does; `cont` is 0 at terminal steps, `same` at last ones.
+
+    A step may be terminal and not the last (a life was lost): nothing comes from beyond it.
+    """
+    delta = reward[:, 1:] + gamma * value[:, 1:] * cont[:, 1:] - value[:, :-1]
+    real = same[:, :-1]
+    decay = gamma * lam * same[:, 1:] * cont[:, 1:]
     delta = delta * real
     advantage = torch.zeros_like(value[:, 0])
     out: list[Tensor] = []

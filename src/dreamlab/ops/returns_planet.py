@@ -6,26 +6,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dreamlab.ops.returns import lambda_return
+from dreamlab.ops.estimators import Path
 
 
-def own_lambda_return(
-    reward: Float[Tensor, "b t"],
-    discount: Float[Tensor, "b t"],
-    value: Float[Tensor, "b t"],
-    lam: float,
-) -> Float[Tensor, "b t-1"]:
-    """Return the TD(lambda) return of every state but the last, with the state's own reward.
+def own_rewards(
+    reward: Float[Tensor, "b t"], discount: Float[Tensor, "b t"], value: Float[Tensor, "b t"]
+) -> Path:
+    """Return the path of dreamt states of which a return begins with the state's own reward.
 
     state      0     1     2     3 = t-1
     reward     r0    r1    r2    -         received on arriving there
     discount   d0    d1    d2    -         0 where nothing follows that state
     value      -     v1    v2    v3        worth of a state, its own reward included
-    return     R0    R1    R2              R[i] = r[i] + d[i] * ((1-lam) v[i+1] + lam R[i+1])
+    return     R0    R1    R2              R[i] = r[i] + d[i] * (v[i+1] or R[i+1], or both)
 
-    `lambda_return` starts with the reward of the next state instead; here all is one step later.
+    A path starts with the reward of the next state instead; here all is one step later.
     """
-    return lambda_return(_later(reward), _later(discount), value, lam)
+    return Path(_later(reward), _later(discount), value)
 
 
 def _later(x: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:

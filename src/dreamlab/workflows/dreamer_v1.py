@@ -8,7 +8,7 @@ actor; the critic learns these returns; then every part takes a step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -21,70 +21,45 @@ from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import (
-    NormalHead,
+    HeadConfig,
     PlaNetModel,
     PlaNetModelConfig,
     Posterior,
     check_continuous,
+    cont_head,
+    number_head,
 )
-from dreamlab.core.config import Part
-from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share, Width
+from dreamlab.core.config import Part, part
+from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share
 from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.dists import TanhGaussian
 from dreamlab.nn.init import glorot
-from dreamlab.nn.layers import LayerStyle, NormMLP, dense
-from dreamlab.ops.returns_planet import own_lambda_return
+from dreamlab.nn.layers import NormMLP, dense
+from dreamlab.ops.estimators import ESTIMATORS, ReturnEstimator
+from dreamlab.ops.returns_planet import own_rewards
 
 
 @dataclass(frozen=True)
-class DreamerV1Config:
-    """Defaults of the paper."""
+class TanhPolicyConfig(HeadConfig):
+    """Hidden layers of the actor, and how it acts."""
 
-    deter: Width = 200
-    hidden: Width = 200
-    stoch: Width = 30
-    depth: Width = 32
-    units: Width = 400
-    """Of every head, and for vectors."""
-    vector_layers: Depth = 2
-    reward_layers: Depth = 2
-    cont_layers: Depth = 3
-    value_layers: Depth = 3
-    actor_layers: Depth = 4
-    symlog: bool = False
-    """Compress the numbers of vectors before they are seen and predicted."""
-    kl_scale: NonNegative = 1.0
-    free_nats: NonNegative = 3.0
-    """Divergence, averaged over a batch, below which it is left alone."""
-    cont_scale: NonNegative = 0.0
-    """Weight of predicted continuation; 0 predicts none, nothing ever ends. The paper's: 10."""
-    gamma: Share = 0.99
-    lam: Share = 0.95
-    imagine: PositiveInt = 15
-    """Steps of each dream."""
-    imagine_last: Natural = 0
-    """Dream from this many last states of each window only; 0 takes all, as the paper does."""
-    noise: NonNegative = 0.3
-    """Deviation of what is added to actions in training."""
+    layers: Depth = 4
     init_std: Positive = 5.0
     """Deviation, before squashing, that the policy starts with."""
     mode_samples: PositiveInt = 100
     """In evaluation the likeliest of this many samples is done."""
-    model_optimizer: Part = optimizer_field("adam", lr=6e-4, eps=1e-7, clip=100.0)
-    actor_optimizer: Part = optimizer_field("adam", lr=8e-5, eps=1e-7, clip=100.0)
-    critic_optimizer: Part = optimizer_field("adam", lr=8e-5, eps=1e-7, clip=100.0)
 
 
 class TanhPolicy(nn.Module):
     """Actions from latent states: normals squashed into (-1, 1), wide at first."""
 
-    def __init__(self, in_dim: int, action: ArraySpec, config: DreamerV1Config) -> None:
+    def __init__(self, config: TanhPolicyConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         self.shape, c = action.shape, config
-        self.net = NormMLP(in_dim, c.units, c.actor_layers, LayerStyle("none", "elu"))
+        self.net = NormMLP(in_dim, c.units, c.layers, c)
         self.out = dense(self.net.out_dim, 2 * action.size)
         self.raw_std = math.log(math.expm1(c.init_std))
         self.mode_samples = c.mode_samples
@@ -106,6 +81,36 @@ class TanhPolicy(nn.Module):
     def shaped(self, flat: Tensor) -> Tensor:
         """Return sampled actions in the environment's shape."""
         return flat.unflatten(-1, self.shape) if len(self.shape) != 1 else flat
+
+
+@dataclass(frozen=True)
+class DreamerV1Config:
+    """Defaults of the paper."""
+
+    rssm: PlaNetRSSMConfig = field(default_factory=PlaNetRSSMConfig)
+    codec: PlaNetCodecConfig = field(default_factory=PlaNetCodecConfig)
+    reward: Part = number_head()
+    cont: Part = cont_head(layers=3)
+    """Of the continuation, where that is predicted (`cont_scale`)."""
+    actor: TanhPolicyConfig = field(default_factory=TanhPolicyConfig)
+    critic: Part = number_head(layers=3)
+    kl_scale: NonNegative = 1.0
+    free_nats: NonNegative = 3.0
+    """Divergence, averaged over a batch, below which it is left alone."""
+    cont_scale: NonNegative = 0.0
+    """Weight of predicted continuation; 0 predicts none, nothing ever ends. The paper's: 10."""
+    gamma: Share = 0.99
+    returns: Part = part("lambda_return", ESTIMATORS, ReturnEstimator)
+    """What dreams say of values: `lambda_return`, `gae`, `n_step`, `monte_carlo`."""
+    imagine: PositiveInt = 15
+    """Steps of each dream."""
+    imagine_last: Natural = 0
+    """Dream from this many last states of each window only; 0 takes all, as the paper does."""
+    noise: NonNegative = 0.3
+    """Deviation of what is added to actions in training."""
+    model_optimizer: Part = optimizer_field("adam", lr=6e-4, eps=1e-7, clip=100.0)
+    actor_optimizer: Part = optimizer_field("adam", lr=8e-5, eps=1e-7, clip=100.0)
+    critic_optimizer: Part = optimizer_field("adam", lr=8e-5, eps=1e-7, clip=100.0)
 
 
 @dataclass(frozen=True)
@@ -132,21 +137,20 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
 
     Config = DreamerV1Config
     tiny: ClassVar[dict[str, Any]] = {
-        "deter": 16, "hidden": 8, "stoch": 4, "depth": 2, "units": 8, "vector_layers": 1,
-        "reward_layers": 1, "cont_layers": 1, "value_layers": 1, "actor_layers": 1, "imagine": 4,
-        "free_nats": 0.0,
+        "rssm": {"deter": 16, "hidden": 8, "stoch": 4},
+        "codec": {"depth": 2, "units": 8, "layers": 1},
+        **{k: {"units": 8, "layers": 1} for k in ("reward", "cont", "actor", "critic")},
+        "imagine": 4, "free_nats": 0.0,
     }  # fmt: skip
 
     def build(self, spec: Spec) -> None:
         c = self.config
         check_continuous(spec.action, "DreamerV1", "DreamerV2 or DreamerV3")
-        rssm = PlaNetRSSMConfig(c.deter, c.hidden, c.stoch)
-        codec = PlaNetCodecConfig(c.depth, c.vector_layers, c.units, symlog=c.symlog)
-        cont_layers = c.cont_layers if c.cont_scale else 0
-        config = PlaNetModelConfig(rssm, codec, c.units, c.reward_layers, cont_layers, c.gamma)
-        self.model = PlaNetModel(config, spec)
-        self.actor = glorot(TanhPolicy(self.model.dim, spec.action, c))
-        self.critic = glorot(NormalHead(self.model.dim, c.units, c.value_layers, config.style))
+        cont = c.cont if c.cont_scale else None
+        self.model = PlaNetModel(PlaNetModelConfig(c.rssm, c.codec, c.reward, cont, c.gamma), spec)
+        self.actor = glorot(TanhPolicy(c.actor, self.model.dim, spec.action))
+        self.critic = glorot(c.critic.build(self.model.dim))
+        self.returns: ReturnEstimator = c.returns.build()
         self.optimizer("model", self.model.parameters(), c.model_optimizer)
         self.optimizer("actor", self.actor.parameters(), c.actor_optimizer)
         self.optimizer("critic", self.critic.parameters(), c.critic_optimizer)
@@ -226,9 +230,9 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         """Dream from every state and value what is seen there; nothing follows a terminal one."""
         latent, _ = self.imagine(self.config.imagine, start, policy)
         feature = latent.feature[:, 1:]
-        reward, value = self.model.reward(feature), self.critic(feature)
+        reward, value = self.model.rewards(feature), self.critic.mean(self.critic(feature))
         discount = self.model.predict_discount(feature)
-        ret = own_lambda_return(reward, discount, value, self.config.lam)
+        ret = self.returns.returns(own_rewards(reward, discount, value))
         root = torch.ones_like(discount[:, :1])
         if self.model.cont is not None:
             root = (~is_terminal).to(root.dtype)[:, None]

@@ -8,14 +8,14 @@ Defaults are those for Atari; docs/algorithms/dreamer_v2.md lists those for cont
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dreamlab.components.heads import LatentPolicy
+from dreamlab.components.heads import LatentPolicy, PolicyConfig
 from dreamlab.components.world_models.codec import one_hot
 from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
 from dreamlab.components.world_models.protocol import Policy
@@ -23,14 +23,15 @@ from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import (
-    NormalHead,
     PlaNetModel,
     PlaNetModelConfig,
     Posterior,
     check_range,
+    cont_head,
+    number_head,
 )
-from dreamlab.core.config import Part
-from dreamlab.core.limits import Depth, Natural, NonNegative, PositiveInt, Range, Share, Width
+from dreamlab.core.config import Part, part
+from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share, Width
 from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Report, Spec, Tree
@@ -38,9 +39,11 @@ from dreamlab.core.workflow import Workflow, hook
 from dreamlab.nn.counter import Count
 from dreamlab.nn.dists import Categorical, Dist, MultiCategorical
 from dreamlab.nn.init import glorot
+from dreamlab.nn.layers import ActKind, NormKind
 from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.nn.truncated import TruncatedNormal
-from dreamlab.ops.returns_planet import own_lambda_return
+from dreamlab.ops.estimators import ESTIMATORS, ReturnEstimator
+from dreamlab.ops.returns_planet import own_rewards
 
 
 def _adamw(lr: float) -> Any:
@@ -50,20 +53,31 @@ def _adamw(lr: float) -> Any:
 
 
 @dataclass(frozen=True)
+class ActorConfig(PolicyConfig):
+    """Hidden layers of the actor, and what bounds the chance in its actions."""
+
+    norm: NormKind = "none"
+    act: ActKind = "elu"
+    units: Width = 400
+    layers: Depth = 4
+    max_std: Positive = 2.1
+
+
+@dataclass(frozen=True)
 class DreamerV2Config:
     """Defaults of the paper's Atari agent."""
 
-    deter: Width = 600
-    hidden: Width = 600
-    stoch: Width = 32
-    classes: Annotated[int, Range(0, 65_536)] = 32
-    """0 makes the random part of a state `stoch` normals."""
-    depth: Width = 48
-    units: Width = 400
-    layers: Depth = 4
-    """Hidden layers of every head, of the actor, the critic, and for vectors."""
-    symlog: bool = False
-    """Compress the numbers of vectors before they are seen and predicted."""
+    rssm: PlaNetRSSMConfig = field(
+        default_factory=lambda: PlaNetRSSMConfig(600, 600, 32, classes=32, cell="layer_norm")
+    )
+    codec: PlaNetCodecConfig = field(
+        default_factory=lambda: PlaNetCodecConfig(depth=48, layers=4, conv_act="elu")
+    )
+    reward: Part = number_head(layers=4)
+    cont: Part = cont_head(layers=4)
+    """Of the continuation, where that is predicted (`cont_scale`)."""
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: Part = number_head(layers=4)
     squash_reward: bool = False
     """Learn tanh of the rewards, as the paper does on Atari."""
     kl_scale: NonNegative = 0.1
@@ -74,7 +88,8 @@ class DreamerV2Config:
     cont_scale: NonNegative = 5.0
     """Weight of predicted continuation; 0 predicts none, nothing ever ends."""
     gamma: Share = 0.999
-    lam: Share = 0.95
+    returns: Part = part("lambda_return", ESTIMATORS, ReturnEstimator)
+    """What dreams say of values: `lambda_return`, `gae`, `n_step`, `monte_carlo`."""
     imagine: PositiveInt = 15
     """Steps of each dream."""
     imagine_last: Natural = 0
@@ -121,7 +136,8 @@ class Actor(LatentPolicy):
         if self.action.classes is not None:
             return super().forward(feature)
         x = self.net(feature)
-        std = 2 * torch.sigmoid(self.stddev(x).float() / 2) + 0.1
+        low, high = self.config.min_std, self.config.max_std
+        std = (high - low) * torch.sigmoid(self.stddev(x).float() / 2) + low
         return TruncatedNormal(torch.tanh(self.mean(x).float()), std)
 
     def passing(self, dist: Dist, action: Tensor) -> Tensor:
@@ -150,21 +166,20 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
 
     Config = DreamerV2Config
     tiny: ClassVar[dict[str, Any]] = {
-        "deter": 16, "hidden": 8, "stoch": 4, "classes": 4, "depth": 2, "units": 8, "layers": 1,
+        "rssm": {"deter": 16, "hidden": 8, "stoch": 4, "classes": 4},
+        "codec": {"depth": 2, "units": 8, "layers": 1},
+        **{k: {"units": 8, "layers": 1} for k in ("reward", "cont", "actor", "critic")},
         "imagine": 3, "slow_every": 2, "free_nats": 0.0,
     }  # fmt: skip
 
     def build(self, spec: Spec) -> None:
         c = self.config
         check_range(spec.action, "DreamerV2")
-        rssm = PlaNetRSSMConfig(c.deter, c.hidden, c.stoch, c.classes, "layer_norm", "elu")
-        codec = PlaNetCodecConfig(c.depth, c.layers, c.units, "elu", "elu", symlog=c.symlog)
-        cont_layers = c.layers if c.cont_scale else 0
-        config = PlaNetModelConfig(rssm, codec, c.units, c.layers, cont_layers, c.gamma)
-        self.model = PlaNetModel(config, spec)
-        dim, style = self.model.dim, config.style
-        self.actor = glorot(Actor(dim, spec.action, c.units, c.layers, style=style))
-        self.critic = glorot(NormalHead(dim, c.units, c.layers, style))
+        cont = c.cont if c.cont_scale else None
+        self.model = PlaNetModel(PlaNetModelConfig(c.rssm, c.codec, c.reward, cont, c.gamma), spec)
+        self.actor = glorot(Actor(c.actor, self.model.dim, spec.action))
+        self.critic = glorot(c.critic.build(self.model.dim))
+        self.returns: ReturnEstimator = c.returns.build()
         self.slow = frozen_copy(self.critic)
         self.target_network = TargetNetwork(self.slow, self.critic)
         self.updates = Count()
@@ -268,12 +283,12 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
             chosen = policy or (self.passing_policy if through else self.policy)
             latent, action = self.imagine(c.imagine, start, chosen)
             feature = latent.feature
-            reward, value = self.model.reward(feature), self.slow(feature)
+            reward, value = self.model.rewards(feature), self.slow.mean(self.slow(feature))
             discount = self.model.predict_discount(feature)
             if self.model.cont is not None:
                 known = (~is_terminal).float()[:, None] * c.gamma
                 discount = torch.cat([known, discount[:, 1:]], 1)
-            target = own_lambda_return(reward, discount, value, c.lam)
+            target = self.returns.returns(own_rewards(reward, discount, value))
         reached = torch.cat([torch.ones_like(discount[:, :1]), discount[:, :-1]], 1)
         weight = torch.cumprod(reached.detach(), 1)
         return Dream(feature, action, reward, discount, weight, value, target)

@@ -4,71 +4,55 @@ One update: the world model follows replayed sequences; from every state it pass
 `imagine` steps ahead with the present policy; actor and critic learn from these dreams, the critic
 also from the sequences themselves; then one step of one optimizer for everything.
 
-Exactly the original as of 2026; its older forms are switches (`norm`, `bins`, `actor_grad`,
-`actor_unimix`, an optimizer for each part).
+Exactly the original as of 2026; its older forms are switches (the `norm` of each part, the `bins`
+of `reward` and `critic`, `actor.unimix`, `actor_grad`, an optimizer for each part).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from dreamlab.components.heads import LatentPolicy, TwoHotHead
-from dreamlab.components.world_models.codec import CodecConfig
+from dreamlab.components.actor_critic import ActorCriticConfig
 from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
-from dreamlab.components.world_models.rssm import Latent, RSSMConfig
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
-from dreamlab.core.config import Part
-from dreamlab.core.limits import (
-    Decay,
-    Depth,
-    Items,
-    Natural,
-    NonNegative,
-    PositiveInt,
-    Range,
-    Share,
-    SomeShare,
-    Width,
-)
+from dreamlab.core.config import Part, check_presets
+from dreamlab.core.limits import Natural, NonNegative, PositiveInt
 from dreamlab.core.optim import optimizer_field, optional_optimizer, step_together
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
-from dreamlab.nn.layers import LayerStyle, NormKind
 from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.ops.overlap import overlapped
 from dreamlab.ops.returns import lambda_return
-from dreamlab.ops.scaling import Bins, update_return_range
+from dreamlab.ops.scaling import update_return_range
 
 Size = Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What makes a model large."""
-
-    deter: int
-    hidden: int
-    classes: int
-    depth: int
-    units: int
+def _sizes(deter: int, hidden: int, classes: int, depth: int, units: int) -> dict[str, Any]:
+    """Return the options that make a model as large as this."""
+    net, codec = {"units": units}, {"depth": depth, "units": units}
+    rssm = {"deter": deter, "hidden": hidden, "classes": classes}
+    heads = dict.fromkeys(("reward", "cont", "actor", "critic"), net)
+    return {"rssm": rssm, "encoder": codec, "decoder": codec, **heads}
 
 
-SIZES: dict[str, Sizes] = {
-    "1m": Sizes(512, 64, 4, 4, 64),
-    "12m": Sizes(2048, 256, 16, 16, 256),
-    "25m": Sizes(3072, 384, 24, 24, 384),
-    "50m": Sizes(4096, 512, 32, 32, 512),
-    "100m": Sizes(6144, 768, 48, 48, 768),
-    "200m": Sizes(8192, 1024, 64, 64, 1024),
-    "400m": Sizes(12288, 1536, 96, 96, 1536),
+SIZES: dict[str, dict[str, Any]] = {
+    "1m": _sizes(512, 64, 4, 4, 64),
+    "12m": _sizes(2048, 256, 16, 16, 256),
+    "25m": _sizes(3072, 384, 24, 24, 384),
+    "50m": _sizes(4096, 512, 32, 32, 512),
+    "100m": _sizes(6144, 768, 48, 48, 768),
+    "200m": {},  # as the parts themselves have it
+    "400m": _sizes(12288, 1536, 96, 96, 1536),
 }
 
 
@@ -91,50 +75,26 @@ class Scales:
 
 
 @dataclass(frozen=True)
-class DreamerV3Config:
-    """Defaults of the original; a size sets five of them unless they are given."""
+class DreamerV3Config(ActorCriticConfig, WorldModelConfig):
+    """Defaults of the original; a size stands for options of every part, unless they are given."""
 
-    size: Size = "200m"
-    deter: Width | None = None
-    hidden: Width | None = None
-    classes: Width | None = None
-    depth: Width | None = None
-    units: Width | None = None
-    stoch: Width = 32
-    blocks: Width = 8
-    mults: Annotated[tuple[Width, ...], Items()] = (2, 3, 4, 4)
-    layers: Depth = 3
-    """Hidden layers of the vector encoder and decoder, the actor and the critic."""
-    num_bins: Annotated[int, Range(2, 65_536)] = 255
-    horizon: PositiveInt = 333
-    """Steps that count: the discount is 1 - 1 / horizon."""
+    size: Size | None = "200m"
+    """None: every number is given, or that of the part itself."""
     imagine: PositiveInt = 15
     """Steps of each dream."""
     imagine_last: Natural = 0
     """Dream from this many last states of each window only; 0 takes all."""
-    lam: Share = 0.95
-    entropy: NonNegative = 3e-4
-    slow_rate: SomeShare = 0.02
-    """How far the slow critic moves towards the critic at each update."""
-    return_rate: SomeShare = 0.01
-    """How fast the range of returns, by which advantages are divided, is followed."""
     scales: Scales = field(default_factory=Scales)
-    free_nats: NonNegative = 1.0
-    unimix: Decay = 0.01
     optimizer: Part = optimizer_field("laprop", lr=4e-5, eps=1e-20, agc=0.3, warmup_steps=1000)
     """Of everything; of the world model alone if actor and critic have their own, as in 2023."""
     actor_optimizer: Part | None = optional_optimizer()
     critic_optimizer: Part | None = optional_optimizer()
-    norm: NormKind = "rms"
-    """`layer` is that of 2023."""
-    bins: Bins = "symexp"
-    """`symlog` is that of 2023."""
     actor_grad: Literal["reinforce", "dynamics"] = "reinforce"
     """`dynamics` lets the gradient of returns flow back through the dream (2023, continuous)."""
-    actor_unimix: Decay = 0.0
-    """0.01 until 2024."""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"size": SIZES}
 
     def __post_init__(self) -> None:
+        check_presets(self)
         if (self.actor_optimizer is None) != (self.critic_optimizer is None):
             raise ValueError("actor_optimizer and critic_optimizer come together or not at all")
         if self.actor_grad == "dynamics" and self.actor_optimizer is None:
@@ -142,17 +102,6 @@ class DreamerV3Config:
                 "actor_grad=dynamics needs an actor_optimizer and a critic_optimizer: the gradient "
                 "of returns must not move the world model"
             )
-        if self.sizes.deter % self.blocks:
-            deter = self.sizes.deter
-            raise ValueError(f"deter={deter} must be a multiple of blocks={self.blocks}")
-
-    @property
-    def sizes(self) -> Sizes:
-        """Return the preset's numbers with those given in their place."""
-        names = ("deter", "hidden", "classes", "depth", "units")
-        given = {k: getattr(self, k) for k in names}
-        preset = SIZES[self.size]
-        return Sizes(**{k: getattr(preset, k) if v is None else v for k, v in given.items()})
 
 
 @dataclass(frozen=True)
@@ -176,29 +125,26 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     Config = DreamerV3Config
     Model: ClassVar[type[WorldModel]] = WorldModel
     tiny: ClassVar[dict[str, Any]] = {
-        "size": "1m", "deter": 16, "hidden": 8, "classes": 4, "depth": 2, "units": 8, "stoch": 4,
-        "blocks": 4, "layers": 1, "num_bins": 15, "imagine": 3,
-    }  # fmt: skip
+        "size": None,
+        "rssm": {"deter": 16, "hidden": 8, "stoch": 4, "classes": 4, "blocks": 4},
+        "encoder": {"depth": 2, "units": 8, "layers": 1},
+        "decoder": {"depth": 2, "units": 8, "layers": 1, "blocks": 4},
+        "reward": {"units": 8, "num_bins": 15},
+        "cont": {"units": 8},
+        "actor": {"units": 8, "layers": 1},
+        "critic": {"units": 8, "layers": 1, "num_bins": 15},
+        "imagine": 3,
+    }
     former_names: ClassVar[dict[str, str]] = {"low": "return_low", "high": "return_high"}
     return_low: Tensor
     return_high: Tensor
     quantiles: Tensor
 
     def build(self, spec: Spec) -> None:
-        c, s = self.config, self.config.sizes
-        style = LayerStyle(c.norm)
-        rssm = RSSMConfig(s.deter, s.hidden, c.stoch, s.classes, c.blocks, c.unimix, style=style)
-        codec = CodecConfig(s.depth, c.mults, c.layers, s.units, c.blocks, style)
-        self.model = self.Model(
-            WorldModelConfig(
-                rssm, codec, codec, s.units, num_bins=c.num_bins, bins=c.bins, horizon=c.horizon,
-                free_nats=c.free_nats,
-            ),
-            spec,
-        )  # fmt: skip
+        self.model = self.Model(self.config, spec)
         dim = self.model.rssm.out_dim
-        self.actor = LatentPolicy(dim, spec.action, s.units, c.layers, c.actor_unimix, style)
-        self.critic = TwoHotHead(dim, s.units, c.layers, c.num_bins, c.bins, style)
+        self.actor = self.config.actor.build(dim, spec.action)
+        self.critic = self.config.critic.build(dim)
         self.slow = frozen_copy(self.critic)
         self.target_network = TargetNetwork(self.slow, self.critic)
         self.register_buffer("return_low", torch.zeros(()))
@@ -245,16 +191,12 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         )
 
     def compress_latent(self, latent: Latent) -> dict[str, Tensor]:
-        """Return states as the replay keeps them: half precision, and numbers of classes."""
-        c = self.model.rssm.config
-        index = latent.stoch.unflatten(-1, (c.stoch, c.classes)).argmax(-1)
-        return {"deter": latent.deter.to(torch.bfloat16), "stoch": index.to(torch.uint8)}
+        """Return states as the replay keeps them."""
+        return self.model.rssm.compress(latent)
 
     def decompress_latent(self, extras: dict[str, Tensor]) -> Latent:
         """Return the states that `compress_latent` wrote down."""
-        classes = self.model.rssm.config.classes
-        stoch = torch.nn.functional.one_hot(extras["stoch"].long(), classes).flatten(-2)
-        return Latent(extras["deter"].float(), stoch.float())
+        return self.model.rssm.decompress(extras)
 
     # -- learning ---------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dreamlab.components.actor_critic import ActorCritic, ActorCriticConfig
+from dreamlab.components.actor_critic import ActorCritic
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
 from dreamlab.components.world_models.codec import width
 from dreamlab.components.world_models.rssm import Latent
@@ -26,7 +26,6 @@ from dreamlab.core.optim import optimizer_field, optional_optimizer, without_gro
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import capturable, hook
-from dreamlab.nn.layers import LayerStyle
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config, Scales
 
 
@@ -74,18 +73,14 @@ class Plan2Explore(DreamerV3):
 
     def build(self, spec: Spec) -> None:
         super().build(spec)
-        c, s, rssm = self.config, self.config.sizes, self.model.rssm
+        c, rssm = self.config, self.model.rssm
         assert isinstance(c, Plan2ExploreConfig)
         # the task may read the states, but it does not shape them
         self.model.reward.register_forward_pre_hook(_apart)
         action_dim = width(spec.action)
         self.ensemble = LatentEnsemble(c.ensemble, rssm.out_dim, action_dim, rssm.stoch_dim)
         self.novelty = Magnitude(c.novelty_rate)
-        config = ActorCriticConfig(
-            s.units, c.layers, c.num_bins, c.bins, c.actor_unimix, LayerStyle(c.norm), c.lam,
-            c.entropy, c.slow_rate, c.return_rate,
-        )  # fmt: skip
-        self.explorer = ActorCritic(config, rssm.out_dim, spec.action)
+        self.explorer = ActorCritic(c, rssm.out_dim, spec.action)
         self.optimizer("ensemble", self.ensemble.parameters(), c.ensemble_optimizer)
         config = c.explorer_optimizer or without_groups(c.optimizer)
         self.optimizer("explorer", self.explorer.learnt(), config)

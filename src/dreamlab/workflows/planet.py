@@ -1,13 +1,13 @@
 """PlaNet (Hafner et al. 2019, arXiv:1811.04551): learn a world model, plan in it.
 
-There is no policy: at every step the cross-entropy method searches the latent space of the model
-for the actions that promise most reward, and the first of them is carried out.
+There is no policy: at every step a planner, by default the cross-entropy method, searches the
+latent space of the model for the actions that promise most reward, and does the first of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,37 +21,34 @@ from dreamlab.components.world_models.world_model_planet import (
     PlaNetModelConfig,
     Posterior,
     check_continuous,
+    number_head,
 )
-from dreamlab.core.config import Part
-from dreamlab.core.limits import Depth, NonNegative, Range, Width
+from dreamlab.core.config import Part, part
+from dreamlab.core.limits import NonNegative
 from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
-from dreamlab.ops.planning import CEMConfig, cem, fixed_noise
+from dreamlab.ops.planning import PLANNERS, Planner
 
 
 @dataclass(frozen=True)
 class PlaNetConfig:
     """Defaults of the paper."""
 
-    deter: Width = 200
-    hidden: Width = 200
-    stoch: Width = 30
-    depth: Width = 32
-    bits: Annotated[int, Range(1, 8)] = 5
-    """Bits of each colour that are kept."""
-    units: Width = 300
-    """Of the reward's head, and for vectors."""
-    reward_layers: Depth = 3
-    vector_layers: Depth = 2
-    symlog: bool = False
-    """Compress the numbers of vectors before they are seen and predicted."""
+    rssm: PlaNetRSSMConfig = field(
+        default_factory=lambda: PlaNetRSSMConfig(cell="reset_before", act="relu")
+    )
+    codec: PlaNetCodecConfig = field(
+        default_factory=lambda: PlaNetCodecConfig(units=300, act="relu", bits=5)
+    )
+    reward: Part = number_head(units=300, layers=3, act="relu")
     reward_scale: NonNegative = 10.0
     kl_scale: NonNegative = 1.0
     free_nats: NonNegative = 3.0
     """Divergence that each step has for nothing."""
-    planner: CEMConfig = field(default_factory=CEMConfig)
+    planner: Part = part("cem", PLANNERS, Planner)
+    """What searches for actions: `cem`, `mppi`, `cma_es`, `random_shooting`."""
     noise: NonNegative = 0.3
     """Deviation of what is added to actions in training."""
     optimizer: Part = optimizer_field("adam", lr=1e-3, eps=1e-4, clip=1000.0)
@@ -62,22 +59,22 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
 
     Config = PlaNetConfig
     tiny: ClassVar[dict[str, Any]] = {
-        "deter": 16, "hidden": 8, "stoch": 4, "depth": 2, "units": 8, "reward_layers": 1,
-        "vector_layers": 1, "free_nats": 0.0,
+        "rssm": {"deter": 16, "hidden": 8, "stoch": 4},
+        "codec": {"depth": 2, "units": 8, "layers": 1},
+        "reward": {"units": 8, "layers": 1},
+        "free_nats": 0.0,
         "planner": {"horizon": 3, "iterations": 2, "samples": 8, "elites": 4},
-    }  # fmt: skip
+    }
 
     fixed_noise: Tensor
 
     def build(self, spec: Spec) -> None:
         c = self.config
         check_continuous(spec.action, "PlaNet", "DreamerV2 or DreamerV3")
-        rssm = PlaNetRSSMConfig(c.deter, c.hidden, c.stoch, cell="reset_before", act="relu")
-        codec = PlaNetCodecConfig(
-            c.depth, c.vector_layers, c.units, "relu", bits=c.bits, symlog=c.symlog
-        )
-        self.model = PlaNetModel(PlaNetModelConfig(rssm, codec, c.units, c.reward_layers), spec)
-        noise = fixed_noise(c.planner, spec.action.size)
+        # a plan adds rewards up as they are, and nothing ever ends
+        self.model = PlaNetModel(PlaNetModelConfig(c.rssm, c.codec, c.reward, None, 1.0), spec)
+        self.planner: Planner[Any, Any] = c.planner.build()
+        noise = self.planner.fixed_noise(spec.action.size)
         self.register_buffer("fixed_noise", noise, persistent=False)
         self.opt = self.optimizer("model", self.model.parameters(), c.optimizer)
 
@@ -102,11 +99,10 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
     @torch.no_grad()
     def plan(self, latent: Latent, mode: Mode = Mode.EVAL) -> Tensor:
         """Return the best actions [n, horizon, a] that a search finds from each state."""
-        like = latent.deter.new_empty(latent.deter.shape[0], self.spec.action.size)
+        start = self.planner.zeros(latent.deter[:, :1].expand(-1, self.spec.action.size))
         noise = self.fixed_noise if mode is Mode.FIXED else None
-        return cem(
-            self.config.planner, lambda plans: self.score_plans(latent, plans, mode), like, noise
-        )
+        score = lambda plans: self.score_plans(latent, plans, mode)  # noqa: E731
+        return self.planner.search(score, start, noise=noise).mean
 
     def score_plans(self, latent: Latent, plans: Tensor, mode: Mode = Mode.EVAL) -> Tensor:
         """Return the reward [n, k] that k plans [n, k, h, a] are dreamt to bring from n states."""
@@ -117,7 +113,7 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
         for action, chance in zip(plans.flatten(0, 1).unbind(1), noise, strict=True):
             state = rssm.imagine_step(state, action, chance)
             features.append(state.feature)
-        return self.model.reward(torch.stack(features)).sum(0).view(n, k)
+        return self.model.rewards(torch.stack(features)).sum(0).view(n, k)
 
     # -- learning ---------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, compilable, hook, varying_rows
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.mlp import chain, linear
+from dreamlab.ops.estimators import ESTIMATORS, Path, ReturnEstimator
 from dreamlab.ops.losses import clipped_surrogate
-from dreamlab.ops.returns import gae
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,16 @@ class PPOConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     network: Part = part("mlp")
     """Between the encoder and the heads; the actor and the critic have one each."""
+    critic_encoder: EncoderConfig | None = None
+    """The critic's, if it is another one; it has its own with `share: nothing` only."""
     critic_network: Part | None = optional_part()
     """The critic's, if it is another one."""
     share: Literal["nothing", "encoder", "network"] = "encoder"
     """What actor and critic have in common; with `network` only their last layers are their own."""
     optimizer: Part = optimizer_field("adam", lr=3e-4, eps=1e-5, clip=0.5, schedule="linear")
     gamma: Share = 0.99
-    lam: Share = 0.95
+    returns: Part = part("gae", ESTIMATORS, ReturnEstimator)
+    """What advantages and values are made of: `gae`, `lambda_return`, `n_step`, `monte_carlo`."""
     epochs: PositiveInt = 10
     minibatch: PositiveInt = 256
     """Transitions per gradient step (rounded to whole sequences if the network is recurrent)."""
@@ -58,6 +61,8 @@ class PPOConfig:
     def __post_init__(self) -> None:
         if self.share == "network" and self.critic_network is not None:
             raise ValueError("critic_network has no effect with share=network")
+        if self.share != "nothing" and self.critic_encoder is not None:
+            raise ValueError(f"critic_encoder has no effect with share={self.share}")
 
 
 @dataclass(frozen=True)
@@ -99,13 +104,15 @@ class PPO(Workflow[PPOConfig]):
         c = self.config
         self.encoder = Encoder(c.encoder, spec.obs)
         self.actor_net = c.network.build(self.encoder.out_dim)
+        own = None if c.critic_encoder is None else Encoder(c.critic_encoder, spec.obs)
         if c.share != "network":
-            self.critic_net = (c.critic_network or c.network).build(self.encoder.out_dim)
+            self.critic_net = (c.critic_network or c.network).build((own or self.encoder).out_dim)
         nets = self.networks()
         self.actor = policy_head(self.actor_net.out_dim, spec.action)
         self.critic = linear(nets.get("critic", self.actor_net).out_dim, 1, 1.0)
         if c.share == "nothing":
-            self.critic_encoder = Encoder(c.encoder, spec.obs)
+            self.critic_encoder = own or Encoder(c.encoder, spec.obs)
+        self.returns: ReturnEstimator = c.returns.build()
         self.recurrent = any(getattr(net, "recurrent", False) for net in nets.values())
         self.opt = self.optimizer("ppo", self.parameters(), c.optimizer)
 
@@ -178,12 +185,12 @@ class PPO(Workflow[PPOConfig]):
 
         Nothing changed the weights while the rollout was collected, so this is what acting saw.
         """
-        c = self.config
         state = self._stored_state(batch)
         dist, value = self.evaluate(batch.obs, batch.is_first, state)
         log_prob = dist.log_prob(batch.action)[:, :-1]
-        advantage = gae(batch.reward, value, batch.is_last, batch.is_terminal, c.gamma, c.lam)
-        target = advantage + value[:, :-1]
+        cont = (~batch.is_terminal).to(value.dtype)
+        path = Path(batch.reward, cont, value, self.config.gamma, batch.is_last)
+        advantage, target = self.returns.both(path)
         cut = {k: v[:, :-1] for k, v in batch.obs.items()}
         samples = Samples(
             cut, batch.action[:, :-1], log_prob, advantage, value[:, :-1], target,

@@ -1,6 +1,6 @@
 """R2-Dreamer (ICLR 2026): DreamerV3 whose states are not learnt by reconstruction.
 
-The world model is `components.representation.redundancy`; all else is DreamerV3's.
+The world model is `components.world_models.redundancy`; all else is DreamerV3's.
 """
 
 from __future__ import annotations

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, mse_loss
 
-from dreamlab.components.critics.ensemble import ContinuousCritics, DiscreteCritics
+from dreamlab.components.critics.ensemble import (
+    ContinuousCritics,
+    CriticsConfig,
+    DiscreteCritics,
+)
 from dreamlab.components.critics.transitions import Transitions, transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.heads import TanhGaussianHead
 from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.limits import Finite, Positive, Range, Share, SomeShare, Width
+from dreamlab.core.limits import Finite, Positive, Share, SomeShare, Width
 from dreamlab.core.optim import optimizer_field, optional_optimizer, without_groups
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -32,15 +36,23 @@ from dreamlab.nn.target import TargetNetwork, frozen_copy
 
 
 @dataclass(frozen=True)
+class ActorConfig:
+    """Hidden layers."""
+
+    hidden: tuple[Width, ...] = (256, 256)
+    act: Act = "relu"
+
+
+@dataclass(frozen=True)
 class SACConfig:
     """Defaults of the paper's appendix D."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Learns from the critics' loss alone; the actor reads what it sees."""
-    hidden: tuple[Width, ...] = (256, 256)
-    """Hidden layers of the actor and of each critic."""
-    act: Act = "relu"
-    num_critics: Annotated[int, Range(1, 1_000)] = 2
+    actor_encoder: EncoderConfig | None = None
+    """The actor's own, which learns from the actor's loss; None: it reads the critics'."""
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticsConfig = field(default_factory=CriticsConfig)
     optimizer: Part = optimizer_field("adam", lr=3e-4)
     """Of the critics, and of the actor and the temperature unless they have their own."""
     actor_optimizer: Part | None = optional_optimizer()
@@ -57,7 +69,7 @@ class SACConfig:
 class ContinuousActor(nn.Module):
     """A normal squashed into (-1, 1); expectations are one sample that gradients flow through."""
 
-    def __init__(self, config: SACConfig, in_dim: int, action: ArraySpec) -> None:
+    def __init__(self, config: ActorConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         self.shape = action.shape
         self.net = MLP(MLPConfig(config.hidden, config.act, gain=None), in_dim)
@@ -89,7 +101,7 @@ class ContinuousActor(nn.Module):
 class DiscreteActor(nn.Module):
     """Probabilities of n actions; expectations are exact."""
 
-    def __init__(self, config: SACConfig, in_dim: int, action: ArraySpec) -> None:
+    def __init__(self, config: ActorConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         assert isinstance(action.classes, int), action
         self.net = MLP(MLPConfig(config.hidden, config.act, gain=None), in_dim)
@@ -131,31 +143,37 @@ class SAC(Workflow[SACConfig]):
     """Maximum-entropy actor-critic on replayed transitions."""
 
     Config = SACConfig
-    tiny: ClassVar[dict[str, Any]] = {"hidden": (8, 8)}
+    tiny: ClassVar[dict[str, Any]] = {"actor": {"hidden": (8, 8)}, "critic": {"hidden": (8, 8)}}
 
     def build(self, spec: Spec) -> None:
         c = self.config
         check_action(spec.action)
         actor, critics = KINDS[spec.action.is_discrete]
         encoder = Encoder(c.encoder, spec.obs)
-        dim = encoder.out_dim
-        twins = critics(c.num_critics, dim, spec.action, c.hidden, c.act)
-        self.online = EncodedCritics(encoder, twins)
+        self.online = EncodedCritics(encoder, critics(c.critic, encoder.out_dim, spec.action))
         self.target = frozen_copy(self.online)
         self.target_network = TargetNetwork(self.target, self.online)
-        self.actor = actor(c, dim, spec.action)
+        own = None if c.actor_encoder is None else Encoder(c.actor_encoder, spec.obs)
+        self.actor = actor(c.actor, (own or encoder).out_dim, spec.action)
+        self.actor_encoder = own
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha)))
         given = c.target_entropy
         self.target_entropy = self.actor.target_entropy if given is None else given
         same = without_groups(c.optimizer)
         self.critic_opt = self.optimizer("critic", self.online.parameters(), c.optimizer)
-        params = self.actor.parameters()
+        params = [*self.actor.parameters(), *(() if own is None else own.parameters())]
         self.actor_opt = self.optimizer("actor", params, c.actor_optimizer or same)
         self.alpha_opt = self.optimizer("alpha", [self.log_alpha], c.alpha_optimizer or same)
 
     def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Sample from the policy; in evaluation take its mode."""
-        return Decision(self.actor.act(self.online.encoder(obs), mode))
+        return Decision(self.actor.act(self.actor_features(obs), mode))
+
+    def actor_features(self, obs: Obs, z: Tensor | None = None) -> Tensor:
+        """Return what the actor reads; `z` is what the critics do, if it is known already."""
+        if self.actor_encoder is not None:
+            return self.actor_encoder(obs)
+        return self.online.encoder(obs) if z is None else z.detach()
 
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -169,7 +187,7 @@ class SAC(Workflow[SACConfig]):
         z = self.online.encoder(t.obs)
         critic_loss, q = self.critic_loss(z, t, alpha)
         critic_norm = self.critic_opt.step(critic_loss)
-        actor_loss, entropy = self.actor_loss(z.detach(), alpha)
+        actor_loss, entropy = self.actor_loss(self.actor_features(t.obs, z), z.detach(), alpha)
         actor_norm = self.actor_opt.step(actor_loss)
         self.alpha_opt.step(self.alpha_loss(entropy))
         self.target_network.update(self.config.tau)
@@ -187,16 +205,19 @@ class SAC(Workflow[SACConfig]):
         """Return the soft Bellman error, summed over critics (eq. 5), and their values [n, b]."""
         with torch.no_grad():
             seen = self.target.encoder(t.next_obs)
-            ahead = self.online.encoder(t.next_obs)
+            ahead = self.actor_features(t.next_obs)
             value, _ = self.actor.value(ahead, self.target.critics, seen, alpha)
             target = torch.addcmul(t.reward, t.factor, value)
         q = self.online.critics(z, t.action)
         error = mse_loss(q, target.expand_as(q), reduction="sum")
         return 0.5 / len(target) * error, q
 
-    def actor_loss(self, z: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the negative soft value (eq. 7 and 9) and the mean entropy, detached."""
-        value, entropy = self.actor.value(z, self.online.critics, z, alpha)
+    def actor_loss(self, z: Tensor, seen: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the negative soft value (eq. 7 and 9) and the mean entropy, detached.
+
+        The actor reads `z`, the critics `seen`.
+        """
+        value, entropy = self.actor.value(z, self.online.critics, seen, alpha)
         return -value.mean(), entropy.detach().mean()
 
     def alpha_loss(self, entropy: Tensor) -> Tensor:

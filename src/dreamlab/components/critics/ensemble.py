@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dreamlab.core.limits import Range, Width
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.ensemble import EnsembleMLP
 from dreamlab.nn.mlp import Act
 
 
-class ContinuousCritics(nn.Module):
-    """`num` functions Q(z, a) of features and a continuous action."""
+@dataclass(frozen=True)
+class CriticsConfig:
+    """How many critics, and the hidden layers of each."""
 
-    def __init__(
-        self, num: int, in_dim: int, action: ArraySpec, hidden: tuple[int, ...], act: Act = "relu"
-    ) -> None:
+    num_critics: Annotated[int, Range(1, 1_000)] = 2
+    hidden: tuple[Width, ...] = (256, 256)
+    act: Act = "relu"
+
+
+class ContinuousCritics(nn.Module):
+    """Several functions Q(z, a) of features and a continuous action."""
+
+    def __init__(self, config: CriticsConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
-        self.net = EnsembleMLP(num, [in_dim + action.size, *hidden], 1, act)
+        c = config
+        self.net = EnsembleMLP(c.num_critics, [in_dim + action.size, *c.hidden], 1, c.act)
 
     def forward(
         self, z: Float[Tensor, "b z"], action: Float[Tensor, "b ..."], learn: bool = True
@@ -28,14 +40,13 @@ class ContinuousCritics(nn.Module):
 
 
 class DiscreteCritics(nn.Module):
-    """`num` functions Q(z) of features, with one value per action."""
+    """Several functions Q(z) of features, with one value per action."""
 
-    def __init__(
-        self, num: int, in_dim: int, action: ArraySpec, hidden: tuple[int, ...], act: Act = "relu"
-    ) -> None:
+    def __init__(self, config: CriticsConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         assert isinstance(action.classes, int), action
-        self.net = EnsembleMLP(num, [in_dim, *hidden], action.classes, act)
+        c = config
+        self.net = EnsembleMLP(c.num_critics, [in_dim, *c.hidden], action.classes, c.act)
 
     def every(self, z: Float[Tensor, "b z"], learn: bool = True) -> Float[Tensor, "n b a"]:
         """Return what each critic thinks of every action; see EnsembleMLP for `learn`."""

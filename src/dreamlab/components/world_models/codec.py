@@ -11,28 +11,32 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.limits import Depth, Items, Width
+from dreamlab.core.limits import Items, Width
 from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.image import PoolEncoder, UpDecoder
-from dreamlab.nn.layers import LayerStyle, NormMLP, dense
+from dreamlab.nn.layers import NetConfig, NormMLP, dense
 from dreamlab.ops.scaling import symexp, symlog
 
 
 @dataclass(frozen=True)
-class CodecConfig:
-    """Layers of the encoder or of the decoder."""
+class CodecConfig(NetConfig):
+    """Layers of the encoder: `units` and `layers` are those for vectors."""
 
     depth: Width = 64
     mults: Annotated[tuple[Width, ...], Items()] = (2, 3, 4, 4)
     """Channels of each convolution, in units of `depth`; each halves (doubles) the map."""
-    layers: Depth = 3
-    units: Width = 1024
-    blocks: Width = 8
-    style: LayerStyle = LayerStyle()
 
     @property
     def depths(self) -> tuple[int, ...]:
         return tuple(self.depth * m for m in self.mults)
+
+
+@dataclass(frozen=True)
+class DecoderConfig(CodecConfig):
+    """Layers of the decoder, from the innermost map outwards."""
+
+    blocks: Width = 8
+    """Into which the innermost map and the deterministic state are cut."""
 
 
 def split_spec(obs: dict[str, ArraySpec]) -> tuple[dict[str, ArraySpec], dict[str, ArraySpec]]:
@@ -78,6 +82,8 @@ def squash(value: Tensor, spec: ArraySpec, batch_dims: int) -> Tensor:
 class Encoder(nn.Module):
     """Reads vectors (symlog) through an MLP and images through convolutions."""
 
+    Config = CodecConfig
+
     def __init__(self, config: CodecConfig, obs: dict[str, ArraySpec]) -> None:
         super().__init__()
         images, vectors = split_spec(obs)
@@ -85,12 +91,12 @@ class Encoder(nn.Module):
         self.out_dim = 0
         if vectors:
             dim = sum(width(s) for s in vectors.values())
-            self.mlp = NormMLP(dim, config.units, config.layers, config.style)
+            self.mlp = NormMLP(dim, config.units, config.layers, config)
             self.out_dim += self.mlp.out_dim
         if images:
             shape = _stacked(images)
             check_size(shape, len(config.mults))
-            self.cnn = PoolEncoder(shape, config.depths, config.style)
+            self.cnn = PoolEncoder(shape, config.depths, config)
             self.out_dim += self.cnn.out_dim
 
     def forward(self, obs: Obs) -> Tensor:
@@ -111,25 +117,28 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Predicts every observation from a latent state."""
 
+    Config = DecoderConfig
+
     def __init__(
-        self, config: CodecConfig, obs: dict[str, ArraySpec], deter: int, stoch: int
+        self, config: DecoderConfig, obs: dict[str, ArraySpec], deter: int, stoch: int
     ) -> None:
         super().__init__()
         self.images, self.vectors = split_spec(obs)
         if self.vectors:
-            self.mlp = NormMLP(deter + stoch, config.units, config.layers, config.style)
+            self.mlp = NormMLP(deter + stoch, config.units, config.layers, config)
             dim = self.mlp.out_dim
             self.out = nn.ModuleDict({k: dense(dim, width(s)) for k, s in self.vectors.items()})
         if self.images:
-            if config.depths[-1] % config.blocks:
-                raise ConfigError(
-                    f"workflow: the innermost map has {config.depths[-1]} channels (depth times "
-                    f"the last of mults); it must be a multiple of blocks={config.blocks}"
-                )
+            check_blocks(config, deter)
             self.cnn = UpDecoder(
                 _stacked(self.images), deter, stoch, config.depths, config.units, config.blocks,
-                config.style,
+                config,
             )  # fmt: skip
+
+    @property
+    def decoded(self) -> dict[str, ArraySpec]:
+        """Return the observations that are predicted."""
+        return {**self.images, **self.vectors}
 
     def forward(self, deter: Tensor, stoch: Tensor) -> Obs:
         """Return predictions [n, ...]: symlog vectors, logits of classes, images in (0, 1)."""
@@ -182,6 +191,16 @@ def _stacked(images: dict[str, ArraySpec]) -> tuple[int, int, int]:
     """Return the shape of all images with their channels end to end."""
     height, width_ = next(iter(images.values())).shape[:2]
     return height, width_, sum(s.shape[2] for s in images.values())
+
+
+def check_blocks(config: DecoderConfig, deter: int) -> None:
+    """Raise unless the innermost map and the deterministic state can be cut into blocks."""
+    sizes = {"the innermost map's channels (depth times the last of mults)": config.depths[-1]}
+    for what, size in {**sizes, "the deterministic state's numbers": deter}.items():
+        if size % config.blocks:
+            raise ConfigError(
+                f"workflow.decoder: {size}, {what}, must be a multiple of blocks={config.blocks}"
+            )
 
 
 def check_size(shape: tuple[int, int, int], halvings: int) -> None:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dreamlab.core.limits import Decay, Depth, Width
+from dreamlab.core.limits import Decay, Depth, NonNegative, Width
 from dreamlab.core.types import Mode
 from dreamlab.nn import scan
 from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, NormMLP, dense, norm
@@ -49,7 +50,7 @@ class Latent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RSSMConfig:
+class RSSMConfig(LayerStyle):
     """Sizes and layers."""
 
     deter: Width = 8192
@@ -62,7 +63,8 @@ class RSSMConfig:
     prior_layers: Depth = 2
     post_layers: Depth = 1
     dyn_layers: Depth = 1
-    style: LayerStyle = LayerStyle()
+    free_nats: NonNegative = 1.0
+    """Divergence between prior and posterior that each step has for nothing."""
 
     def __post_init__(self) -> None:
         if self.deter % self.blocks:
@@ -76,16 +78,14 @@ class BlockGRU(nn.Module):
         super().__init__()
         c = self.config = config
         stoch = c.stoch * c.classes
-        self.inputs = nn.ModuleList(
-            NormAct(n, c.hidden, c.style) for n in (c.deter, stoch, action_dim)
-        )
+        self.inputs = nn.ModuleList(NormAct(n, c.hidden, c) for n in (c.deter, stoch, action_dim))
         width = c.deter // c.blocks
         dims = [width + 3 * c.hidden] + [width] * c.dyn_layers
         pairs = pairwise(dims)
         self.hidden = nn.ModuleList(BlockLinear(c.blocks, a, b) for a, b in pairs)
-        self.norms = nn.ModuleList(norm(c.style.norm, c.deter) for _ in range(c.dyn_layers))
+        self.norms = nn.ModuleList(norm(c.norm, c.deter) for _ in range(c.dyn_layers))
         self.gates = BlockLinear(c.blocks, width, 3 * width)
-        self.act = ACTS[c.style.act]
+        self.act = ACTS[c.act]
 
     def forward(self, state: Latent, action: Float[Tensor, "b a"]) -> Float[Tensor, "b d"]:
         """Return the next memory."""
@@ -160,14 +160,14 @@ class RSSM(nn.Module):
     def __init__(self, config: RSSMConfig, token_dim: int, action_dim: int) -> None:
         super().__init__()
         c = self.config = config
-        self.stoch_dim = c.stoch * c.classes
-        self.out_dim = c.deter + self.stoch_dim
+        self.deter_dim, self.stoch_dim = c.deter, c.stoch * c.classes
+        self.out_dim = self.deter_dim + self.stoch_dim
         self.cell = BlockGRU(c, action_dim)
-        self.prior_net = NormMLP(c.deter, c.hidden, c.prior_layers, c.style)
+        self.prior_net = NormMLP(c.deter, c.hidden, c.prior_layers, c)
         self.prior_out = dense(self.prior_net.out_dim, self.stoch_dim)
-        self.post_net = NormMLP(c.deter + token_dim, c.hidden, c.post_layers, c.style)
+        self.post_net = NormMLP(c.deter + token_dim, c.hidden, c.post_layers, c)
         self.post_out = dense(self.post_net.out_dim, self.stoch_dim)
-        usual = c.style == LayerStyle() and c.dyn_layers == c.post_layers == 1
+        usual = (c.norm, c.act) == scan.STYLE and c.dyn_layers == c.post_layers == 1
         self.scannable = usual and scan.fits(c.deter, c.blocks, c.hidden, self.stoch_dim)
 
     def initial(self, num: int, device: Any) -> Latent:
@@ -240,14 +240,24 @@ class RSSM(nn.Module):
         )
         return Latent(deter, random), self._logits(logits)
 
+    def compress(self, latent: Latent) -> dict[str, Tensor]:
+        """Return states as a replay keeps them: half precision, and numbers of classes."""
+        index = self._logits(latent.stoch).argmax(-1)
+        return {"deter": latent.deter.to(torch.bfloat16), "stoch": index.to(torch.uint8)}
+
+    def decompress(self, extras: dict[str, Tensor]) -> Latent:
+        """Return the states that `compress` wrote down."""
+        stoch = F.one_hot(extras["stoch"].long(), self.config.classes).flatten(-2)
+        return Latent(extras["deter"].float(), stoch.float())
+
     def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Return the next state without looking."""
         deter = self.cell(state, action)
         return Latent(deter, self.dist(self.prior(deter)).sample(noise).to(deter.dtype))
 
-    def kl(self, post: Tensor, prior: Tensor, free: float) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return the losses [*b] that train the prior, and the posterior, each at least `free`."""
-        p, q = self.dist(post), self.dist(prior)
+    def kl(self, post: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return the losses [*b] that train the prior, and the posterior."""
+        p, q, free = self.dist(post), self.dist(prior), self.config.free_nats
         dyn = p.detach().kl(q).clamp(min=free)
         rep = p.kl(q.detach()).clamp(min=free)
         return dyn, rep, {"dyn_ent": q.entropy().mean(), "rep_ent": p.entropy().mean()}

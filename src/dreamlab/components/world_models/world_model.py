@@ -4,42 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dreamlab.components.heads import BinaryHead, TwoHotHead
-from dreamlab.components.world_models.codec import (
-    CodecConfig,
-    Decoder,
-    Encoder,
-    one_hot,
-    width,
-)
+from dreamlab.components import HOME, kinds
+from dreamlab.components.world_models.codec import one_hot, width
 from dreamlab.components.world_models.protocol import Advance, Policy, roll_out
-from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig
-from dreamlab.core.limits import Depth, NonNegative, PositiveInt, Range, Width
+from dreamlab.components.world_models.rssm import Latent
+from dreamlab.core.config import Part, part
+from dreamlab.core.limits import PositiveInt
 from dreamlab.core.types import ArraySpec, Obs, Spec
 from dreamlab.core.workflow import compilable
-from dreamlab.ops.scaling import Bins
 
 
 @dataclass(frozen=True)
 class WorldModelConfig:
     """Parts of the model."""
 
-    rssm: RSSMConfig
-    encoder: CodecConfig
-    decoder: CodecConfig
-    units: Width
-    reward_layers: Depth = 1
-    cont_layers: Depth = 1
-    num_bins: Annotated[int, Range(2, 65_536)] = 255
-    bins: Bins = "symexp"
+    rssm: Part = part("rssm", HOME, kinds.Dynamics)
+    encoder: Part = part("encoder", HOME, kinds.Encoder)
+    decoder: Part = part("decoder", HOME, kinds.Decoder)
+    reward: Part = part("two_hot", HOME, kinds.NumberHead, layers=1)
+    cont: Part = part("binary", HOME, kinds.ProbabilityHead, layers=1)
     horizon: PositiveInt = 333
-    """Continuation is learnt with the discount 1 - 1 / horizon in it."""
-    free_nats: NonNegative = 1.0
+    """Steps that count: the discount, which is learnt with continuation, is 1 - 1 / horizon."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +54,13 @@ class WorldModel(nn.Module):
         super().__init__()
         c = self.config = config
         self.action = spec.action
-        self.encoder = Encoder(c.encoder, spec.obs)
-        self.rssm = RSSM(c.rssm, self.encoder.out_dim, width(spec.action))
-        self.decoder = Decoder(c.decoder, spec.obs, c.rssm.deter, self.rssm.stoch_dim)
-        dim = self.rssm.out_dim
-        self.reward = TwoHotHead(dim, c.units, c.reward_layers, c.num_bins, c.bins, c.rssm.style)
-        self.cont = BinaryHead(dim, c.units, c.cont_layers, c.rssm.style)
+        self.encoder: kinds.Encoder = c.encoder.build(spec.obs)
+        self.rssm: kinds.Dynamics = c.rssm.build(self.encoder.out_dim, width(spec.action))
+        self.decoder: kinds.Decoder = c.decoder.build(
+            spec.obs, self.rssm.deter_dim, self.rssm.stoch_dim
+        )
+        self.reward: kinds.NumberHead = c.reward.build(self.rssm.out_dim)
+        self.cont: kinds.ProbabilityHead = c.cont.build(self.rssm.out_dim)
 
     @property
     def discount(self) -> float:
@@ -77,7 +68,7 @@ class WorldModel(nn.Module):
 
     @property
     def decoded(self) -> dict[str, ArraySpec]:
-        return {**self.decoder.images, **self.decoder.vectors}
+        return self.decoder.decoded
 
     def initial(self, num: int, device: Any) -> Latent:
         """Return the states [num, ...] before anything was seen."""
@@ -110,7 +101,7 @@ class WorldModel(nn.Module):
         """Return losses [b, t] and metrics; the loss of an observation is `rec/NAME`."""
         shape = reward.shape
         prior = self.rssm.prior(seen.latent.deter)
-        dyn, rep, metrics = self.rssm.kl(seen.post, prior, self.config.free_nats)
+        dyn, rep, metrics = self.rssm.kl(seen.post, prior)
         out = {f"rec/{k}": v.view(shape) for k, v in self.reconstruction(seen, obs).items()}
         feature = seen.feature
         out["rew"] = self.reward.loss(self.reward(feature), reward)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dreamlab.components.heads import BinaryHead
+from dreamlab.components import HOME
+from dreamlab.components.kinds import NumberHead, ProbabilityHead
 from dreamlab.components.world_models.codec import one_hot, width
 from dreamlab.components.world_models.codec_planet import PlaNetCodec, PlaNetCodecConfig
 from dreamlab.components.world_models.protocol import Policy, roll_out
@@ -18,24 +19,51 @@ from dreamlab.components.world_models.rssm_planet import (
     PlaNetRSSMConfig,
     ResetBeforeCell,
 )
+from dreamlab.core.config import Part, dump, part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Depth, Share, Width
 from dreamlab.core.types import ArraySpec, Batch, Mode, Obs, Spec, Tree
 from dreamlab.nn.init import glorot
-from dreamlab.nn.layers import LayerStyle, NormMLP, dense
+from dreamlab.nn.layers import ActKind, NetConfig, NormKind, NormMLP, dense
+
+
+@dataclass(frozen=True)
+class HeadConfig(NetConfig):
+    """Hidden layers of what is read off a latent state."""
+
+    norm: NormKind = "none"
+    act: ActKind = "elu"
+    units: Width = 400
+    layers: Depth = 2
+
+
+def number_head(**options: Any) -> Any:
+    """Declare a field for what predicts a number: `normal`, or another one."""
+    return part("normal", HOME, NumberHead, **options)
+
+
+def cont_head(**options: Any) -> Any:
+    """Declare a field for what predicts whether an episode goes on."""
+    return part("binary", HOME, ProbabilityHead, **{**dump(HeadConfig()), **options})
 
 
 class NormalHead(nn.Module):
     """A number as a normal of deviation 1."""
 
-    def __init__(self, in_dim: int, units: int, layers: int, style: LayerStyle) -> None:
+    Config = HeadConfig
+
+    def __init__(self, config: HeadConfig, in_dim: int) -> None:
         super().__init__()
-        self.net = NormMLP(in_dim, units, layers, style)
+        self.net = NormMLP(in_dim, config.units, config.layers, config)
         self.out = dense(self.net.out_dim, 1)
 
     def forward(self, feature: Tensor) -> Tensor:
         """Return means [*b]."""
         return self.out(self.net(feature)).float()[..., 0]
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Return the number: what it was described by."""
+        return logits
 
     def loss(self, mean: Tensor, target: Tensor) -> Tensor:
         """Return the negative log-likelihood [*b] of a number, without its constant."""
@@ -44,21 +72,15 @@ class NormalHead(nn.Module):
 
 @dataclass(frozen=True)
 class PlaNetModelConfig:
-    """Parts of the model."""
+    """Parts of the model, and the discount; the workflow knows them."""
 
     rssm: PlaNetRSSMConfig
     codec: PlaNetCodecConfig
-    units: Width = 400
-    """Of the heads."""
-    reward_layers: Depth = 2
-    cont_layers: Depth = 0
-    """0: there is no head for continuation, nothing ever ends."""
-    gamma: Share = 0.99
+    reward: Part
+    cont: Part | None
+    """None: there is no head for continuation, nothing ever ends."""
+    gamma: Share
     """Continuation is learnt with this discount in it."""
-
-    @property
-    def style(self) -> LayerStyle:
-        return LayerStyle("none", self.rssm.act)
 
 
 @dataclass(frozen=True)
@@ -83,9 +105,8 @@ class PlaNetModel(nn.Module):
         self.dim = c.rssm.deter + c.rssm.stoch_dim
         self.codec = PlaNetCodec(c.codec, spec.obs, self.dim)
         self.rssm = PlaNetRSSM(c.rssm, self.codec.token_dim, width(spec.action))
-        self.reward = NormalHead(self.dim, c.units, c.reward_layers, c.style)
-        has_cont = c.cont_layers > 0
-        self.cont = BinaryHead(self.dim, c.units, c.cont_layers, c.style) if has_cont else None
+        self.reward: NumberHead = c.reward.build(self.dim)
+        self.cont: ProbabilityHead | None = None if c.cont is None else c.cont.build(self.dim)
         glorot(self)
         if isinstance(self.rssm.cell, ResetBeforeCell):
             self.rssm.cell.start()
@@ -154,10 +175,10 @@ class PlaNetModel(nn.Module):
         truth = {k: v.flatten(0, 1) for k, v in seen.ready.items()}
         errors = self.codec.losses(self.codec.decode(flat), truth)
         out = {f"obs/{k}": v.view(shape) for k, v in errors.items()}
-        out["reward"] = self.reward.loss(self.reward(flat).view(shape), reward)
+        out["reward"] = self.reward.loss(self.reward(flat).unflatten(0, shape), reward)
         if self.cont is not None:
             target = (~is_terminal).float() * self.config.gamma
-            out["cont"] = self.cont.loss(self.cont(flat).view(shape), target)
+            out["cont"] = self.cont.loss(self.cont(flat).unflatten(0, shape), target)
         return out
 
     # -- imagining --------------------------------------------------------------------------------
@@ -189,7 +210,11 @@ class PlaNetModel(nn.Module):
     def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
         """Return reward and continuation, the discount in it, of states [*b, ...]."""
         feature = latent.feature
-        return {"reward": self.reward(feature), "cont": self.predict_discount(feature)}
+        return {"reward": self.rewards(feature), "cont": self.predict_discount(feature)}
+
+    def rewards(self, feature: Tensor) -> Tensor:
+        """Return the rewards [*b] that are expected in states."""
+        return self.reward.mean(self.reward(feature))
 
 
 def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
