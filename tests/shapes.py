@@ -134,8 +134,9 @@ def leaves(value: Any, hint: Any) -> Iterator[tuple[Any, Any]]:
     elif origin is tuple and isinstance(value, tuple) and len(value) == len(args):
         pairs = list(zip(value, args, strict=True))
     else:
-        yield value, hint
-        return
+        pairs = []
+        if has_shape(hint):
+            yield value, hint
     for pair in pairs:
         yield from leaves(*pair)
 

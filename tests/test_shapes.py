@@ -11,12 +11,12 @@ from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import Float
 from torch import Tensor
 
-from dreamlab.components.critics.ensemble import ContinuousCritics
 from dreamlab.components.critics.transitions import Transitions
-from dreamlab.core.types import ArraySpec
+from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble
 from dreamlab.nn.layers import RMSNorm
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import symlog
+from dreamlab.workflows.dqn import Mean
 from tests.shapes import bare_tensors, checked
 
 
@@ -33,12 +33,14 @@ def test_types_that_disagree_are_refused():
         symlog(torch.zeros(3, dtype=torch.int64))
 
 
-def test_methods_of_modules_are_checked():
-    with pytest.raises(BeartypeCallHintViolation):
+def test_modules_of_every_room_are_checked():
+    with pytest.raises(BeartypeCallHintViolation, match=r"RMSNorm\.forward, x"):
         RMSNorm(3)(torch.zeros(2, 3, dtype=torch.bool))
-    critics = ContinuousCritics(2, 4, ArraySpec((1,)), (8,))
-    with pytest.raises(BeartypeCallHintViolation):
-        critics(torch.zeros(3, 4), torch.zeros(2, 1))
+    ensemble = LatentEnsemble(EnsembleConfig(2, 1, 8), 4, 1, 3)
+    with pytest.raises(BeartypeCallHintViolation, match=r"LatentEnsemble\.forward, action"):
+        ensemble(torch.zeros(3, 4), torch.zeros(2, 1))
+    with pytest.raises(BeartypeCallHintViolation, match=r"Mean\.taken, action"):
+        Mean().taken(torch.zeros(3, 2, 1), torch.zeros(2, dtype=torch.int64))
 
 
 def test_what_is_returned_and_every_entry_of_a_collection_are_checked():
