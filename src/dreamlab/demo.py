@@ -30,6 +30,7 @@ def run_demo(overrides: list[str]) -> int:
         if opened.found:
             raise LabError(f"{folder} holds a run already: the demo needs another run.dir")
         loop = build.build(config, run, terminal)
+        assert loop.parts.evaluator is not None
         before = loop.parts.evaluator.run(loop.workflow, None).metrics()["eval/return"]
         opened.keep()
         status = loop.run()

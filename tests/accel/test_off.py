@@ -84,7 +84,7 @@ def test_nothing_is_compiled_with_it(tmp_path):
 
 def test_the_reference_is_torchs_own():
     x = torch.randn(20, 6, requires_grad=True)
-    mlp, several = MLP(MLPConfig((8, 8)), 6), EnsembleMLP(2, [6, 8], 1)
+    mlp, several = MLP(MLPConfig((8, 8)), 6), EnsembleMLP(2, [6, 8], 1, "relu", False)
     forms: list[tuple[Any, Any]] = [
         (lambda: softmax(x), lambda: torch.softmax(x, -1)),
         (lambda: log_softmax(x), lambda: torch.log_softmax(x, -1)),

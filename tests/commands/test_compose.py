@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from dreamlab import train
 from dreamlab.config import compose, load_config, read_yaml, to_yaml
+from dreamlab.core.config import Part, dump
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.optim import optimizer_part
+from dreamlab.workflows.dreamer_v3 import DreamerV3Config
+from dreamlab.workflows.random import RandomConfig
 from tests.helpers import config_of, open_loop
 
 # -- tiny -----------------------------------------------------------------------------------------
@@ -73,6 +81,107 @@ def test_a_suite_that_repeats_actions_by_itself_fills_a_replay_too():
     assert fill.duration_steps == 3 * 4 * (16 + 2)
     slow = config_of(*words, "env.options.repeat=8").training.phases[0]
     assert slow.duration_steps == 3 * 8 * (16 + 2)
+
+
+# -- one rule: options merge, and naming a class begins anew ---------------------------------------
+
+FILE = """# @package _global_
+defaults: [dreamer_cartpole, _self_]
+workflow: {workflow}
+"""
+GIVEN = {"lr": 1e-3, "warmup_steps": 50, "agc": 0.3}  # by the experiment, and by the code
+
+
+def optimizer(folder: Path, in_file: str, *words: str) -> tuple[dict[str, Any], Any]:
+    """Return what an optimizer has of a file on top of another, and of words on top of that."""
+    (folder / "mine.yaml").write_text(FILE.replace("{workflow}", in_file))
+    found = config_of(str(folder / "mine.yaml"), *words).workflow.config.optimizer
+    return {k: getattr(found.config, k) for k in GIVEN}, found.config.schedule
+
+
+def schedule(kind: str, **options: Any) -> Part:
+    return optimizer_part("laprop", schedule={"_target_": kind, **options}).config.schedule
+
+
+def test_options_merge_in_files_and_words_alike(tmp_path):
+    want = (GIVEN, schedule("linear", final=0.2))
+    assert optimizer(tmp_path, "{optimizer: {schedule: {final: 0.2}}}") == want
+    for word in (
+        "workflow.optimizer.schedule.final=0.2",
+        "workflow.optimizer.schedule={final: 0.2}",
+        "workflow.optimizer={schedule: {final: 0.2}}",
+        "workflow={optimizer: {schedule: {final: 0.2}}}",
+    ):
+        assert optimizer(tmp_path, "{}", word) == want
+
+
+@pytest.mark.parametrize("named", ["linear", "{_target_: linear}"])
+def test_naming_a_class_begins_anew_in_files_and_words_alike(tmp_path, named):
+    want = (GIVEN, schedule("linear"))
+    assert optimizer(tmp_path, f"{{optimizer: {{schedule: {named}}}}}") == want
+    for word in (f"optimizer.schedule={named}", f"optimizer={{schedule: {named}}}"):
+        assert optimizer(tmp_path, "{}", f"workflow.{word}") == want
+    assert optimizer(tmp_path, "{}", "workflow.optimizer.schedule._target_=linear") == want
+
+
+@pytest.mark.parametrize("option", ["schedule.final=0.3", "schedule={final: 0.3}"])
+def test_options_after_a_name_are_those_of_what_it_names(tmp_path, option):
+    want = (GIVEN, schedule("cosine", final=0.3))
+    name, more = "workflow.optimizer.schedule=cosine", f"workflow.optimizer.{option}"
+    assert optimizer(tmp_path, "{}", name, more) == want
+    assert optimizer(tmp_path, "{}", "workflow={optimizer: {schedule: cosine}}", more) == want
+    assert optimizer(tmp_path, "{optimizer: {schedule: cosine}}", more) == want
+
+
+def test_the_same_holds_for_the_workflow_and_for_buffers():
+    words = ("+experiment=dqn_cartpole", "buffers.replay={_target_: rollout, length: 9}")
+    assert compose(words)["buffers"]["replay"] == {"_target_": "rollout", "length": 9}
+    target = "dreamlab.workflows.random.Random"
+    for word in (f"workflow={target}", f"workflow={{_target_: {target}}}"):
+        found = load_config(compose(["+experiment=dqn_cartpole", word])).workflow
+        assert (found.target, found.config) == (target, RandomConfig())
+
+
+def test_an_entry_of_a_list_is_changed_by_its_number_and_a_removed_option_is_gone():
+    words = ("+experiment=dreamer_pixels", "workflow.encoder.mults.1=3", "~workflow.actor")
+    found = config_of(*words).workflow.config
+    assert (found.encoder.config.mults, found.actor.config.layers) == ((2, 3), 3)
+
+
+def test_what_an_interpolation_stands_for_is_found_in_parts_too(tmp_path):
+    text = FILE.replace("{workflow}", "{rssm: {hidden: '${workflow.rssm.deter}'}}")
+    (tmp_path / "mine.yaml").write_text(text)
+    found = config_of(str(tmp_path / "mine.yaml"), "workflow.rssm.deter=48").workflow.config
+    assert (found.rssm.config.hidden, found.rssm.config.deter) == (48, 48)
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+def test_a_size_typed_wins_over_that_of_the_experiment_and_over_tiny():
+    for more in ([], ["tiny=true"]):
+        c = config_of("+experiment=dreamer_minigrid", "workflow.size=25m", *more).workflow.config
+        assert (c.size, c.rssm.config.deter, c.actor.config.units) == ("25m", 3072, 384)
+    assert c.rssm.config.stoch == 4  # of tiny: a size says nothing of it
+    c = config_of("+experiment=dreamer_minigrid", "workflow.size=25m", "workflow.rssm.deter=64")
+    assert (c.workflow.config.rssm.config.deter, c.workflow.config.rssm.config.hidden) == (64, 384)
+
+
+def test_a_size_without_effect_is_refused():
+    whole = dump(config_of("+experiment=dreamer_minigrid"))
+    whole["workflow"]["size"] = "50m"  # every number of 12m is written out
+    with pytest.raises(ConfigError, match=r"workflow: size=50m has no effect"):
+        load_config(whole)
+    with pytest.raises(ValueError, match="size=1m has no effect"):
+        DreamerV3Config(size="1m")  # a size stands for its options where it is loaded
+
+
+def test_tiny_shrinks_the_usual_parts_of_a_configuration_that_was_written_out(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "# @package _global_\n" + to_yaml(config_of("+experiment=dreamer_cartpole"))
+    )
+    found = config_of(str(tmp_path / "mine.yaml"), "tiny=true").workflow.config
+    assert found == config_of("+experiment=dreamer_cartpole", "tiny=true").workflow.config
 
 
 # -- environments ---------------------------------------------------------------------------------

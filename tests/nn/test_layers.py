@@ -60,7 +60,7 @@ def member(ensemble: EnsembleMLP, index: int) -> nn.Sequential:
 
 def test_members_of_an_ensemble_begin_different_and_learn_alone():
     torch.manual_seed(0)
-    ensemble = EnsembleMLP(2, [5, 8], 1)
+    ensemble = EnsembleMLP(2, [5, 8], 1, "relu", norm=False)
     got = ensemble(torch.randn(7, 5))
     assert not torch.allclose(got[0], got[1])
     got[0].sum().backward()

@@ -102,10 +102,8 @@ class Dynamics(Module, Protocol):
 class Decoder(Module, Protocol):
     """Built with the observations' specs and the sizes of a state's two parts."""
 
-    @property
-    def decoded(self) -> dict[str, ArraySpec]:
-        """Return the observations that are predicted."""
-        ...
+    decoded: dict[str, ArraySpec]
+    """The observations that are predicted."""
 
     def forward(self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n s"]) -> Obs:
         """Return predictions [n, ...]."""

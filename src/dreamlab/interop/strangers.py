@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,23 @@ def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> 
         return load_config(node)
 
 
+def check_files(arguments: Sequence[str], trust_code: bool = False) -> bool:
+    """Raise if a YAML file from a hub that was typed names other code; tell if there was one.
+
+    What is about its reader's machine (commands, addresses, folders) needs trust as well.
+    """
+    paths = (Path(a.rpartition("=")[2].strip("'\"")) for a in arguments)
+    found = [p for p in paths if p.suffix in (".yaml", ".yml") and is_strange(p.parent)]
+    for path in found:
+        node = migrate(read_plain(path))
+        theirs = [(k, "options of your machine") for k in NOT_THEIRS if k in node]
+        code = [*foreign_code(node), *theirs]
+        if code and not trust_code:
+            where, what = code[0]
+            raise LabError(f"{path} wants to run {what[:120]} ({where}). {ONLY}")
+    return bool(found)
+
+
 @contextmanager
 def guarded(folder: Path, trust_code: bool = False) -> Iterator[None]:
     """Build nothing but ours of a stranger's folder, and say in one line what does not work.
@@ -163,7 +180,10 @@ def _check_links(folder: Path) -> None:
 def foreign_code(node: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what a configuration names that is not ours: where, and what."""
     leaves = tree_leaves({k: node.get(k) for k in ("workflow", "buffers")})
-    named = ((k.replace("/", "."), v) for k, v in leaves if isinstance(v, str))
+    # the folder of a run_replay is data: nothing in it is run
+    named = (
+        (k.replace("/", "."), v) for k, v in leaves if isinstance(v, str) and not k.endswith("/run")
+    )
     found = [(k, repr(v)) for k, v in named if ("." in v or ":" in v) and not v.startswith(OURS)]
     env = node.get("env")
     if isinstance(env, dict):

@@ -30,9 +30,7 @@ class EnsembleLinear(nn.Module):
 class EnsembleMLP(nn.Module):
     """`num` MLPs with `out_dim` outputs each."""
 
-    def __init__(
-        self, num: int, dims: list[int], out_dim: int, act: Act = "relu", norm: bool = False
-    ) -> None:
+    def __init__(self, num: int, dims: list[int], out_dim: int, act: Act, norm: bool) -> None:
         super().__init__()
         self.num = num
         layers: list[nn.Module] = []

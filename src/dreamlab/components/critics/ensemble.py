@@ -30,7 +30,9 @@ class ContinuousCritics(nn.Module):
     def __init__(self, config: CriticsConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
         c = config
-        self.net = EnsembleMLP(c.num_critics, [in_dim + action.size, *c.hidden], 1, c.act)
+        self.net = EnsembleMLP(
+            c.num_critics, [in_dim + action.size, *c.hidden], 1, c.act, norm=False
+        )
 
     def forward(
         self, z: Float[Tensor, "b z"], action: Float[Tensor, "b ..."], learn: bool = True
@@ -46,7 +48,9 @@ class DiscreteCritics(nn.Module):
         super().__init__()
         assert isinstance(action.classes, int), action
         c = config
-        self.net = EnsembleMLP(c.num_critics, [in_dim, *c.hidden], action.classes, c.act)
+        self.net = EnsembleMLP(
+            c.num_critics, [in_dim, *c.hidden], action.classes, c.act, norm=False
+        )
 
     def every(self, z: Float[Tensor, "b z"], learn: bool = True) -> Float[Tensor, "n b a"]:
         """Return what each critic thinks of every action; see EnsembleMLP for `learn`."""

@@ -33,7 +33,7 @@ class LatentEnsemble(nn.Module):
     ) -> None:
         super().__init__()
         dims = [state_dim + action_dim] + [config.units] * config.layers
-        self.net = EnsembleMLP(config.num, dims, out_dim, "elu")
+        self.net = EnsembleMLP(config.num, dims, out_dim, "elu", norm=False)
 
     def forward(
         self, state: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"]

@@ -129,6 +129,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.images, self.vectors = split_spec(obs)
+        self.decoded = {**self.images, **self.vectors}
         if self.vectors:
             self.mlp = NormMLP(deter + stoch, config.units, config.layers, config)
             dim = self.mlp.out_dim
@@ -139,11 +140,6 @@ class Decoder(nn.Module):
                 _stacked(self.images), deter, stoch, config.depths, config.units, config.blocks,
                 config,
             )  # fmt: skip
-
-    @property
-    def decoded(self) -> dict[str, ArraySpec]:
-        """Return the observations that are predicted."""
-        return {**self.images, **self.vectors}
 
     def forward(self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n s"]) -> Obs:
         """Return predictions [n, ...]: symlog vectors, logits of classes, images in (0, 1)."""
