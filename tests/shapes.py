@@ -12,7 +12,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
@@ -67,15 +67,12 @@ def checked(target: Any) -> Any:
     if isinstance(target, type):
         target.__init__ = checked(target.__init__)
         return target
-    contract: Contract | None = None
 
     @wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal contract
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return target(*args, **kwargs)
-        if contract is None:  # not earlier: now everything that the annotations name exists
-            contract = Contract(target)
+        contract = contract_of(target)
         key = shapes_of((args, kwargs))
         contract.check(key, args, kwargs)
         out = target(*args, **kwargs)
@@ -111,6 +108,12 @@ class Contract:
         look.__signature__ = self.signature  # for sizes that name an argument, as "{horizon}"
         jaxtyped(look, typechecker=None)(*args, **kwargs)
         self.seen.add(key)
+
+
+@cache
+def contract_of(fn: Any) -> Contract:
+    """Return what a function says; asked when it runs, as what its annotations name exists then."""
+    return Contract(fn)
 
 
 def shapes_of(value: Any) -> Any:

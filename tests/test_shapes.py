@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dreamlab.components.critics.transitions import Transitions
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble
+from dreamlab.nn.dists import Categorical
 from dreamlab.nn.layers import RMSNorm
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import symlog
@@ -69,6 +70,14 @@ def test_what_is_compiled_exported_or_traced_runs_as_it_is_written():
     traced = torch.jit.trace(norm, (x,))
     for other in (compiled, exported.module(), traced):
         torch.testing.assert_close(other(x.repeat(3, 1)), norm(x).repeat(3, 1))
+
+
+def test_what_was_checked_before_can_still_be_compiled():
+    def best(x: Tensor) -> Tensor:
+        return Categorical(x).mode()  # an object that the compiler makes while it traces
+
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(best(x), torch.compile(best, backend="eager", fullgraph=True)(x))
 
 
 def test_nothing_is_checked_outside_of_tests():
