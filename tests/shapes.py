@@ -12,7 +12,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
@@ -67,15 +67,12 @@ def checked(target: Any) -> Any:
     if isinstance(target, type):
         target.__init__ = checked(target.__init__)
         return target
-    contract: Contract | None = None
 
     @wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal contract
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return target(*args, **kwargs)
-        if contract is None:  # not earlier: now everything that the annotations name exists
-            contract = Contract(target)
+        contract = contract_of(target)
         key = shapes_of((args, kwargs))
         contract.check(key, args, kwargs)
         out = target(*args, **kwargs)
@@ -113,6 +110,12 @@ class Contract:
         self.seen.add(key)
 
 
+@cache
+def contract_of(fn: Any) -> Contract:
+    """Return what a function says; asked when it runs, as what its annotations name exists then."""
+    return Contract(fn)
+
+
 def shapes_of(value: Any) -> Any:
     """Return all that a check depends on: shapes and types of tensors, whole numbers."""
     if isinstance(value, Tensor):
@@ -134,8 +137,9 @@ def leaves(value: Any, hint: Any) -> Iterator[tuple[Any, Any]]:
     elif origin is tuple and isinstance(value, tuple) and len(value) == len(args):
         pairs = list(zip(value, args, strict=True))
     else:
-        yield value, hint
-        return
+        pairs = []
+        if has_shape(hint):
+            yield value, hint
     for pair in pairs:
         yield from leaves(*pair)
 

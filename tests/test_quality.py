@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab.engine.orchestrator import Orchestrator
-from tests.shapes import bare_tensors
+from tests.shapes import ROOMS, bare_tensors
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -60,7 +60,7 @@ def test_files_and_functions_stay_small(folder):
             assert size <= 60, f"{path.name}: {node.name} has {size} lines"
 
 
-@pytest.mark.parametrize("room", ["ops", "nn"])
+@pytest.mark.parametrize("room", ROOMS)
 def test_signatures_say_the_shapes_of_tensors(room):
     paths = (ROOT / "src" / "dreamlab" / room).rglob("*.py")
     bare = [f"{path.name}:{x}" for path in paths for x in bare_tensors(path.read_text())]

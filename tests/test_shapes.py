@@ -11,12 +11,13 @@ from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import Float
 from torch import Tensor
 
-from dreamlab.components.critics.ensemble import ContinuousCritics
 from dreamlab.components.critics.transitions import Transitions
-from dreamlab.core.types import ArraySpec
+from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble
+from dreamlab.nn.dists import Categorical
 from dreamlab.nn.layers import RMSNorm
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import symlog
+from dreamlab.workflows.dqn import Mean
 from tests.shapes import bare_tensors, checked
 
 
@@ -33,12 +34,14 @@ def test_types_that_disagree_are_refused():
         symlog(torch.zeros(3, dtype=torch.int64))
 
 
-def test_methods_of_modules_are_checked():
-    with pytest.raises(BeartypeCallHintViolation):
+def test_modules_of_every_room_are_checked():
+    with pytest.raises(BeartypeCallHintViolation, match=r"RMSNorm\.forward, x"):
         RMSNorm(3)(torch.zeros(2, 3, dtype=torch.bool))
-    critics = ContinuousCritics(2, 4, ArraySpec((1,)), (8,))
-    with pytest.raises(BeartypeCallHintViolation):
-        critics(torch.zeros(3, 4), torch.zeros(2, 1))
+    ensemble = LatentEnsemble(EnsembleConfig(2, 1, 8), 4, 1, 3)
+    with pytest.raises(BeartypeCallHintViolation, match=r"LatentEnsemble\.forward, action"):
+        ensemble(torch.zeros(3, 4), torch.zeros(2, 1))
+    with pytest.raises(BeartypeCallHintViolation, match=r"Mean\.taken, action"):
+        Mean().taken(torch.zeros(3, 2, 1), torch.zeros(2, dtype=torch.int64))
 
 
 def test_what_is_returned_and_every_entry_of_a_collection_are_checked():
@@ -67,6 +70,14 @@ def test_what_is_compiled_exported_or_traced_runs_as_it_is_written():
     traced = torch.jit.trace(norm, (x,))
     for other in (compiled, exported.module(), traced):
         torch.testing.assert_close(other(x.repeat(3, 1)), norm(x).repeat(3, 1))
+
+
+def test_what_was_checked_before_can_still_be_compiled():
+    def best(x: Tensor) -> Tensor:
+        return Categorical(x).mode()  # an object that the compiler makes while it traces
+
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(best(x), torch.compile(best, backend="eager", fullgraph=True)(x))
 
 
 def test_nothing_is_checked_outside_of_tests():
