@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from dreamlab.core.types import ArraySpec, Decision, Spec, Step
-from dreamlab.data.buffer import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
+from dreamlab.data.source import BufferContext
 
 warnings.filterwarnings("ignore")
 try:

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+
+from tests.shapes import enforce_shapes
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -16,9 +17,8 @@ torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: children would
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not hear a Ctrl-C either
 
-# under test every `Float[Tensor, "b t"]` is enforced; at run time it costs nothing. Only rooms
-# without Triton kernels (those of accel.kernels) are named: a wrapped kernel cannot be compiled
-_hook = install_import_hook(["dreamlab.ops", "dreamlab.nn"], "beartype.beartype")
+# under test every `Float[Tensor, "b t"]` is enforced; at run time it costs nothing
+enforce_shapes()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

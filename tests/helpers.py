@@ -39,8 +39,7 @@ def open_config(folder: Path, config: LabConfig) -> Orchestrator:
     )
     with train.open_run(config) as opened:
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
-        if opened.found:
-            loop.load()
+        train.begin(opened, loop)
         opened.keep()
     return loop
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab.engine.orchestrator import Orchestrator
+from tests.shapes import ROOMS, bare_tensors
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -57,6 +58,13 @@ def test_files_and_functions_stay_small(folder):
         for node in functions(path):
             size = (node.end_lineno or 0) - node.lineno + 1
             assert size <= 60, f"{path.name}: {node.name} has {size} lines"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_signatures_say_the_shapes_of_tensors(room):
+    paths = (ROOT / "src" / "dreamlab" / room).rglob("*.py")
+    bare = [f"{path.name}:{x}" for path in paths for x in bare_tensors(path.read_text())]
+    assert not bare, 'write Float[Tensor, "b t"], not Tensor:\n' + "\n".join(bare)
 
 
 def test_nothing_replaces_a_method_of_the_loop():

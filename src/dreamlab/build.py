@@ -15,7 +15,7 @@ from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer, BufferContext
+from dreamlab.data.source import Buffer, BufferContext
 from dreamlab.data.storage import choose
 from dreamlab.engine import accelerate
 from dreamlab.engine.collector import Collector
@@ -23,13 +23,14 @@ from dreamlab.engine.evaluator import Evaluator
 from dreamlab.engine.feasible import check_feasible
 from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
 from dreamlab.engine.loop_parts import LoopParts
+from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs import suites
 from dreamlab.envs.drawing import painter
-from dreamlab.envs.vector import EnvConfig, Envs
+from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.results.compare import Member
 from dreamlab.results.published import find_published
 from dreamlab.runs.options import flatten
@@ -42,8 +43,45 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     training, env = config.training, config.env
     check_phases(training.phases, cls, config.buffers, training.total_frames)
     check_feasible(training.phases, training.total_frames, config.buffers, env)
-    suites.maker(env.suite, env.options)
+    check_measured(config)
+    if env.named:
+        suites.maker(env.suite, env.options)
     return cls
+
+
+def check_measured(config: LabConfig) -> None:
+    """Raise if something needs an environment and none is named, or would never happen."""
+    phases, env = config.training.phases, config.env
+    collects = any(p.collects for p in phases)
+    if not env.named:
+        needing = [p.name for p in phases if {"collect", "evaluate"} & set(p.workflow_hooks)]
+        if needing:
+            raise ConfigError(f"env.id: phase {needing[0]!r} needs an environment: name one")
+        if config.eval.every_frames or config.eval.every_updates:
+            raise ConfigError("eval: a policy is measured in an environment: name one with env.id")
+    if all(p.collects for p in phases if p.update_hooks):
+        _refuse_period(
+            config, "every_updates", "every phase that learns collects: use every_frames"
+        )
+    if collects:
+        return
+    for name, options in (("eval", config.eval), ("report", config.report)):
+        if options.every_frames and not options.every_updates:
+            raise ConfigError(
+                f"{name}.every_frames has no effect: no phase collects: use every_updates"
+            )
+    if env.normalize_obs or env.normalize_reward:
+        raise ConfigError("env: what is normalised is learnt while collecting, and no phase does")
+    if config.training.total_frames is not None:
+        raise ConfigError("training.total_frames: no phase collects: give phases duration_updates")
+
+
+def _refuse_period(config: LabConfig, name: str, why: str) -> None:
+    """Raise if something is to happen by a count that has no effect in these phases."""
+    for section in ("log", "eval", "report", "checkpoint"):
+        options = getattr(config, section)
+        if getattr(options, name) not in (getattr(type(options), name), 0):
+            raise ConfigError(f"{section}.{name} has no effect: {why}")
 
 
 def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
@@ -61,19 +99,38 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     """Return the loop for a run folder that exists already."""
     check(config)
     terminal = terminal or Terminal(config.log.terminal, config.name)
-    envs = Envs(config.env, random.derive(config.seed, 0))
-    workflow = build_workflow(config, envs.spec)
-    buffers = build_buffers(config, workflow, envs, run, terminal)
+    collects = any(p.collects for p in config.training.phases)
+    envs = Envs(config.env, random.derive(config.seed, 0)) if collects else None
+    workflow = build_workflow(config, find_spec(config) if envs is None else envs.spec)
+    buffers = build_buffers(config, workflow, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
     accelerate.set_up(config, workflow, workflow.rows_per_step(steps))
-    collector = Collector(envs, workflow, random.derive(config.seed, 1))
+    observers = Observers()
+    seed = random.derive(config.seed, 1)
+    collector = Collector(envs, workflow, seed, observers) if envs is not None else None
+    paints = config.env.named and type(workflow).report is not Workflow.report
     parts = LoopParts(
-        workflow, collector, buffers, build_evaluator(config),
+        workflow, collector, buffers, build_evaluator(config) if config.env.named else None,
         build_logger(config, run, terminal), terminal, run,
-        painter(config.env) if type(workflow).report is not Workflow.report else None,
-        published_floor(config, run),
+        painter(config.env) if paints else None, published_floor(config, run), observers,
     )  # fmt: skip
     return Orchestrator(config, config.training.phases, config.training.total_frames, parts)
+
+
+def find_spec(config: LabConfig) -> Spec:
+    """Return what observations and actions look like: from the environment, or from the data."""
+    if config.env.named:
+        probe = make_env(config.env, 0, 0)
+        spec = spec_of(probe)
+        probe.close()
+        return spec
+    for part in config.buffers.values():
+        if (tells := getattr(part.cls(), "spec_of", None)) is not None:
+            return tells(part.config)
+    raise ConfigError(
+        "env.id: no environment is named, and no buffer tells what observations and actions are: "
+        "name one, or a source such as run_replay"
+    )
 
 
 def published_floor(config: LabConfig, run: Run) -> Floor:
@@ -108,17 +165,18 @@ def build_logger(config: LabConfig, run: Run, terminal: Terminal) -> Logger:
 
 
 def build_buffers(
-    config: LabConfig, workflow: Workflow[Any], envs: Envs, run: Run, terminal: Terminal
+    config: LabConfig, workflow: Workflow[Any], run: Run, terminal: Terminal
 ) -> dict[str, Buffer]:
     """Return the buffers by name; one that does not fit into memory goes to disk, or is refused."""
     buffers: dict[str, Buffer] = {}
     room, on_gpu = memory_available(), 0
+    spec, num_envs = workflow.spec, config.env.num_envs
+    extras = _example(workflow).extras if config.buffers else {}
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name
-        place = BufferContext(
-            envs.spec, envs.num_envs, random.derive(config.seed, 2, number), workflow.device, folder
-        )
-        need = buffer_bytes(part, workflow, envs.spec, envs.num_envs)
+        seed = random.derive(config.seed, 2, number)
+        place = BufferContext(spec, num_envs, seed, workflow.device, folder, extras)
+        need = buffer_bytes(part, workflow, num_envs)
         chosen = _choose(part, on_gpu + need, workflow.device)
         fitted = _fit(chosen, name, need, room, config.run.on_memory_shortage, run.folder, terminal)
         room -= need if _storage(fitted) in ("ram", "pinned") else 0
@@ -156,20 +214,20 @@ def _fit(
     return part.but(storage="disk")
 
 
-def buffer_bytes(part: Part, workflow: Workflow[Any], spec: Spec, num_envs: int) -> int:
+def buffer_bytes(part: Part, workflow: Workflow[Any], num_envs: int) -> int:
     """Return how much a buffer holds when full, from one step's observations, action and extras."""
-    extras = sum(v[0].nbytes for v in _example(workflow, spec).extras.values())
+    spec = workflow.spec
+    extras = sum(v[0].nbytes for v in _example(workflow).extras.values())
     step = sum(s.nbytes for s in spec.obs.values()) + spec.action.nbytes + extras + 4 + 3
     options = part.config
-    steps = getattr(options, "capacity", None) or (options.length + 1) * num_envs
-    total = steps * (step + 8)
+    total = options.most_steps(num_envs) * (step + 8)
     return min(total, getattr(options, "max_bytes", None) or total)
 
 
 @torch.no_grad()
-def _example(workflow: Workflow[Any], spec: Spec) -> Decision:
+def _example(workflow: Workflow[Any]) -> Decision:
     """Return a decision on an empty step; no random number of the run is used up."""
-    obs = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.obs.items()}
+    obs = {k: np.zeros((1, *s.shape), s.dtype) for k, s in workflow.spec.obs.items()}
     flags = np.zeros(1, bool)
     step = Step(obs, np.zeros(1, np.float32), np.ones(1, bool), flags, flags)
     with random.fork(0):

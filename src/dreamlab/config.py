@@ -17,6 +17,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dreamlab.config_files import GROUPS, choices, config_dir
 from dreamlab.core import readers
 from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import ConfigError, unknown
@@ -25,14 +26,13 @@ from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
 from dreamlab.core.readers import FileError, MissingFileError, parse_yaml
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer
+from dreamlab.data.source import Buffer
 from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.migrations import SCHEMA, mapping, migrate
 from dreamlab.overlay import sections
 from dreamlab.tiny import KeyPath, leaves, restore, shrink
 
-GROUPS = ("experiment", "env", "preset")
 LONGEST_ARGUMENT = 10_000
 MOST_INTERPOLATED = 2_000
 FIRST = ("schema", "name", "seed", "workflow", "env", "buffers", "training")
@@ -67,6 +67,24 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """Another run's checkpoint to begin with."""
+
+    run: str
+    """Its folder."""
+    checkpoint: str = "latest"
+    """`latest`, `best`, or a name in its `checkpoints/`."""
+    load: Literal["weights", "all"] = "weights"
+    """`weights` begins a training with them; `all` goes on from its state, replay included."""
+    modules: tuple[str, ...] = ()
+    """Take the weights of these modules only, by the beginning of their names."""
+
+    def __post_init__(self) -> None:
+        if self.load == "all" and self.modules:
+            raise ValueError("modules are of load=weights: with load=all everything is taken")
+
+
+@dataclass(frozen=True)
 class LabConfig(EngineConfig):
     """A whole experiment. Every default is written once, in the dataclass beside the code."""
 
@@ -83,27 +101,17 @@ class LabConfig(EngineConfig):
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    start: StartConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_word(self.name, "name")
 
 
-def config_dir() -> Path:
-    """Return the folder of the YAML files: in the installed package, or at a checkout's root."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
-
-
-def choices(group: str) -> list[str]:
-    """Return the names of the YAML files of a group."""
-    return sorted(p.stem for p in (config_dir() / group).glob("*.yaml"))
-
-
 def compose(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the configuration that Hydra makes of these overrides, as plain data.
 
-    An argument that is a YAML file stands for `+experiment=` that file. A key that no YAML file
+    The name of an experiment, or a YAML file, stands for `+experiment=` it. A key that no YAML file
     mentions is added (its default is in the code); if it is misspelt, `load_config` says so. What
     was typed wins over `tiny`, and an environment that was chosen over the experiment's.
     """
@@ -209,8 +217,8 @@ def _resolved(node: Any, left: list[int], within: bool = False) -> Any:
 
 def _prepare(argument: str, extra: Path) -> str:
     """Return the override that Hydra needs for what the user wrote."""
-    if "=" not in argument and argument.endswith((".yaml", ".yml")):
-        return _group("experiment", [argument], extra)
+    if "=" not in argument and not argument.startswith("~"):
+        return _group("experiment", [_experiment(argument)], extra)
     override = _parsed(argument)
     key, value = override.key_or_group, override.value()
     if not key:
@@ -225,10 +233,23 @@ def _prepare(argument: str, extra: Path) -> str:
     return f"++{argument}" if plain and key not in GROUPS else argument
 
 
-def _parsed(argument: str) -> Override:
-    """Return an argument as Hydra reads it."""
+def _experiment(argument: str) -> str:
+    """Return a word that stands for an experiment: its name, or a file."""
+    _check_length(argument)
+    if not argument.endswith((".yaml", ".yml")) and argument not in choices("experiment"):
+        expected = "expected an experiment, a YAML file or key=value"
+        raise ConfigError(unknown("experiment", argument, choices("experiment"), expected))
+    return argument
+
+
+def _check_length(argument: str) -> None:
     if len(argument) > LONGEST_ARGUMENT:
         raise ConfigError(f"an argument of {len(argument):,} characters is too long: use a file")
+
+
+def _parsed(argument: str) -> Override:
+    """Return an argument as Hydra reads it."""
+    _check_length(argument)
     try:
         return OverridesParser.create().parse_override(argument)
     except RecursionError:

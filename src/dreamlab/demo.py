@@ -30,6 +30,7 @@ def run_demo(overrides: list[str]) -> int:
         if opened.found:
             raise LabError(f"{folder} holds a run already: the demo needs another run.dir")
         loop = build.build(config, run, terminal)
+        assert loop.parts.evaluator is not None
         before = loop.parts.evaluator.run(loop.workflow, None).metrics()["eval/return"]
         opened.keep()
         status = loop.run()
@@ -62,8 +63,8 @@ def _summary(
         "",
         "try next:",
         f"  dreamlab eval {folder} --checkpoint best --episodes 20 --video",
-        f"  dreamlab train +experiment=ppo_cartpole env.suite=imagined env.id={folder}",
-        "  dreamlab train +experiment=sac_pendulum seed=1",
+        f"  dreamlab train ppo_cartpole env.suite=imagined env.id={folder}",
+        "  dreamlab train sac_pendulum seed=1",
     ]
     for line in lines:
         terminal.say(line)

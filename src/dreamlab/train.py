@@ -9,24 +9,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dreamlab.build import build, build_workflow, check
+from dreamlab.build import build, build_workflow, check, find_spec
 from dreamlab.config import LabConfig, to_yaml
-from dreamlab.core.config import dump
+from dreamlab.core.config import dump, load
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
+from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
 from dreamlab.envs.normalize import Normalizer
-from dreamlab.envs.vector import make_env, spec_of
 from dreamlab.export import hub
 from dreamlab.interop import strangers
 from dreamlab.results.learning_curve import learning_curve
 from dreamlab.runs.folder import Claim, check_folder, claimed
 from dreamlab.runs.options import counts, differences, flatten
 from dreamlab.runs.run import Run, command_line, new_folder
+from dreamlab.start import begin_from
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,10 @@ MAY_CHANGE = ("eval", "training.total_frames")
 def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
     """Raise if a folder's run was made with other options than those given now."""
     tables = [flatten(dump(old)), flatten(dump(new))]
+    collects = any(p.collects for p in old.training.phases)
+    free = MAY_CHANGE if collects else (*MAY_CHANGE, "env")  # it is only measured there
     for key, (has, asked) in differences(tables, "nothing").items():
-        if counts(key, *MAY_CHANGE):
+        if counts(key, *free):
             raise ConfigError(
                 f"{folder} holds a run with another {key}: it has {has}, you ask for {asked}. "
                 "Use another run.dir, or `dreamlab resume` to go on with it."
@@ -112,8 +116,12 @@ def resume(
     total_frames: int | None = None,
     terminal: Terminal | None = None,
     trust_code: bool = False,
+    checkpoint: str = "latest",
 ) -> tuple[Run, str]:
-    """Go on with a run by its own configuration, read when nobody else can change it."""
+    """Go on with a run by its own configuration, read when nobody else can change it.
+
+    From another checkpoint than the latest the run goes its way again: later ones are set aside.
+    """
     with disk_errors("A run goes on in its own folder: it must be one that can be written to"):
         check_folder(folder)
         if not (folder / "config.yaml").exists():
@@ -128,17 +136,26 @@ def resume(
             config = replace(config, run=here, training=training)
             check(config)
             opened = _go_on(config, claim, trust_code)
-            return opened.run, _train(opened, terminal)
+            return opened.run, _train(opened, terminal, checkpoint)
 
 
-def _train(opened: Opened, terminal: Terminal | None) -> str:
+def begin(opened: Opened, loop: Orchestrator, checkpoint: str = "latest") -> bool:
+    """Bring a loop to where its run is: to a checkpoint, or to where it starts; tell which."""
+    if opened.found and loop.load(checkpoint):
+        return True
+    if opened.config.start is not None:
+        begin_from(opened.config.start, loop, opened.run)
+    return False
+
+
+def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest") -> str:
     """Train in a folder that is held; return how it ended."""
     run, config = opened.run, opened.config
     terminal = terminal or Terminal(config.log.terminal, config.name)
     go_on = f"What was saved is whole: make room, then `dreamlab resume {run.folder}`"
     with disk_errors(go_on):
         loop = build(config, run, terminal)
-        resumed = opened.found and loop.load()
+        resumed = begin(opened, loop, checkpoint)
         opened.keep()
         terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
         status = loop.run()
@@ -156,6 +173,7 @@ class Trained:
     config: LabConfig
     workflow: Workflow[Any]
     statistics: dict[str, Any]
+    """What training normalised with; empty where it collected nothing."""
     env_frames: int
 
 
@@ -177,26 +195,27 @@ def load_policy(source: Path | str, which: str = "latest", trust_code: bool = Fa
 
 def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     _ = Run(folder)  # a manifest that is damaged is told before anything is built
-    probe = make_env(config.env, 0, 0)
-    spec = spec_of(probe)
-    workflow = build_workflow(config, spec)
-    probe.close()
     if hub.is_hub(folder):
+        spec = find_spec(config)
+        workflow = build_workflow(config, spec)
         hub.load_weights(folder, workflow)
         _check_finite(workflow, str(folder))
         like = Normalizer(config.env.normalize_obs, config.env.normalize_reward, spec, 1)
         statistics = hub.load_statistics(folder, like.get_state())
         return Trained(config, workflow, statistics, hub.load_frames(folder))
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, _warn)
+    probe = find_spec(config) if config.env.named else None  # what it lacks is told first
     state = checkpoints.load(which)
     if state is None:
         raise LabError(f"{folder} has no checkpoint yet")
+    workflow = build_workflow(config, probe or load(Spec, state["spec"], "spec"))
     workflow.load_state_dict(state["workflow"])
     for optimizer in workflow.optimizers.values():
         optimizer.adopt_average()
-    frames, statistics = (state["counters"]["env_frames"], state["collector"]["envs"]["normalizer"])
-    _check_finite(workflow, f"{folder}: checkpoint {frames:012d}", {"normalizer": statistics})
-    return Trained(config, workflow, statistics, int(frames))
+    statistics = state["collector"]["envs"]["normalizer"] if state["collector"] else {}
+    name = state.get("at", which)  # older checkpoints do not know
+    _check_finite(workflow, f"{folder}: checkpoint {name}", {"normalizer": statistics})
+    return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
 
 
 def _check_finite(workflow: Workflow[Any], where: str, *more: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dreamlab.accel import dispatch
 from dreamlab.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,18 @@ def test_train_then_eval_then_extend(tmp_path, capsys):
     assert (tmp_path / "r" / "report" / "learning_curve.png").stat().st_size > 5_000
     lines = (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["env_frames"] >= 500
+
+
+def test_eval_computes_as_the_run_did(tmp_path, capsys, monkeypatch):
+    modes: list[bool] = []
+    for accel in ("off", "auto", "off"):
+        folder = str(tmp_path / f"{accel}{len(modes)}")
+        assert run(capsys, "train", *QUICK, f"accel={accel}", f"run.dir={folder}")[0] == 0
+        dispatch.set_reference(accel == "auto")  # as a process may be that has done other things
+        assert run(capsys, "eval", folder, "--episodes", "1")[0] == 0
+        modes.append(dispatch.Forms.reference)
+    dispatch.set_reference(False)
+    assert modes == [True, False, True]
 
 
 def test_a_run_gets_a_folder_of_its_own(tmp_path, capsys, monkeypatch):
@@ -229,7 +242,7 @@ def test_check_accepts_a_good_environment_and_refuses_a_bad_one(tmp_path, capsys
 
 def test_no_arguments_list_what_there_is(capsys):
     assert "ppo_cartpole" in run(capsys, "train")[1]
-    assert "dreamlab <verb>" in run(capsys)[1]
+    assert "Usage: dreamlab" in run(capsys)[1]
     assert "Did you mean 'train'?" in run(capsys, "trian")[2]
 
 

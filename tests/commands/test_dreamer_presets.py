@@ -65,7 +65,7 @@ def test_it_composes_and_builds(name: str):
     spec = spec_for(config)
     workflow = build.build_workflow(config, spec)
     assert isinstance(workflow, DreamerV3)
-    assert build.buffer_bytes(config.buffers["replay"], workflow, spec, 1) < 2**27
+    assert build.buffer_bytes(config.buffers["replay"], workflow, 1) < 2**27
 
 
 @pytest.mark.parametrize("name", OFFICIAL)

@@ -129,8 +129,18 @@ NUMBERS = [
     (["watch", "--every", "inf"], "argument --every: must be a finite number, got inf"),
     (["export-policy", "X", "--batch", "0"], "argument --batch: must be at least 1, got 0"),
     (["export-policy", "X", "--tolerance", "-1"], "argument --tolerance: must be above 0, got -1"),
-    (["eval"], "eval: the following arguments are required: folder"),
-    (["list", "--limt", "3"], "list: unrecognized arguments: --limt"),
+    (["eval"], "eval: argument FOLDER is missing"),
+    (["list", "--limt", "3"], "list: there is no option '--limt'. Did you mean '--limit'?"),
+    (["train", "--cfg", "hydra"], "train: argument --cfg: only `--cfg job` is known"),
+    (["export-policy", "X", "--format", "onx"], "export-policy: argument --format: 'onx' is not"),
+    (["show", "X", "Y"], "show: Got unexpected extra argument (Y)"),
+    (["logs", "X", "--last"], "logs: Option '--last' requires an argument."),
+    (["tag", "X", "--remove"], "tag: --remove needs a tag"),
+    (["tag", "X", "--remove", "--json"], "tag: --remove needs a tag"),
+    (["doctor", "now"], "doctor: Got unexpected extra argument (now)"),
+    (["completion", "csh"], "completion: argument"),
+    (["trian"], "there is no verb 'trian'. Did you mean 'train'?"),
+    (["--verson"], "dreamlab: there is no option '--verson'. Did you mean '--version'?"),
 ]
 
 

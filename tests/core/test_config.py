@@ -261,7 +261,7 @@ class Networked:
         (["workflow._target_=os.system", "tiny=true"], "a class is wanted"),
         (
             ["buffers.rollout._target_=os.system"],
-            "a class is wanted: a dreamlab.data.buffer.Buffer",
+            "a class is wanted: a dreamlab.data.source.Buffer",
         ),
         (["buffers.rollout._target_=torch.nn.Linear"], "is not a Buffer: a class like"),
         (

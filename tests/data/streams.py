@@ -12,8 +12,9 @@ from torch import Tensor
 from dreamlab.core.config import load
 from dreamlab.core.tree import to_plain
 from dreamlab.core.types import ArraySpec, Batch, Decision, Spec, Step
-from dreamlab.data.buffer import Buffer, BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
+from dreamlab.data.source import BufferContext
+from dreamlab.data.store import Store
 
 SPEC = Spec({"state": ArraySpec((2,))}, ArraySpec((1,)))
 EPISODE = 7
@@ -91,7 +92,7 @@ def through_disk(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     return torch.load(folder / "state.pt", weights_only=True)
 
 
-def drawn(buffer: Buffer, num: int) -> np.ndarray:
+def drawn(buffer: Store, num: int) -> np.ndarray:
     """Return the starts of `num` batches."""
     batches = [buffer.sample().index for _ in range(num)]
     return np.concatenate([b[:, 0].numpy() for b in batches if b is not None])

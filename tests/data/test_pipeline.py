@@ -10,9 +10,10 @@ import torch
 from dreamlab.core.config import load
 from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer, BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 from dreamlab.data.rollout import Rollout, RolloutConfig
+from dreamlab.data.source import BufferContext
+from dreamlab.data.store import Store
 from dreamlab.engine.collector import Collector
 from dreamlab.envs.vector import EnvConfig, Envs
 
@@ -37,7 +38,7 @@ def collected(buffer: str, vector: str = "sync") -> Any:
     config = load(EnvConfig, {**vars(config), "vector": vector, "options": {"length": 4}}, "env")
     envs = Envs(config, seed=0)
     place = BufferContext(envs.spec, envs.num_envs)
-    made: Buffer = (
+    made: Store = (
         Replay(ReplayConfig(capacity=150, batch=256, length=9), place)
         if buffer == "replay"
         else Rollout(RolloutConfig(length=200), place)

@@ -10,7 +10,7 @@ import torch
 
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.types import Batch, Decision, Step
-from dreamlab.data.storage import Store, choose
+from dreamlab.data.storage import StepArrays, choose
 from tests.data.streams import assert_true_to_index, decision_at, drawn, feed, flat, replay, step_at
 
 
@@ -219,7 +219,7 @@ def test_nothing_stored_holds_on_to_a_gradient_graph():
     buffer = replay()
     weight = torch.ones(2, 3, requires_grad=True)
     buffer.add(step_at(0), Decision(torch.zeros(2, 1), extras={"latent": weight * 2}))
-    assert isinstance(buffer.store, Store)
+    assert isinstance(buffer.store, StepArrays)
     assert not any(v.requires_grad for v in buffer.store.data.values())
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dreamlab.data.buffer import BufferContext
 from dreamlab.data.rollout import Rollout, RolloutConfig
+from dreamlab.data.source import BufferContext
 from tests.data.streams import SPEC, decision_at, step_at, through_disk
 
 

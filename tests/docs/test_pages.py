@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab import build, cli
+from dreamlab.commands.train import each_seed
 from dreamlab.config import compose, load_config
 from dreamlab.envs.suites import SUITES
 
@@ -54,21 +55,18 @@ def test_there_are_commands():
 @pytest.mark.parametrize(("page", "folder", "words"), of("dreamlab"))
 def test_a_command_is_one_that_works(page, folder, words, monkeypatch, capsys):
     verb, args = words[1], words[2:]
-    assert verb in cli.VERBS or verb in cli.COMMANDS
+    assert verb in cli.SUMMARIES
     if any(p in w for w in args for p in PLACEHOLDERS):
         return
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     if verb in ("train", "plan") and args:
-        for overrides in cli._seeds(cli._take_cfg(args)[0]):
+        for overrides in each_seed([a for a in args if a not in ("--cfg", "job")]):
             build.check(load_config(compose(overrides)))
     elif verb == "check":
         assert build.env_config(compose(args)).suite in SUITES
-    elif verb == "resume":
-        assert args[0] == "FOLDER"
-        assert all(re.fullmatch(r"training\.total_frames=[\d_]+", o) for o in args[1:])
-    elif verb == "eval":  # gets as far as looking for the folder: its options are known
-        assert cli.main(["eval", *args]) == 2
+    elif verb in ("eval", "resume"):  # gets as far as looking for the folder: options are known
+        assert cli.main([verb, *args]) == 2
         assert "is not a run folder" in capsys.readouterr().err
 
 

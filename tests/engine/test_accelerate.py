@@ -88,8 +88,9 @@ def test_an_update_gets_as_many_threads_as_it_has_work_for(
 )
 def test_the_command_tells_openmp_not_to_spin_before_torch_is_loaded(given, spins):
     code = (
-        "import os, sys; from dreamlab import cli; cli.VERBS['look'] = lambda args: "
-        "print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT')) or 0; cli.main(['look'])"
+        "import os, sys, click; from dreamlab import cli\n"
+        "look = lambda: print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT'))\n"
+        "cli.app.add_command(click.Command('look', callback=look)); cli.main(['look'])"
     )
     plain = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     line = [sys.executable, "-c", code]

@@ -17,9 +17,9 @@ from gymnasium import spaces
 from dreamlab.core.errors import EnvError
 from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
 from dreamlab.data.rollout import Rollout, RolloutConfig
+from dreamlab.data.source import BufferContext
 from dreamlab.engine.collector import Collected, Collector
 from dreamlab.envs.normalize import NormalizeConfig
 from dreamlab.envs.vector import EnvConfig, Envs

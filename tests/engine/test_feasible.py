@@ -9,7 +9,7 @@ import pytest
 from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
-from dreamlab.data.buffer import Buffer
+from dreamlab.data.source import Buffer
 from dreamlab.engine.feasible import check_feasible
 from dreamlab.envs.vector import EnvConfig
 from tests.helpers import open_loop

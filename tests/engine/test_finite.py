@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dreamlab.cli import main
+from dreamlab.core.clock import Clock
 from dreamlab.core.errors import CheckpointError, DivergedError
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.observer import Observer
@@ -63,7 +64,7 @@ class Poisoner(Observer):
     def after(self, action: str) -> None:
         loop, due = self.loop, self.loop.save_due
         over = loop.scheduler.next_action() is None
-        reached = loop.counters.env_frames // due.period > due.last // due.period
+        reached = due.passed(loop.scheduler.clock())
         if loop.checkpoints.names() and (reached or over):
             self.poison(loop)
 
@@ -123,7 +124,7 @@ def diverged(folder: Path) -> tuple[str, str]:
     state = checkpoints.load()
     assert state is not None
     state["workflow"]["actor_net.layers.0.weight"].fill_(math.nan)
-    checkpoints.save(state, int(last), None, {"rollout": {}})
+    checkpoints.save(state, Clock("frames", int(last)), None, {"rollout": {}})
     return finite, last
 
 
@@ -158,7 +159,7 @@ def test_results_that_are_no_numbers_are_an_error(tmp_path: Path, capsys: Any):
 def test_a_score_that_is_no_number_is_never_the_best(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(), print)
     for frames, score in enumerate((math.nan, 3.0, math.nan, 2.0)):
-        checkpoints.save({}, frames, score, {})
+        checkpoints.save({}, Clock("frames", frames), score, {})
     best = checkpoints.named("best")
     assert best is not None
     assert int(best.name) == 1
@@ -207,6 +208,8 @@ def test_the_loader_says_what_it_passes_over_when_nothing_is_finite(tmp_path: Pa
     for path in folder.glob("[0-9]*"):
         state = torch.load(path / "state.pt", weights_only=True)
         state["workflow"]["actor_net.layers.0.weight"].fill_(math.nan)
-        Checkpoints(folder, CheckpointConfig(), print).save(state, int(path.name), None, {})
+        Checkpoints(folder, CheckpointConfig(), print).save(
+            state, Clock("frames", int(path.name)), None, {}
+        )
     with pytest.raises(CheckpointError, match=r"none of the checkpoints .* had diverged"):
         open_loop(tmp_path / "run", *RUN)

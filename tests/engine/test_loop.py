@@ -279,11 +279,11 @@ def test_a_replay_that_does_not_fit_goes_to_disk_or_is_refused(tmp_path, monkeyp
 def test_a_replay_lives_where_its_training_is_if_it_fits(tmp_path, monkeypatch):
     from dreamlab import build
     from dreamlab.core.config import Part
-    from dreamlab.data.buffer import Buffer
+    from dreamlab.data.source import Buffer
 
     assert open_loop(tmp_path, *SMALL, REPLAY).parts.buffers["replay"].config.storage == "ram"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
-    part, gpu = Part.load("replay", {"capacity": 10}, "dreamlab.data", Buffer), torch.device("cuda")
+    part, gpu = Part.load("replay", {"capacity": 99}, "dreamlab.data", Buffer), torch.device("cuda")
     assert build._choose(part, 400, gpu).config == part.but(storage="gpu").config
     assert build._choose(part, 401, gpu).config.storage == "ram"
     rollout = Part.load("rollout", {}, "dreamlab.data", Buffer)
@@ -336,5 +336,5 @@ def test_the_best_checkpoint_is_the_one_that_was_measured(tmp_path):
     best = checkpoints.named("best")
     assert best is not None
     meta = json.loads((best / "meta.json").read_text())
-    assert (meta["score"], meta["env_frames"]) == (9.0, measured[1])
+    assert (meta["score"], meta["clock"]["count"]) == (9.0, measured[1])
     assert load_policy(folder, "best").env_frames == measured[1]

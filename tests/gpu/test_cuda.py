@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dreamlab.core.types import ArraySpec, Decision, Spec, Step
-from dreamlab.data.buffer import BufferContext
 from dreamlab.data.replay import Replay, ReplayConfig
+from dreamlab.data.source import BufferContext
 from tests.helpers import metrics, open_loop, run_for
 
 pytestmark = pytest.mark.gpu

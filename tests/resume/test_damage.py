@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dreamlab.cli import main
+from dreamlab.core.clock import Clock
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints, _check, _hash
@@ -189,7 +190,8 @@ def test_a_bit_flipped_anywhere_in_what_is_known_of_a_checkpoint_is_noticed(tmp_
     said: list[str] = []
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(), said.append)
     for frames in (1, 2):
-        checkpoints.save({"frames": frames}, frames, 1.5, {"replay": {"added": 7, "saves": 2}})
+        clock = Clock("frames", frames)
+        checkpoints.save({"frames": frames}, clock, 1.5, {"replay": {"added": 7, "saves": 2}})
     path = tmp_path / f"{2:012d}" / "meta.json"
     whole = path.read_bytes()
     version = whole.index(b"1")

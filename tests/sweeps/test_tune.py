@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab.cli import main
-from dreamlab.commands.many import _trials
+from dreamlab.commands.tune import _trials
 from dreamlab.config import compose, load_config
 from dreamlab.core.errors import ConfigError, MissingExtraError
 from dreamlab.sweeps.job import Job, Lock, text_of

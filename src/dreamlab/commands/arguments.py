@@ -1,34 +1,93 @@
-"""What the verbs' command lines share: numbers with limits, and errors of one line."""
+"""What the verbs' command lines are made of: help, limits, and what a shell may complete."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, TypeVar
 
+import click
+from click.shell_completion import CompletionItem
+
+from dreamlab.config_files import GROUPS, choices
 from dreamlab.core.config import convert
-from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Natural, Positive, PositiveInt, Seed
+from dreamlab.core.text import one_line
+from dreamlab.runs.find import ROOT, is_run
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+TYPED = "dreamlab.typed"
+"""Where a verb finds what stood behind it, word by word."""
+MOST_COMPLETED = 1_000
 
 
-class Parser(argparse.ArgumentParser):
-    """Reads the arguments of one verb; what it cannot read is a LabError, as everywhere."""
+class Verb(click.Command):
+    """One verb: its help tells the arguments too, and gives examples."""
 
-    def error(self, message: str) -> NoReturn:
-        raise LabError(f"{self.prog.removeprefix('dreamlab ')}: {message}")
+    def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
 
-
-def number(hint: Any) -> Callable[[str], Any]:
-    """Return a reader of numbers with the type and the limits of `hint`: 500_000, 5e5."""
-
-    def read(text: str) -> Any:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[TYPED] = list(args)
         try:
-            return convert(_number_of(text), hint, "")
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # the parser does not always say whose option it was
+            raise
 
-    return read
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        about = [(p.make_metavar(ctx), p.about) for p in self.params if isinstance(p, Argument)]
+        if about:
+            with formatter.section("Arguments"):
+                formatter.write_dl(about)
+        super().format_options(ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for line in self.examples:
+                formatter.write(f"{' ' * formatter.current_indent}{line}\n")
+
+
+class Argument(click.Argument):
+    """An argument that says what it is."""
+
+    def __init__(self, *args: Any, about: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.about = about
+
+
+def verb(name: str, *examples: str) -> Callable[[Callable[..., int]], Verb]:
+    """Return a decorator that makes a verb of a function, with its docstring as help."""
+    return click.command(name, cls=Verb, examples=examples)
+
+
+def argument(name: str, about: str, **options: Any) -> Callable[[Decorated], Decorated]:
+    """Return a decorator that adds an argument, with its help."""
+    return click.argument(name, cls=Argument, about=about, **options)
+
+
+def typed(ctx: click.Context) -> list[str]:
+    """Return what was typed behind the verb."""
+    return ctx.meta[TYPED]
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+class Number(click.ParamType):
+    """A number with the type and the limits of a hint: 500_000, 5e5."""
+
+    def __init__(self, hint: Any, name: str) -> None:
+        self.hint, self.name = hint, name
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            return convert(_number_of(value) if isinstance(value, str) else value, self.hint, "")
+        except ConfigError as error:
+            self.fail(str(error).removeprefix(": "), param, ctx)
 
 
 def _number_of(text: str) -> int | float | str:
@@ -38,9 +97,129 @@ def _number_of(text: str) -> int | float | str:
     return text
 
 
-positive_int = number(PositiveInt)
-natural = number(Natural)
-seed = number(Seed)
-positive = number(Positive)
+POSITIVE_INT = Number(PositiveInt, "n")
+NATURAL = Number(Natural, "n")
+SEED = Number(Seed, "n")
+POSITIVE = Number(Positive, "x")
 
-__all__ = ["Parser", "natural", "number", "positive", "positive_int", "seed"]
+
+class Place(click.ParamType):
+    """A path, not looked at: each verb says for itself what is wrong with it."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        return Path(value)
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+class RunFolder(click.ParamType):
+    """A run's folder, as text or as a path; a shell is offered those that there are."""
+
+    name = "run"
+
+    def __init__(self, kind: Callable[[Any], Any] = Path) -> None:
+        self.kind = kind
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self.kind(value)
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        runs = [CompletionItem(f) for f in _run_folders(incomplete)]
+        return [*runs, CompletionItem(incomplete, type="dir")]
+
+
+def _run_folders(start: str) -> list[str]:
+    """Return the runs whose folders begin like this, else those with such a name in the root."""
+    beside = Path(start) if start.endswith("/") else Path(start).parent
+    found = _shown(f for f in _folders(beside) if is_run(f) and str(f).startswith(start))
+    inside = (f for f in _folders(ROOT) if is_run(f) and f.name.startswith(start))
+    return found if found or "/" in start else _shown(inside)
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return sorted(f for f in place.iterdir() if f.is_dir())[:MOST_COMPLETED]
+    except OSError:
+        return []
+
+
+def _shown(folders: Iterable[Path]) -> list[str]:
+    """Return names that a shell can be given: one with a line break would be two."""
+    return [str(f) for f in folders if one_line(str(f)) == str(f)]
+
+
+class Override(click.ParamType):
+    """`key=value`, the name of an experiment or a YAML file: read later, untouched here."""
+
+    name = "override"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        return value
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        key, start, before = _typed_so_far(ctx.params.get(param.name) or (), incomplete)
+        group = key.lstrip("+")
+        names = choices(group) if group in GROUPS else []
+        found = [CompletionItem(f"{before}{n}") for n in names if n.startswith(start)]
+        return found or [CompletionItem(incomplete, type="file")]
+
+
+def _typed_so_far(given: Sequence[str], incomplete: str) -> tuple[str, str, str]:
+    """Return a key, the beginning of its value, and what stands before that in the same word."""
+    key, equals, start = incomplete.partition("=")
+    if equals:
+        return key, start, f"{key}="
+    if len(given) > 1 and given[-1] == "=":  # bash makes three words of `key=value`
+        return given[-2], incomplete, ""
+    return "experiment", incomplete, ""
+
+
+# -- what several verbs take ----------------------------------------------------------------------
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print for programs, not people.")
+root = click.option("--root", type=Place(), default=ROOT, help="Where ids and names are looked up.")
+trust_code = click.option(
+    "--trust-code", is_flag=True, help="Run what a hub's configuration names beside dreamlab's own."
+)
+checkpoint = click.option(
+    "--checkpoint", default="latest", metavar="NAME", help="latest, best, or a name in checkpoints/"
+)
+overrides = argument(
+    "overrides",
+    "an experiment, key=value, +preset=debug, env=ID, or a YAML file",
+    nargs=-1, type=Override(), metavar="[EXPERIMENT] [KEY=VALUE]...",
+)  # fmt: skip
+
+
+def check_trust(words: Sequence[str], trust_code: bool) -> None:
+    """Raise if a file from a hub among the words needs trust, or trust was given for nothing."""
+    from dreamlab.interop.strangers import check_files
+
+    if not check_files(words, trust_code) and trust_code:
+        raise ConfigError("--trust-code: none of these files is from a hub: leave it out")
+
+
+def run_folder(about: str = "a run's folder") -> Callable[[Decorated], Decorated]:
+    """Return a decorator that adds the argument FOLDER."""
+    return argument("folder", about, type=RunFolder(), metavar="FOLDER")
+
+
+def run_name(name: str = "run") -> Callable[[Decorated], Decorated]:
+    """Return a decorator that adds the argument RUN: a folder, an id or a name."""
+    about = "a folder, an id or its beginning, or a name"
+    return argument(name, about, type=RunFolder(str), metavar=name.upper())
+
+
+def cfg(function: Decorated) -> Decorated:
+    """Add Hydra's `--cfg job`."""
+    text = "Print the whole configuration and stop."
+    return click.option("--cfg", metavar="job", callback=_check_cfg, help=text)(function)
+
+
+def _check_cfg(ctx: click.Context, param: click.Parameter, value: str | None) -> bool:
+    if value not in (None, "job"):
+        raise click.BadParameter("only `--cfg job` is known", ctx, param)
+    return value is not None

@@ -1,65 +1,24 @@
-"""`dreamlab watch`: the runs that are going on, in the terminal."""
+"""The picture of live runs that `dreamlab watch` draws."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dreamlab.commands.arguments import Parser, positive
-from dreamlab.commands.printing import json_text, warn
-from dreamlab.core.console import ShowConsole
-from dreamlab.core.text import one_line, print
+from dreamlab.core.text import one_line
 from dreamlab.core.words import duration, number
-from dreamlab.runs.find import ROOT
-from dreamlab.runs.live import RunView, Watcher, sparkline
+from dreamlab.runs.live import RunView, sparkline
 
 COLOURS = {"crashed": "red", "failed": "red", "interrupted": "yellow", "finished": "green"}
 WIDE = 105  # columns from which on everything is shown
-ELSEWHERE = 140  # columns where there is no terminal
 MOST_ALERTS = 5
 WIDTHS = {"frames": 9, "": 4, "return": 6, "best": 6, "eval": 6, "left": 8}  # so that nothing jumps
-
-
-def watch(args: list[str]) -> int:
-    """Show live runs until Ctrl-C: returns, speed, time left, alerts."""
-    parser = Parser(prog="dreamlab watch", description=watch.__doc__)
-    parser.add_argument("roots", nargs="*", type=Path, help="runs, or folders of runs")
-    parser.add_argument("--all", action="store_true", help="those that have ended as well")
-    parser.add_argument(
-        "--once", action="store_true", help="print one look and stop, as without a terminal"
-    )
-    parser.add_argument("--json", action="store_true", help="one look, for programs")
-    parser.add_argument("--every", type=positive, default=2.0, help="seconds between two looks")
-    options = parser.parse_args(args)
-    watcher = Watcher(options.roots or [ROOT])
-    if options.json:
-        print(json_text([plain(v) for v in watcher.look(options.all)], None))
-        warn(watcher.damage())
-        return 0
-    console = ShowConsole()
-    if elsewhere := not console.is_terminal:  # a file or a pipe: a picture cannot be drawn anew
-        console = ShowConsole(width=ELSEWHERE)
-    if options.once or elsewhere:
-        views = watcher.look(options.all)
-        console.print(picture(views, console.width))
-        warn(watcher.damage())
-        return 0 if views else 1
-    try:
-        with Live(console=console, auto_refresh=False) as live:
-            while True:
-                views = watcher.look(options.all)
-                live.update(picture(views, console.width, console.height), refresh=True)
-                time.sleep(options.every)
-    except KeyboardInterrupt:
-        return 0
 
 
 def plain(view: RunView) -> dict[str, Any]:

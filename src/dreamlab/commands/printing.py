@@ -40,3 +40,12 @@ def hang_up() -> None:
         except BrokenPipeError:
             with suppress(OSError):  # a stream without a file has nothing left to flush
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def tell_findings(findings: Iterable[Any]) -> int:
+    """Print what a check found; return 1 if there was an error, 0 if not."""
+    levels: list[str] = []
+    for finding in findings:
+        print(f"{finding.level:8s} {finding.text}")
+        levels.append(finding.level)
+    return 1 if "error" in levels else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from dreamlab.components import HOME, kinds
@@ -34,9 +35,9 @@ class ActorCriticConfig:
 class ActorCritic(nn.Module):
     """A policy, its values, a slow copy of these, and the range of returns met so far."""
 
-    return_low: Tensor
-    return_high: Tensor
-    quantiles: Tensor
+    return_low: Float[Tensor, ""]
+    return_high: Float[Tensor, ""]
+    quantiles: Float[Tensor, " 2"]
 
     def __init__(self, config: ActorCriticConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
@@ -53,14 +54,18 @@ class ActorCritic(nn.Module):
         """Return the parameters that an optimizer moves."""
         return [*self.actor.parameters(), *self.critic.parameters()]
 
-    def policy(self, latent: Latent) -> Tensor:
+    def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
     def losses(
-        self, feature: Tensor, action: Tensor, reward: Tensor, cont: Tensor
-    ) -> tuple[dict[str, Tensor], Metrics]:
-        """Return the losses [n, h] `policy` and `value` of dreams [n, h + 1], and metrics.
+        self,
+        feature: Float[Tensor, "n t d"],
+        action: Shaped[Tensor, "n t ..."],
+        reward: Float[Tensor, "n t"],
+        cont: Float[Tensor, "n t"],
+    ) -> tuple[dict[str, Float[Tensor, "n t-1"]], Metrics]:
+        """Return the losses `policy` and `value` of dreams, and metrics.
 
         The reward of a state came with it; that of the first is not used.
         """
@@ -80,7 +85,7 @@ class ActorCritic(nn.Module):
         metrics = {"return": ret.mean(), "value": value.mean(), "entropy": entropy.mean()}
         return {"policy": policy, "value": weight * error}, metrics
 
-    def return_scale(self, ret: Tensor) -> Tensor:
+    def return_scale(self, ret: Float[Tensor, "n t"]) -> Float[Tensor, ""]:
         """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
         return update_return_range(
             ret, self.quantiles, (self.return_low, self.return_high), self.config.return_rate

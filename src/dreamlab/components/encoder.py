@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.core.config import Part, part
-from dreamlab.core.types import ArraySpec
+from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.mlp import Identity
 
 
@@ -37,8 +38,8 @@ class Encoder(nn.Module):
         dims: list[Any] = [m.out_dim for m in self.images.values()]
         self.out_dim = int(sum(dims)) + (self.vector.out_dim if self.vector is not None else 0)
 
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """Return the features [*b, out_dim] of observations [*b, ...]."""
+    def forward(self, obs: Obs) -> Float[Tensor, "*b d"]:
+        """Return the features of observations [*b, ...]."""
         if self.only is not None:  # by far the most common case: one vector, passed on
             return obs[self.only]
         parts = [net(obs[k]) for k, net in self.images.items()]
@@ -62,8 +63,8 @@ def _width(spec: ArraySpec) -> int:
     return classes if isinstance(classes, int) else sum(classes)
 
 
-def _flat(value: Tensor, spec: ArraySpec) -> Tensor:
-    """Return a vector observation [*b, ...] as [*b, n], classes as one-hot."""
+def _flat(value: Shaped[Tensor, "*b"], spec: ArraySpec) -> Float[Tensor, "... k"]:
+    """Return a vector observation as one row of numbers, classes as one-hot."""
     if isinstance(spec.classes, int):
         return F.one_hot(value.long(), spec.classes).float()
     if spec.classes is not None:

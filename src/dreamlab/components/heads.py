@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,7 +48,7 @@ class TwoHotHead(nn.Module):
     """
 
     Config = TwoHotConfig
-    bins: Tensor
+    bins: Float[Tensor, " n"]
 
     def __init__(self, config: TwoHotConfig, in_dim: int) -> None:
         super().__init__()
@@ -59,17 +60,19 @@ class TwoHotHead(nn.Module):
         bins = symexp_bins(c.num_bins) if c.bins == "symexp" else even
         self.register_buffer("bins", bins, persistent=False)
 
-    def forward(self, feature: Tensor) -> Tensor:
-        """Return logits [*b, bins]."""
+    def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b n"]:
+        """Return the logits of bins."""
         return self.out(self.net(feature)).float()
 
-    def mean(self, logits: Tensor) -> Tensor:
+    def mean(self, logits: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
         """Return the number that logits stand for."""
         mean = symmetric_mean(logits, self.bins)
         return mean if self.kind == "symexp" else symexp(mean)
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the cross-entropy [*b] to a number."""
+    def loss(
+        self, logits: Float[Tensor, "*b n"], target: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return the cross-entropy to a number."""
         return two_hot_loss(logits, target if self.kind == "symexp" else symlog(target), self.bins)
 
 
@@ -83,12 +86,12 @@ class BinaryHead(nn.Module):
         self.net = NormMLP(in_dim, config.units, config.layers, config)
         self.out = dense(self.net.out_dim, 1)
 
-    def forward(self, feature: Tensor) -> Tensor:
-        """Return logits [*b]."""
+    def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        """Return logits."""
         return self.out(self.net(feature)).float()[..., 0]
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the cross-entropy [*b] to a probability."""
+    def loss(self, logits: Float[Tensor, "*b"], target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the cross-entropy to a probability."""
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
 
@@ -114,7 +117,7 @@ class LatentPolicy(nn.Module):
             self.dim = classes if isinstance(classes, int) else sum(classes)
             self.logits = dense(self.net.out_dim, self.dim, scale=0.01)
 
-    def forward(self, feature: Tensor) -> Dist:
+    def forward(self, feature: Float[Tensor, "*b d"]) -> Dist:
         """Return the policy; log-probabilities are summed over an action's entries."""
         x = self.net(feature)
         if self.action.classes is None:
@@ -127,14 +130,14 @@ class LatentPolicy(nn.Module):
         parts = [_mix(part, self.config.unimix) for part in logits.split(self.action.classes, -1)]
         return MultiCategorical(torch.cat(parts, -1), self.action.classes)
 
-    def shaped(self, flat: Tensor) -> Tensor:
+    def shaped(self, flat: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
         """Return sampled actions in the environment's shape."""
         if self.action.classes is None:
             return flat.unflatten(-1, self.action.shape) if len(self.action.shape) != 1 else flat
         return flat
 
 
-def _mix(logits: Tensor, unimix: float) -> Tensor:
+def _mix(logits: Float[Tensor, "*b n"], unimix: float) -> Float[Tensor, "*b n"]:
     if not unimix:
         return logits
     probs = (1 - unimix) * torch.softmax(logits, -1) + unimix / logits.shape[-1]

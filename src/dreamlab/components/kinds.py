@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from dreamlab.components.world_models.rssm import Latent
-from dreamlab.core.types import ArraySpec, Mode, Obs
+from dreamlab.core.types import ArraySpec, Metrics, Mode, Obs
 from dreamlab.nn.dists import Dist
 
 
@@ -27,11 +28,11 @@ class Encoder(Module, Protocol):
 
     out_dim: int
 
-    def forward(self, obs: Obs) -> Tensor:
-        """Return tokens [*b, out_dim] of observations [*b, ...]."""
+    def forward(self, obs: Obs) -> Float[Tensor, "*b e"]:
+        """Return tokens of observations [*b, ...]."""
         ...
 
-    def __call__(self, obs: Obs) -> Tensor: ...
+    def __call__(self, obs: Obs) -> Float[Tensor, "*b e"]: ...
 
 
 class Dynamics(Module, Protocol):
@@ -47,44 +48,53 @@ class Dynamics(Module, Protocol):
         """Return the states before the first step."""
         ...
 
-    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Tensor:
+    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Float[Tensor, " ..."]:
         """Return the chance that states of this shape need."""
         ...
 
     def observe_step(
-        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
-    ) -> tuple[Latent, Tensor]:
+        self,
+        state: Latent,
+        action: Float[Tensor, "n a"],
+        tokens: Float[Tensor, "n e"],
+        is_first: Bool[Tensor, " n"],
+        noise: Float[Tensor, "n ..."],
+    ) -> tuple[Latent, Float[Tensor, "n ..."]]:
         """Return the next states [n, ...] and what describes the posterior."""
         ...
 
     def observe(
         self,
         state: Latent,
-        action: Tensor,
-        tokens: Tensor,
-        is_first: Tensor,
-        noise: Tensor | None = None,
-    ) -> tuple[Latent, Tensor]:
-        """Follow sequences [b, t, ...]; return states and what describes their posteriors."""
+        action: Float[Tensor, "b t a"],
+        tokens: Float[Tensor, "b t e"],
+        is_first: Bool[Tensor, "b t"],
+        noise: Float[Tensor, "t b ..."] | None = None,
+    ) -> tuple[Latent, Float[Tensor, "b t ..."]]:
+        """Follow sequences; return states and what describes their posteriors."""
         ...
 
-    def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
+    def imagine_step(
+        self, state: Latent, action: Float[Tensor, "n a"], noise: Float[Tensor, "n ..."]
+    ) -> Latent:
         """Return the next states [n, ...] without looking."""
         ...
 
-    def prior(self, deter: Tensor) -> Tensor:
+    def prior(self, deter: Float[Tensor, "*b d"]) -> Float[Tensor, " ..."]:
         """Return what describes the priors."""
         ...
 
-    def kl(self, post: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return the losses [*b] of prior and posterior, and metrics."""
+    def kl(
+        self, post: Float[Tensor, " ..."], prior: Float[Tensor, " ..."]
+    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"], Metrics]:
+        """Return the losses of prior and posterior, and metrics."""
         ...
 
-    def compress(self, latent: Latent) -> dict[str, Tensor]:
+    def compress(self, latent: Latent) -> dict[str, Shaped[Tensor, " ..."]]:
         """Return states as a replay keeps them."""
         ...
 
-    def decompress(self, extras: dict[str, Tensor]) -> Latent:
+    def decompress(self, extras: dict[str, Shaped[Tensor, " ..."]]) -> Latent:
         """Return the states that `compress` wrote down."""
         ...
 
@@ -95,11 +105,11 @@ class Decoder(Module, Protocol):
     decoded: dict[str, ArraySpec]
     """The observations that are predicted."""
 
-    def forward(self, deter: Tensor, stoch: Tensor) -> Obs:
+    def forward(self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n s"]) -> Obs:
         """Return predictions [n, ...]."""
         ...
 
-    def __call__(self, deter: Tensor, stoch: Tensor) -> Obs: ...
+    def __call__(self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n s"]) -> Obs: ...
 
     def natural(self, predicted: Obs) -> Obs:
         """Return predictions in the observations' own units; images in (0, 1)."""
@@ -113,44 +123,46 @@ class Decoder(Module, Protocol):
 class NumberHead(Module, Protocol):
     """Rewards or values; built with the size of a state."""
 
-    def forward(self, feature: Tensor) -> Tensor:
-        """Return what describes the number of states [*b, f]."""
+    def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, " ..."]:
+        """Return what describes the number of states."""
         ...
 
-    def __call__(self, feature: Tensor) -> Tensor: ...
+    def __call__(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, " ..."]: ...
 
-    def mean(self, logits: Tensor) -> Tensor:
-        """Return the number [*b]."""
+    def mean(self, logits: Float[Tensor, " ..."]) -> Float[Tensor, "*b"]:
+        """Return the number."""
         ...
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the distance [*b] from a number."""
+    def loss(
+        self, logits: Float[Tensor, " ..."], target: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return the distance from a number."""
         ...
 
 
 class ProbabilityHead(Module, Protocol):
     """Continuation; built with the size of a state."""
 
-    def forward(self, feature: Tensor) -> Tensor:
-        """Return logits [*b]."""
+    def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        """Return logits."""
         ...
 
-    def __call__(self, feature: Tensor) -> Tensor: ...
+    def __call__(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]: ...
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the distance [*b] from a probability."""
+    def loss(self, logits: Float[Tensor, "*b"], target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the distance from a probability."""
         ...
 
 
 class PolicyHead(Module, Protocol):
     """Built with the size of a state and the action's spec."""
 
-    def forward(self, feature: Tensor) -> Dist:
-        """Return the policy in states [*b, f]."""
+    def forward(self, feature: Float[Tensor, "*b d"]) -> Dist:
+        """Return the policy in states."""
         ...
 
-    def __call__(self, feature: Tensor) -> Dist: ...
+    def __call__(self, feature: Float[Tensor, "*b d"]) -> Dist: ...
 
-    def shaped(self, flat: Tensor) -> Tensor:
+    def shaped(self, flat: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
         """Return sampled actions in the environment's shape."""
         ...

@@ -24,6 +24,9 @@ class Phase:
     workflow_hooks: Annotated[tuple[str, ...], Items()]
     type: Literal["online", "offline", "eval_only"] = "online"
     buffer: str = "replay"
+    """Where `collect` stores steps, and where updates draw batches from."""
+    sources: dict[str, Positive] | None = None
+    """Where updates draw batches from instead: buffers by name, each with its share of a batch."""
     duration_steps: PositiveInt | None = None
     duration_updates: PositiveInt | None = None
     duration_cycles: PositiveInt | None = None
@@ -41,6 +44,15 @@ class Phase:
         seen = copy.copy(self)
         object.__setattr__(seen, "progress", progress)
         return seen
+
+    @property
+    def collects(self) -> bool:
+        return "collect" in self.workflow_hooks
+
+    @property
+    def draws_from(self) -> tuple[str, ...]:
+        """Return the names of the buffers that batches come from."""
+        return (self.buffer,) if self.sources is None else tuple(self.sources)
 
     @property
     def update_hooks(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 PARTS = {
     "replay": "dreamlab.data.replay.Replay",
+    "run_replay": "dreamlab.data.run_replay.RunReplay",
     "rollout": "dreamlab.data.rollout.Rollout",
     "uniform": "dreamlab.data.samplers.Uniform",
     "prioritised": "dreamlab.data.samplers.Prioritised",

@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dreamlab.core.errors import CheckpointError
-from dreamlab.core.files import checksum_of, write_summed
-from dreamlab.core.types import Array
-from dreamlab.data.storage import Store
+from dreamlab.core.config import load
+from dreamlab.core.errors import CheckpointError, ConfigError
+from dreamlab.core.files import checksum_of, write_json, write_summed
+from dreamlab.core.readers import MissingFileError, read_json
+from dreamlab.core.types import Array, Spec
+from dreamlab.data.storage import StepArrays
 
+SPEC = "spec.json"
 CHUNK_BYTES = 2**28  # a save never holds more than this in memory
 NAME = re.compile(r"(?P<stem>(steps|patch)_(\d+)_(\d+))(_(?P<sum>[0-9a-f]{8}))?\.pt")
 
@@ -33,7 +37,7 @@ class ChunkFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def append(self, store: Store, episode: Array, first: int, last: int) -> None:
+    def append(self, store: StepArrays, episode: Array, first: int, last: int) -> None:
         """Write ticks `first` to `last` (excluded)."""
         self.folder.mkdir(parents=True, exist_ok=True)
         size = max(1, CHUNK_BYTES * len(episode) // max(store.nbytes, 1))
@@ -43,7 +47,7 @@ class ChunkFiles:
             payload = {"data": store.take(start, end), "episode": torch.from_numpy(episode)[slots]}
             _write(self.folder, f"steps_{start}_{end}", payload)
 
-    def append_patch(self, store: Store, save: int, saved: int, last: int) -> None:
+    def append_patch(self, store: StepArrays, save: int, saved: int, last: int) -> None:
         """Write the rows that were written back since the last save and were on disk by then.
 
         They are named by their ids: the row itself will belong to another step one day.
@@ -63,6 +67,38 @@ class ChunkFiles:
     def chunks(self) -> list[tuple[int, int, Path]]:
         """Return first tick, last tick (excluded) and path of every file of steps, in order."""
         return self._find("steps")
+
+    def names(self, first: int, last: int) -> list[str]:
+        """Return the names of the files that ticks `first` to `last` (excluded) are in."""
+        return [p.name for start, end, p in self.chunks() if end > first and start < last >= end]
+
+    def newest_stretch(self) -> tuple[int, int]:
+        """Return the longest stretch of ticks without a gap that ends with the newest."""
+        *before, (first, last, _) = self.chunks()
+        for start, end, _ in reversed(before):
+            if end < first:
+                break
+            first = min(first, start)
+        return first, last
+
+    def num_envs(self) -> int:
+        """Return how many streams the files hold."""
+        return len(_read(self.chunks()[-1][2])["data"]["reward"])
+
+    def write_spec(self, spec: Spec) -> None:
+        """Write down what the steps look like, unless that was done."""
+        if not (self.folder / SPEC).exists():
+            write_json(self.folder / SPEC, asdict(spec))
+
+    def read_spec(self) -> Spec:
+        """Return what the steps look like."""
+        try:
+            return load(Spec, read_json(self.folder / SPEC), SPEC)
+        except MissingFileError:
+            raise ConfigError(
+                f"{self.folder} does not tell what its steps look like: an older version wrote "
+                "them. Resume that run for a moment: it then writes it down"
+            ) from None
 
     def patches(self) -> list[tuple[int, int, Path]]:
         """Return the number of the save, its tick and path of every patch, in order."""
@@ -102,7 +138,7 @@ class ChunkFiles:
             text = f"the steps from tick {reached} to {last} are missing"
             raise CheckpointError(f"{self.folder}: {text}")
 
-    def apply_patches(self, store: Store, save: int, last: int) -> None:
+    def apply_patches(self, store: StepArrays, save: int, last: int) -> None:
         """Redo the write-backs up to save number `save` to steps that are still in the store."""
         oldest = (last - store.ticks) * store.num_envs
         for number, _, path in self.patches():

@@ -14,10 +14,11 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.limits import Natural, PositiveInt, Range
 from dreamlab.core.types import Array, Batch, Decision, Step
-from dreamlab.data.buffer import BufferConfig, BufferContext, as_tensor, batch_of, record
 from dreamlab.data.chunks import ChunkFiles
 from dreamlab.data.samplers import Sampler, Window
-from dreamlab.data.storage import Store, send
+from dreamlab.data.source import BufferConfig, BufferContext
+from dreamlab.data.storage import StepArrays, send
+from dreamlab.data.store import as_tensor, batch_of, record
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,14 @@ class ReplayConfig(BufferConfig):
             raise ValueError(f"length={self.length} must be below capacity={self.capacity}")
         if self.min_steps > self.capacity:
             raise ValueError(f"min_steps={self.min_steps} is more than capacity={self.capacity}")
+
+    def window(self) -> tuple[int, int, int] | None:
+        """Return batch, length and context of what is drawn."""
+        return self.batch, self.length, self.context
+
+    def most_steps(self, num_envs: int) -> int:
+        """Return the steps kept."""
+        return self.capacity
 
     def first_batch(self, num_envs: int) -> int:
         """Return how many steps must be stored before a batch can be drawn."""
@@ -82,7 +91,7 @@ class Replay:
         self.num_envs = place.num_envs
         self.ticks = max(config.capacity // place.num_envs, config.length + 1)
         self.rng = np.random.default_rng(place.seed)
-        self.store: Store | None = None
+        self.store: StepArrays | None = None
         self.sampler: Sampler | None = None
         self.added, self.saved, self.saves = 0, 0, 0
         self.drawable = False
@@ -96,6 +105,10 @@ class Replay:
         return min(self.added, self.ticks) * self.num_envs
 
     @property
+    def rows(self) -> int:
+        return self.config.batch
+
+    @property
     def steps_per_sample(self) -> int:
         return self.config.batch * (self.config.length - self.config.context)
 
@@ -103,7 +116,7 @@ class Replay:
         return 0 if self.store is None else self.store.nbytes + self.episode.nbytes
 
     def add(self, step: Step, decision: Decision) -> None:
-        """Store one step of every environment, with the action and extras decided from it."""
+        """StepArrays one step of every environment, with the action and extras decided from it."""
         row = record(step, decision)
         if self.store is None:
             self._allocate({k: as_tensor(v) for k, v in row.items()})
@@ -128,7 +141,7 @@ class Replay:
                 raise ConfigError(
                     f"replay: max_bytes={config.max_bytes}, but one window takes {need}"
                 )
-        self.store = Store(row, self.ticks, config.storage, self.place)
+        self.store = StepArrays(row, self.ticks, config.storage, self.place)
         self.episode = np.zeros((self.ticks, self.num_envs), np.int64)
         self.sampler = config.sampler.build(self.ticks * self.num_envs)
 
@@ -168,7 +181,7 @@ class Replay:
         valid = None if self.config.windows == "across" else self._valid
         return Window(oldest, newest, valid, self.num_envs, self.config.length)
 
-    def sample(self) -> Batch:
+    def sample(self, rows: int | None = None) -> Batch:
         """Draw windows of consecutive steps by the sampler's choice.
 
         `is_first` is set on the first step of every window because whatever came before it is
@@ -176,7 +189,7 @@ class Replay:
         `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
         """
         assert self.sampler is not None, "nothing is stored yet"
-        ids, weight = self.sampler.draw(self.window(), self.config.batch, self.rng)
+        ids, weight = self.sampler.draw(self.window(), rows or self.config.batch, self.rng)
         return self._batch(ids, weight, self.offsets)
 
     def peek(self, seed: int, length: int) -> Batch | None:
@@ -245,6 +258,7 @@ class Replay:
             self.files.append_patch(self.store, self.saves, self.saved, self.added)
             first = max(self.saved, self.added - self.ticks)
             self.files.append(self.store, self.episode, first, self.added)
+            self.files.write_spec(self.place.spec)
             self.saved = self.added
         return {
             "added": self.added,

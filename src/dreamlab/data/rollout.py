@@ -11,7 +11,8 @@ from torch import Tensor
 from dreamlab.core.limits import PositiveInt
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Step
-from dreamlab.data.buffer import BufferConfig, BufferContext, as_tensor, batch_of, record
+from dreamlab.data.source import BufferConfig, BufferContext
+from dreamlab.data.store import as_tensor, batch_of, record
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class RolloutConfig(BufferConfig):
     def first_batch(self, num_envs: int) -> int:
         """Return how many steps a rollout has."""
         return self.length * num_envs
+
+    def most_steps(self, num_envs: int) -> int:
+        """Return the steps of a rollout, the one that follows included."""
+        return (self.length + 1) * num_envs
 
     def check_phase(self, phase: Phase) -> None:
         """Raise if the phase would not fill the rollout exactly, and empty it when it is full."""
@@ -96,11 +101,16 @@ class Rollout:
         """Tell whether the rollout is complete."""
         return self.closed and self.count == self.config.length
 
-    def sample(self) -> Batch:
+    @property
+    def rows(self) -> int:
+        return self.place.num_envs
+
+    def sample(self, rows: int | None = None) -> Batch:
         """Return the whole rollout, environments first, and begin a new one.
 
         It is a copy: the next steps are stored while it may still be in use.
         """
+        assert rows in (None, self.rows), "a rollout is used as a whole"
         assert self.ready(), f"the rollout holds {self.count} ticks of {self.config.length}"
         self.count, self.closed = 0, False
         whole = {k: v.transpose(0, 1) for k, v in self.data.items()}

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import Array
-from dreamlab.data.buffer import BufferContext, as_tensor
+from dreamlab.data.source import BufferContext
+from dreamlab.data.store import as_tensor
 
 GPU_SHARE = 0.4  # of the GPU's free memory; the rest is left to the training
 
@@ -37,7 +38,7 @@ class Stage:
     sent: torch.cuda.Event | None = None
 
 
-class Store:
+class StepArrays:
     """Preallocated arrays `[num_envs, ticks, ...]`; a row is a place in the first two axes.
 
     An environment's ticks lie side by side, so that a window is one stretch of memory.

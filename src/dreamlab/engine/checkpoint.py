@@ -16,16 +16,21 @@ from typing import Annotated, Any
 
 import torch
 
+from dreamlab.core.clock import Clock
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json, write_text
 from dreamlab.core.limits import Natural, NonNegative, Range
 from dreamlab.core.readers import FileError, read_json, read_pointer
 from dreamlab.core.tree import to_plain
+from dreamlab.engine.every import EveryConfig
 
 FORMAT = 1
 CLEANED = "cleaned"
 DAMAGED = "damaged_"
+UNDONE = "undone_"
 GONE = "the checkpoints of this run are gone: put them back from a copy."
+NAME = re.compile(r"\d+(_\d+)?")
+"""Of a moment on the clock (`Clock.name`)."""
 AGAIN = "To train anew use another run.dir."
 
 State = dict[str, Any]
@@ -37,12 +42,13 @@ class NewerFormatError(CheckpointError):
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(EveryConfig):
     """How often a run is saved and how much of the past is kept."""
 
     every_frames: Natural = 50_000
+    every_updates: Natural = 10_000
     every_s: NonNegative = 600.0
-    """Also save after this many seconds; 0 saves by frames only."""
+    """Also save after this many seconds; 0 saves by frames and updates only."""
     keep: Annotated[int, Range(2)] = 2
     """Latest checkpoints kept; at least 2, so that a damaged one has a predecessor."""
     keep_best: bool = True
@@ -50,6 +56,8 @@ class CheckpointConfig:
     keep_every_frames: Natural = 0
     """Keep the first one after each multiple of this for good; 0 keeps none. Like the best, it can
     be evaluated, but a replay keeps only the steps that the latest ones need."""
+    keep_every_updates: Natural = 0
+    """The same for a run that collects nothing."""
 
 
 class Checkpoints:
@@ -58,6 +66,7 @@ class Checkpoints:
     000000050000/{state.pt, meta.json}   written under another name, then renamed
     latest                               the name of the newest
     best                                 the name of the best
+    undone_000000050000/                 set aside by a run that went back to an earlier one
     damaged_000000050000/                set aside by the process that trains, once it goes on
     cleaned                              there instead of `latest` once they were removed for good
     """
@@ -66,13 +75,13 @@ class Checkpoints:
         self.folder, self.config, self.say = folder, config, say
 
     def save(
-        self, state: dict[str, Any], frames: int, score: float | None, marks: dict[str, Any]
+        self, state: dict[str, Any], clock: Clock, score: float | None, marks: dict[str, Any]
     ) -> Path:
         """Write a checkpoint and make it the latest; drop those that are no longer kept.
 
         `marks` say, per buffer, how much of its files this checkpoint needs.
         """
-        name = f"{frames:012d}"
+        name = clock.name
         final, temporary = self.folder / name, self.folder / f".{name}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -80,7 +89,7 @@ class Checkpoints:
             digest = _write_hashed(temporary / "state.pt", to_plain(state))
             meta = {
                 "format": FORMAT,
-                "env_frames": frames,
+                "clock": {"unit": clock.unit, "count": clock.count, "updates": clock.updates},
                 "score": score,
                 "sha256": digest,
                 "marks": marks,
@@ -108,7 +117,8 @@ class Checkpoints:
         if not self.folder.exists():
             return []
         return sorted(
-            (p.name for p in self.folder.iterdir() if p.is_dir() and p.name.isdigit()), reverse=True
+            (p.name for p in self.folder.iterdir() if p.is_dir() and NAME.fullmatch(p.name)),
+            reverse=True,
         )
 
     def named(self, pointer: str) -> Path | None:
@@ -131,22 +141,20 @@ class Checkpoints:
             for error in passed.values():
                 self.say(f"{error}; using the checkpoint before it")
             return state
-        path = self.named(which) or self.folder / which
-        if not path.is_dir():
-            raise CheckpointError(
-                f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
-            )
-        return self._read(path, device)
+        return self._read(self._find(which), device)
 
-    def restore(self, take: Take, saved: bool) -> State | None:
+    def restore(self, take: Take, saved: bool, which: str = "latest") -> State | None:
         """Give the newest state that is whole to `take` and return it; None if none was `saved`.
 
         `take` may refuse a state by a CheckpointError: then the one before it is tried. Those that
         were passed over are set aside once another is taken, and so only by the process that
-        trains. As long as none is whole, everything stays as it is.
+        trains. As long as none is whole, everything stays as it is. Asked for another than the
+        latest, it is that one or none; what came after it is set aside.
         """
         self._refuse_cleaned()
         self._tidy()
+        if which != "latest":
+            return self._go_back(take, which)
         state, name, passed = self._newest(take, "cpu")
         for bad, error in passed.items():
             self.say(f"{error}; using the checkpoint before it")
@@ -156,6 +164,30 @@ class Checkpoints:
         if state is None and saved:
             raise CheckpointError(f"{self.folder}: {GONE} {AGAIN}")
         return state
+
+    def _go_back(self, take: Take, which: str) -> State:
+        path = self._find(which)
+        state = self._read(path, "cpu")
+        take(state)
+        for name in self.names():
+            if name > path.name:
+                self._set_aside(name, UNDONE)
+        write_text(self.folder / "latest", f"{path.name}\n")
+        if self.named("best") is None:
+            scores = {n: (_read_meta(self.folder / n) or {}).get("score") for n in self.names()}
+            known = {n: s for n, s in scores.items() if s is not None and math.isfinite(s)}
+            (self.folder / "best").unlink(missing_ok=True)
+            if known:
+                write_text(self.folder / "best", f"{max(known, key=known.__getitem__)}\n")
+        return state
+
+    def _find(self, which: str) -> Path:
+        path = self.named(which) or self.folder / which
+        if path.name not in self.names():
+            raise CheckpointError(
+                f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
+            )
+        return path
 
     def _newest(self, take: Take, device: str) -> tuple[State | None, str, dict[str, str]]:
         """Return the newest state that is whole and taken, its name, and what was passed over."""
@@ -197,20 +229,20 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Finish what a killed process was about to do: rename a checkpoint, or remove one."""
         for path in self.folder.glob(".*") if self.folder.exists() else ():
-            if old := re.fullmatch(r"\.(\d+)\.old", path.name):
+            if old := re.fullmatch(r"\.([\d_]+)\.old", path.name):
                 if not (self.folder / old[1]).exists():
                     path.rename(self.folder / old[1])
                     continue
-            elif not re.fullmatch(r"\.\d+\.\d+\.tmp", path.name):
+            elif not re.fullmatch(r"\.[\d_]+\.\d+\.tmp", path.name):
                 continue
             shutil.rmtree(path, ignore_errors=True)
 
-    def _set_aside(self, name: str) -> None:
+    def _set_aside(self, name: str, why: str = DAMAGED) -> None:
         """Rename a checkpoint so that it is neither loaded nor overwritten."""
-        target, number = self.folder / f"{DAMAGED}{name}", 1
+        target, number = self.folder / f"{why}{name}", 1
         while target.exists():
             number += 1
-            target = self.folder / f"{DAMAGED}{name}_{number}"
+            target = self.folder / f"{why}{name}_{number}"
         (self.folder / name).rename(target)
 
     def _read(self, path: Path, device: str) -> State:
@@ -248,12 +280,12 @@ class Checkpoints:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _milestones(self, names: list[str]) -> list[str]:
-        """Return the first checkpoint after each multiple of `keep_every_frames`."""
-        period, passed = self.config.keep_every_frames, 0
+        """Return the first checkpoint after each multiple of what is kept for good."""
+        period, passed = self.config.keep_every_frames or self.config.keep_every_updates, 0
         out: list[str] = []
         for name in reversed(names) if period > 0 else ():
-            if int(name) // period > passed:
-                passed = int(name) // period
+            if (count := int(name.split("_")[0])) // period > passed:
+                passed = count // period
                 out.append(name)
         return out
 

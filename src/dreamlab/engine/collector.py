@@ -13,7 +13,7 @@ from dreamlab.core import rng as random
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer
+from dreamlab.data.store import Store
 from dreamlab.engine.observer import Observers
 
 
@@ -60,7 +60,13 @@ class Collector:
     the buffer needs it. Episodes that it ends are reported by the collect that follows.
     """
 
-    def __init__(self, envs: VectorEnv, workflow: Workflow[Any], seed: int) -> None:
+    def __init__(
+        self,
+        envs: VectorEnv,
+        workflow: Workflow[Any],
+        seed: int,
+        observers: Observers | None = None,
+    ) -> None:
         self.envs, self.workflow = envs, workflow
         self.rng = np.random.default_rng(seed)
         self.step: Step | None = None
@@ -68,9 +74,9 @@ class Collector:
         self.state = workflow.initial_state(envs.num_envs)
         self.returns = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, np.int64)
-        self.observers = Observers()
+        self.observers = observers or Observers()
 
-    def collect(self, ticks: int, buffer: Buffer, random_actions: bool = False) -> Collected:
+    def collect(self, ticks: int, buffer: Store, random_actions: bool = False) -> Collected:
         """Run every environment for `ticks` steps; a tick that begins an episode has no frame."""
         envs, act, frames, ticked = self.envs, self.workflow.act, 0, self.observers.ticked
         for _ in range(ticks):

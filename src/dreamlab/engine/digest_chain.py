@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dreamlab.core.clock import CLOCK
 from dreamlab.core.types import Array, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.logger import Jsonl, Record
@@ -54,7 +55,8 @@ class Chain(Observer):
 
     def write(self, record: Record) -> None:
         """Append a link for this record of metrics."""
-        link: dict[str, Any] = {k: int(record[k]) for k in ("env_frames", "decisions", "updates")}
+        names = ("env_frames", "decisions", "updates", *((CLOCK,) if CLOCK in record else ()))
+        link: dict[str, Any] = {k: int(record[k]) for k in names}
         # decisions that nobody watched: 0 unless the chain was switched on in the middle of a run
         link["missed"] = link["decisions"] - self.decisions
         link["transitions"] = f"{self.crc:08x}"

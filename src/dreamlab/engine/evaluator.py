@@ -14,14 +14,16 @@ from dreamlab.core import rng as random
 from dreamlab.core.limits import Natural, PositiveInt, Range, Seed
 from dreamlab.core.types import Array, Mode, Step
 from dreamlab.core.workflow import Workflow
+from dreamlab.engine.every import EveryConfig
 
 
 @dataclass(frozen=True)
-class EvalConfig:
-    """How often a policy is measured, and on how many episodes."""
+class EvalConfig(EveryConfig):
+    """How often a policy is measured, and on how many episodes.
 
-    every_frames: Natural = 0
-    """Env frames between evaluations; 0 evaluates only where a phase says so, and at the end."""
+    With 0 it is measured only where a phase says so, and at the end.
+    """
+
     episodes: PositiveInt = 10
     num_envs: Annotated[int, Range(1, 65_536)] = 5
     max_steps: Natural = 27_000
@@ -156,7 +158,7 @@ class Evaluator:
         with random.fork(self.config.seed):
             envs = self.make_envs(num, self.config.seed)
             try:
-                if statistics is not None:
+                if statistics:
                     envs.normalizer.set_state(statistics)
                 envs.normalizer.frozen = True
                 workflow.eval()

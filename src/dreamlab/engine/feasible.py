@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
-from dreamlab.data.buffer import BufferConfig
+from dreamlab.data.source import BufferConfig
 from dreamlab.engine.phase_scheduler import PhaseScheduler
 from dreamlab.envs.vector import EnvConfig
 
@@ -22,11 +22,11 @@ def check_feasible(
     stored = dict.fromkeys((*buffers, *(p.buffer for p in phases)), 0.0)
     learns = False
     for phase, frames in _reached(phases, total_frames, env):
-        if phase.buffer in configs:
-            _check_phase(configs[phase.buffer], phase)
+        _check_phase(configs, phase)
         stored[phase.buffer] += _steps_of(phase, frames, env)
         if phase.update_hooks:
-            _check_filled(phase, stored[phase.buffer], needed.get(phase.buffer, 0))
+            for name in phase.draws_from:
+                _check_filled(phase, name, stored[name], needed.get(name, 0))
             learns = True
     if not learns and any(p.update_hooks for p in phases):
         first = next(p.name for p in phases if p.update_hooks)
@@ -43,17 +43,38 @@ def _first_batch(config: BufferConfig, name: str, num_envs: int) -> int:
         raise ConfigError(f"buffers.{name}: {error}") from None
 
 
-def _check_phase(config: BufferConfig, phase: Phase) -> None:
-    try:
-        config.check_phase(phase)
-    except ValueError as error:
-        raise ConfigError(f"phase {phase.name!r}: buffers.{phase.buffer}: {error}") from None
+def _check_phase(configs: Mapping[str, BufferConfig], phase: Phase) -> None:
+    """Raise if a buffer cannot do for a phase what it asks of it."""
+    used = {*([phase.buffer] if phase.collects else []), *phase.draws_from} & configs.keys()
+    for name in sorted(used):
+        try:
+            if phase.collects and name == phase.buffer and not configs[name].stores:
+                raise ValueError("it is only read: collect into another one")
+            configs[name].check_phase(phase)
+        except ValueError as error:
+            raise ConfigError(f"phase {phase.name!r}: buffers.{name}: {error}") from None
+    if phase.sources is not None:
+        _check_mix({k: configs[k] for k in phase.sources if k in configs}, phase)
 
 
-def _check_filled(phase: Phase, stored: float, needed: int) -> None:
+def _check_mix(configs: Mapping[str, BufferConfig], phase: Phase) -> None:
+    """Raise if sources cannot share a batch."""
+    forms = {k: c.window() for k, c in configs.items()}
+    for name, form in forms.items():
+        first = next(iter(forms))
+        if form is None:
+            raise ConfigError(f"phase {phase.name!r}: buffers.{name}: it is used as a whole")
+        if form != forms[first]:
+            raise ConfigError(
+                f"phase {phase.name!r}: buffers {first!r} and {name!r} share a batch: they must "
+                f"have the same batch, length and context, not {forms[first]} and {form}"
+            )
+
+
+def _check_filled(phase: Phase, name: str, stored: float, needed: int) -> None:
     if stored < needed:
         raise ConfigError(
-            f"phase {phase.name!r}: it ends when buffers.{phase.buffer} holds {stored:,.0f} steps, "
+            f"phase {phase.name!r}: it ends when buffers.{name} holds {stored:,.0f} steps, "
             f"but the first batch can be drawn from {needed:,}: nothing would be learnt. Train for "
             "longer, or lower min_steps, length or env.num_envs."
         )
@@ -67,7 +88,7 @@ def _reached(
     left = math.inf if total_frames is None else float(total_frames)
     extended = PhaseScheduler(phases, total_frames).extended
     for i, phase in enumerate(phases):
-        if "collect" not in phase.workflow_hooks:
+        if not phase.collects:
             out.append((phase, 0.0))
             continue
         if left <= 0:

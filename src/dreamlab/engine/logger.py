@@ -13,8 +13,10 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from dreamlab.core.clock import moment_of
 from dreamlab.core.errors import require
 from dreamlab.core.limits import Natural
+from dreamlab.engine.every import EveryConfig
 
 Record = dict[str, float]
 MACHINE = ("time/", "system/")
@@ -22,10 +24,11 @@ MACHINE = ("time/", "system/")
 
 
 @dataclass(frozen=True)
-class LogConfig:
+class LogConfig(EveryConfig):
     """Where metrics go and how often; `metrics.jsonl` is always written."""
 
     every_frames: Natural = 1_000
+    every_updates: Natural = 100
     terminal: Literal["auto", "live", "plain", "off"] = "auto"
     """auto: a live view on a terminal, plain lines elsewhere."""
     chain: bool = True
@@ -98,7 +101,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         require("tensorboard", "tensorboard")
-        self.folder, self.frames = folder, 0
+        self.folder, self.at = folder, 0
         self.writer: Any = None
 
     def _open(self, purge: int | None) -> Any:
@@ -108,17 +111,17 @@ class TensorBoard:
 
     def write(self, record: Record) -> None:
         self.writer = self.writer or self._open(None)
-        self.frames = int(record["env_frames"])
+        self.at = moment_of(record)
         for name, value in record.items():
-            self.writer.add_scalar(name, value, self.frames)
+            self.writer.add_scalar(name, value, self.at)
         self.writer.flush()
 
     def get_state(self) -> dict[str, Any]:
-        return {"frames": self.frames}
+        return {"frames": self.at}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.frames = int(state["frames"])
-        self.writer = self._open(self.frames + 1)
+        self.at = int(state["frames"])
+        self.writer = self._open(self.at + 1)
 
     def restart(self) -> None:
         self.set_state({"frames": -1})
@@ -135,7 +138,7 @@ class WandB:
         self.wandb: Any = require("wandb", "wandb")
         self.folder, self.config, self.name = folder, config, name
         self.run: Any = None
-        self.id, self.frames = secrets.token_hex(4), -1
+        self.id, self.at = secrets.token_hex(4), -1
 
     def _open(self) -> Any:
         return self.wandb.init(
@@ -150,14 +153,14 @@ class WandB:
 
     def write(self, record: Record) -> None:
         self.run = self.run or self._open()
-        self.frames = int(record["env_frames"])
-        self.run.log(record, step=self.frames)
+        self.at = moment_of(record)
+        self.run.log(record, step=self.at)
 
     def get_state(self) -> dict[str, Any]:
-        return {"id": self.id, "frames": self.frames}
+        return {"id": self.id, "frames": self.at}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.id, self.frames = str(state["id"]), int(state["frames"])
+        self.id, self.at = str(state["id"]), int(state["frames"])
 
     def restart(self) -> None:
         self.id = secrets.token_hex(4)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.buffer import Buffer
+from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
+from dreamlab.engine.observer import Observers
 from dreamlab.engine.report import Paint, ReportConfig
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, WatchConfig
@@ -49,11 +50,14 @@ class LoopParts:
     """Everything that a loop drives."""
 
     workflow: Workflow[Any]
-    collector: Collector
+    collector: Collector | None
+    """None where no phase collects."""
     buffers: Mapping[str, Buffer]
-    evaluator: Evaluator
+    evaluator: Evaluator | None
+    """None where no environment is named."""
     logger: Logger
     terminal: Terminal
     run: RunLog
     paint: Paint | None = None
     floor: Floor = lambda frames: None
+    observers: Observers = field(default_factory=Observers)

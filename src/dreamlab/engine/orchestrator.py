@@ -8,22 +8,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dreamlab.core import rng as random
+from dreamlab.core.clock import Counters
 from dreamlab.core.errors import CheckpointError, EnvError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Metrics
-from dreamlab.data.buffer import Buffer
+from dreamlab.data.mix import source_of
+from dreamlab.data.source import Source
+from dreamlab.data.store import Store
 from dreamlab.engine.accelerate import autocast
 from dreamlab.engine.alerts import Alerts
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.collector import Collected
 from dreamlab.engine.default_observers import add_default_observers
 from dreamlab.engine.evaluator import EvalResult, UnfinishedError
-from dreamlab.engine.every import Every
+from dreamlab.engine.every import Due
 from dreamlab.engine.loop_parts import EngineConfig, LoopParts
-from dreamlab.engine.phase_scheduler import UPDATE, Counters, PhaseScheduler
+from dreamlab.engine.phase_scheduler import UPDATE, PhaseScheduler
 from dreamlab.engine.report import write_report
 from dreamlab.engine.signals import on_stop
 from dreamlab.engine.video import write_video
@@ -42,18 +45,17 @@ class Orchestrator:
     ) -> None:
         self.config, self.parts = config, parts
         self.workflow, self.run_log = parts.workflow, parts.run
-        self.observers = parts.collector.observers
+        self.observers = parts.observers
         self.scheduler = PhaseScheduler(phases, total_frames)
+        self.sources = [source_of(p, parts.buffers) for p in self.scheduler.phases]
         self.counters = Counters()
         self.watch = Watch(config.watch, self.alert, parts.run.folder, parts.floor)
         self.alerts = Alerts(config.watch, parts.run.folder, self._say_and_record)
         folder = parts.run.folder / "checkpoints"
         self.checkpoints = Checkpoints(folder, config.checkpoint, self._say_and_record)
         add_default_observers(self, self._say_and_record)
-        self.log_due = Every(config.log.every_frames)
-        self.eval_due = Every(config.eval.every_frames)
-        self.save_due = Every(config.checkpoint.every_frames)
-        self.report_due = Every(config.report.every_frames)
+        self.log_due, self.eval_due = Due(config.log), Due(config.eval)
+        self.save_due, self.report_due = Due(config.checkpoint), Due(config.report)
         self.stop_requested = False
         self.owed = False  # an evaluation that was interrupted, to be made up for first
         self.said_cut = False
@@ -118,8 +120,8 @@ class Orchestrator:
         self.run_log.update(status="failed")
         if isinstance(error, EnvError) and (names := self.checkpoints.names()):
             self.parts.terminal.say(
-                f"what was saved at frame {int(names[0]):,} is whole: `dreamlab resume "
-                f"{self.run_log.folder}` goes on from there"
+                f"checkpoint {names[0]} is whole: `dreamlab resume {self.run_log.folder}` goes on "
+                "from there"
             )
 
     def _do(self, action: str) -> None:
@@ -139,14 +141,17 @@ class Orchestrator:
             tell(action)
 
     def _collect(self) -> None:
-        phase, buffer = self.scheduler.phase, self._buffer()
+        phase, collector = self.scheduler.phase, self.parts.collector
+        assert collector is not None, "a run that collects has environments"
         with autocast(self.config, self.workflow.device):
-            done = self.parts.collector.collect(phase.collect_ticks, buffer, phase.random_actions)
+            store = cast(Store, self.parts.buffers[phase.buffer])
+            done = collector.collect(phase.collect_ticks, store, phase.random_actions)
         self.counters.env_frames += done.frames
         self.counters.decisions += done.decisions
         self.counters.episodes += len(done.returns)
         self._report_episodes(done)
-        replayed = buffer.steps_per_sample if buffer.ready() else 0
+        source = self._source()
+        replayed = source.steps_per_sample if source is not None and source.ready() else 0
         self.scheduler.advance(frames=done.frames, decisions=done.decisions, replayed=replayed)
 
     def _report_episodes(self, done: Collected) -> None:
@@ -156,22 +161,22 @@ class Orchestrator:
             self.parts.logger.add(final, "episode/")
 
     def _update(self) -> None:
-        phase, buffer = self.scheduler.phase, self._buffer()
-        if not buffer.ready():
+        phase, source = self.scheduler.phase, self._source()
+        assert source is not None, "a phase that updates has a source"
+        if not source.ready():
             if phase.type == "offline":
-                raise LabError(
-                    f"phase {phase.name!r}: buffer {phase.buffer!r} holds too little for a batch"
-                )
+                names = " and ".join(map(repr, phase.draws_from))
+                raise LabError(f"phase {phase.name!r}: {names} holds too little for a batch")
             self.scheduler.advance()
             return
-        self.batch = batch = buffer.sample()
+        self.batch = batch = source.sample()
         reported: Metrics = {}
         for name in phase.update_hooks:
             with autocast(self.config, self.workflow.device):
                 result = getattr(self.workflow, name)(batch, phase=phase)
             metrics, extras = result if isinstance(result, tuple) else (result, None)
             if extras and batch.index is not None:
-                buffer.update(batch.index, extras)
+                source.update(batch.index, extras)
             self.parts.logger.add(metrics, "train/")
             reported |= metrics
         self.counters.updates += 1
@@ -180,32 +185,33 @@ class Orchestrator:
         self.watch.updated(self.workflow, batch)  # last: it may end the run
         self.scheduler.advance(updates=1)
 
-    def _buffer(self) -> Buffer:
-        return self.parts.buffers[self.scheduler.phase.buffer]
+    def _source(self) -> Source | None:
+        """Return what the phase draws batches from; an exam may have none."""
+        index = min(self.scheduler.index, len(self.scheduler.phases) - 1)
+        return self.sources[index]
 
     # -- around the loop --------------------------------------------------------------------------
 
     def _housekeeping(self) -> None:
-        frames, s = self.counters.env_frames, self.scheduler
+        s = self.scheduler
         if s.next_action() is None or s.ends_with_cycle():
             return  # the end evaluates, logs and saves by itself, and so once
-        planned = s.planned_frames()
-        done, unit = (frames, "frames") if planned else (s.updates, "updates")
-        self.parts.terminal.tick(s.phase.name, done, done / max(s.progress(), 1e-9), unit)
+        clock = s.clock()
+        total = clock.count / max(s.progress(), 1e-9)
+        self.parts.terminal.tick(s.phase.name, clock.count, total, clock.unit)
         self.counters.cycles = s.cycles
-        count = frames if planned else s.updates
-        measured = self.eval_due.passed(count)
+        measured = self.parts.evaluator is not None and self.eval_due.passed(clock)
         if measured:
             self._measure()
-            self.eval_due.last = count
-        if self.report_due(count):
+            self.eval_due.done(clock)
+        if self.report_due(clock):
             self.report()
-        if self.log_due(count):
+        if self.log_due(clock):
             self.flush()
         limit = self.config.checkpoint.every_s
         late = 0 < limit <= time.monotonic() - self.saved_at
         best = measured and self.checkpoints.would_be_best(self.score)
-        if self.save_due(count) or late or best:
+        if self.save_due(clock) or late or best:
             self.save()
         if measured:
             self.score = None  # what is saved from now on has not been measured
@@ -214,7 +220,7 @@ class Orchestrator:
         """Save; what the end would have done is done when the run goes on."""
         self.owed = self.owed or self.scheduler.next_action() is None
         self.save()
-        self.run_log.event("interrupted", env_frames=self.counters.env_frames)
+        self.run_log.event("interrupted", **self._now())
         self.run_log.update(status="interrupted")
         return "interrupted"
 
@@ -224,24 +230,37 @@ class Orchestrator:
         self.report()
         self.flush()
         self.save()
-        self.run_log.event("finished", env_frames=self.counters.env_frames)
-        video = str(result.video.relative_to(self.run_log.folder)) if result.video else None
-        self.run_log.update(status="finished", final_eval=result.metrics(), video=video)
+        self.run_log.event("finished", **self._now())
+        final = {}
+        if result is not None:
+            video = str(result.video.relative_to(self.run_log.folder)) if result.video else None
+            final = {"final_eval": result.metrics(), "video": video}
+        self.run_log.update(status="finished", **final)
         return "finished"
 
-    def _measure(self, **options: Any) -> EvalResult:
+    def _now(self) -> dict[str, int]:
+        return {"env_frames": self.counters.env_frames, **self.scheduler.clock().record()}
+
+    def _measure(self, **options: Any) -> EvalResult | None:
         """Evaluate outside of the phases' own plan; if interrupted, it is still owed."""
         self.owed = True
         result = self.evaluate(**options)
         self.owed = False
         return result
 
-    def evaluate(self, video: bool = False) -> EvalResult:
-        """Measure the policy and report it under `eval/`; raise if a stop was asked for."""
-        path = self.run_log.folder / "videos" / f"eval_{self.counters.env_frames:012d}.mp4"
+    def evaluate(self, video: bool = False) -> EvalResult | None:
+        """Measure the policy and report it under `eval/`; raise if a stop was asked for.
+
+        Return None where there is no environment to measure it on.
+        """
+        if self.parts.evaluator is None:
+            return None
+        path = self.run_log.folder / "videos" / f"eval_{self.scheduler.clock().name}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
-        self.parts.collector.wait()
-        statistics = self.parts.collector.envs.normalizer.get_state()
+        statistics = None
+        if self.parts.collector is not None:
+            self.parts.collector.wait()
+            statistics = self.parts.collector.envs.normalizer.get_state()
         result = self.parts.evaluator.run(
             self.workflow, statistics, wanted, lambda: self.stop_requested
         )
@@ -257,17 +276,19 @@ class Orchestrator:
 
     def report(self) -> list[Path]:
         """Look inside the algorithm, if it lets us, and write down what is seen."""
-        buffer = self.parts.buffers.get(self.scheduler.phase.buffer)  # an exam needs none
-        seed, length = self.counters.env_frames, self.config.report.length
-        if buffer is None or not buffer.ready() or (batch := buffer.peek(seed, length)) is None:
+        clock, source = self.scheduler.clock(), self._source()
+        if source is None or not source.ready():
             return []
-        with random.fork(self.counters.env_frames):
+        batch = source.peek(clock.count, self.config.report.length)
+        if batch is None:
+            return []
+        with random.fork(clock.count):
             report = self.workflow.report(batch)
         if report is None:
             return []
         self.parts.logger.add(report.metrics, "report/")
         folder = self.run_log.folder / "report"
-        return write_report(report, folder, seed, self.config.report.fps, self.parts.paint)
+        return write_report(report, folder, clock.name, self.config.report.fps, self.parts.paint)
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""
@@ -276,6 +297,7 @@ class Orchestrator:
         elapsed = max(now - then, 1e-9)
         fixed = {
             **asdict(self.counters),
+            **self.scheduler.clock().record(),
             "phase": float(self.scheduler.index),
             "time/frames_per_s": (frames - frames_then) / elapsed,
             "time/updates_per_s": (updates - updates_then) / elapsed,
@@ -286,7 +308,7 @@ class Orchestrator:
         for tell in self.observers.flushing:
             tell(fixed)
         record = self.parts.logger.flush(fixed)
-        if not self.config.eval.every_frames and "episode/return" in record:
+        if not self._evaluates() and "episode/return" in record:
             self.score = record["episode/return"]
         last = {"last_return": record.get("episode/return"), "last_eval": record.get("eval/return")}
         self.run_log.update(env_frames=frames, updates=updates, **last)
@@ -309,7 +331,7 @@ class Orchestrator:
     def _announce_phase(self) -> None:
         s = self.scheduler
         if s.stage == 0 and not s.cycles_in and not s.frames_in:
-            self.run_log.event("phase", name=s.phase.name, env_frames=self.counters.env_frames)
+            self.run_log.event("phase", name=s.phase.name, **self._now())
 
     def _restart_clock(self) -> None:
         self.mark = (time.monotonic(), self.counters.env_frames, self.counters.updates)
@@ -317,7 +339,11 @@ class Orchestrator:
 
     # -- state ------------------------------------------------------------------------------------
 
-    def _dues(self) -> dict[str, Every]:
+    def _evaluates(self) -> bool:
+        """Tell whether the policy is measured while it is trained."""
+        return bool(self.config.eval.every_frames or self.config.eval.every_updates)
+
+    def _dues(self) -> dict[str, Due]:
         return {
             "log": self.log_due, "eval": self.eval_due, "save": self.save_due,
             "report": self.report_due,
@@ -326,10 +352,12 @@ class Orchestrator:
     def save(self) -> Path | None:
         """Write a checkpoint of everything the next step depends on; None if it is not finite."""
         self.saved_at = time.monotonic()
-        workflow, collector = self.workflow.state_dict(), self.parts.collector.get_state()
+        collector = self.parts.collector.get_state() if self.parts.collector is not None else {}
+        workflow = self.workflow.state_dict()
         bad = not_finite(self.workflow, workflow, private(collector))
         if not self.watch.may_save(bad, self.checkpoints.names(), self._say_and_record):
             return None
+        clock = self.scheduler.clock()
         buffers = {name: buffer.save() for name, buffer in self.parts.buffers.items()}
         state = {
             "workflow": workflow,
@@ -340,13 +368,15 @@ class Orchestrator:
             "logger": self.parts.logger.get_state(),
             "watch": self.watch.get_state(),
             "rng": random.get_state(),
-            "due": {name: due.last for name, due in self._dues().items()},
+            "due": {name: due.get_state() for name, due in self._dues().items()},
+            "spec": asdict(self.workflow.spec),
+            "at": clock.name,
             "score": self.score,
             "owed": self.owed,
             "wall_s": self.wall_s,
         }
         marks = {k: {m: v for m, v in s.items() if isinstance(v, int)} for k, s in buffers.items()}
-        path = self.checkpoints.save(state, self.counters.env_frames, self.score, marks)
+        path = self.checkpoints.save(state, clock, self.score, marks)
         for name, buffer in self.parts.buffers.items():
             buffer.prune([m[name] for m in self.checkpoints.marks()])
         self.run_log.update(saved_frames=self.counters.env_frames)
@@ -355,13 +385,13 @@ class Orchestrator:
             tell(path)
         return path
 
-    def load(self) -> bool:
-        """Continue from the newest checkpoint that is whole, with all that it needs.
+    def load(self, which: str = "latest") -> bool:
+        """Continue from the newest checkpoint that is whole, with all that it needs, or from one.
 
         Return False if none was ever saved: a run that died before its first one begins anew, and
         so do its records.
         """
-        state = self.checkpoints.restore(self._take, self.run_log.saved)
+        state = self.checkpoints.restore(self._take, self.run_log.saved, which)
         if state is None:
             self.parts.logger.restart()
             return False
@@ -370,15 +400,15 @@ class Orchestrator:
         self.parts.logger.set_state(state["logger"])
         self.watch.set_state(state["watch"])
         for name, due in self._dues().items():
-            due.last = state["due"][name]
-        self.score = None if self.config.eval.every_frames else state["score"]
+            due.set_state(state["due"][name])
+        self.score = None if self._evaluates() else state["score"]
         self.owed = state.get("owed", False)  # older checkpoints have none
         self.wall_s = state["wall_s"]
-        lost = self.parts.collector.set_state(state["collector"])
+        lost = self.parts.collector.set_state(state["collector"]) if self.parts.collector else []
         if lost:
             self._say_and_record(f"environments {lost} cannot be restored and begin a new episode")
         self.run_log.update(exact_resume=not lost)
-        self.run_log.event("resumed", env_frames=self.counters.env_frames, lost_envs=lost)
+        self.run_log.event("resumed", **self._now(), lost_envs=lost)
         random.set_state(state["rng"])
         return True
 

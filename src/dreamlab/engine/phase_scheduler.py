@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
+from dreamlab.core.clock import Clock
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.phase import ENGINE_HOOKS, Phase
 from dreamlab.core.workflow import Workflow
@@ -29,8 +29,13 @@ def check_phases(
         for name in phase.workflow_hooks:
             if name not in hooks:
                 raise ConfigError(unknown("hook", name, hooks, where))
-        if phase.buffer not in names and (phase.update_hooks or "collect" in phase.workflow_hooks):
-            raise ConfigError(unknown("buffer", phase.buffer, names, where))
+        wanted = [*(phase.draws_from if phase.update_hooks else ())]
+        wanted += [phase.buffer] if phase.collects else []
+        for name in wanted:
+            if name not in names:
+                raise ConfigError(unknown("buffer", name, names, where))
+        if phase.sources is not None and not phase.update_hooks:
+            raise ConfigError(f"{where}: sources have no effect: the phase draws no batch")
         _check_duration(phase, where)
     if total_frames is not None:
         _check_total(phases, total_frames)
@@ -47,7 +52,7 @@ def _check_total(phases: Sequence[Phase], total_frames: int) -> None:
             f"training.total_frames={total_frames} leaves nothing for phase {phases[last].name!r}: "
             f"the phases before it collect {before} frames. Ask for more, or shorten those."
         )
-    late = [p.name for p in phases[last + 1 :] if "collect" in p.workflow_hooks]
+    late = [p.name for p in phases[last + 1 :] if p.collects]
     if late:
         raise ConfigError(
             f"training.total_frames is used up by phase {phases[last].name!r}, the last measured "
@@ -66,29 +71,18 @@ def _check_duration(phase: Phase, where: str) -> None:
         raise ConfigError(
             f"{where}: give exactly one of duration_steps, duration_updates, duration_cycles"
         )
-    if phase.duration_steps is not None and "collect" not in phase.workflow_hooks:
+    if phase.duration_steps is not None and not phase.collects:
         raise ConfigError(f"{where}: duration_steps counts env frames, so the phase must collect")
     if phase.duration_updates is not None and not phase.update_hooks:
         raise ConfigError(f"{where}: duration_updates needs an update hook")
-    if phase.type != "online" and "collect" in phase.workflow_hooks:
+    if phase.type != "online" and phase.collects:
         raise ConfigError(f"{where}: a phase of type {phase.type} cannot collect")
     if phase.type == "eval_only" and phase.update_hooks:
         raise ConfigError(f"{where}: an eval_only phase cannot call {phase.update_hooks[0]!r}")
-    if phase.train_ratio is not None and "collect" not in phase.workflow_hooks:
+    if phase.train_ratio is not None and not phase.collects:
         raise ConfigError(
             f"{where}: train_ratio counts collected decisions, so the phase must collect"
         )
-
-
-@dataclass
-class Counters:
-    """How far a run has come."""
-
-    env_frames: int = 0
-    decisions: int = 0
-    updates: int = 0
-    episodes: int = 0
-    cycles: int = 0
 
 
 class PhaseScheduler:
@@ -172,7 +166,7 @@ class PhaseScheduler:
 
     def _out_of_frames(self) -> bool:
         """Tell whether the phase collects and may not any more."""
-        if self.total_frames is None or "collect" not in self.phases[self.index].workflow_hooks:
+        if self.total_frames is None or not self.phases[self.index].collects:
             return False
         return self.frames >= self.total_frames
 
@@ -191,11 +185,30 @@ class PhaseScheduler:
             after._next_stage()
         return after.next_action() is None
 
+    @property
+    def collects(self) -> bool:
+        """Tell whether any phase collects."""
+        return any(p.collects for p in self.phases)
+
+    def clock(self) -> Clock:
+        """Return what time it is."""
+        if not self.collects:
+            return Clock("updates", self.updates, self.updates)
+        now = self.phases[min(self.index, len(self.phases) - 1)]
+        return Clock("frames", self.frames, self.updates, now.collects, self._frames_alone())
+
+    def _frames_alone(self) -> bool:
+        """Tell whether nothing was learnt without collecting since the last frame."""
+        for i in range(min(self.index, len(self.phases) - 1), -1, -1):
+            if self.phases[i].collects and (i < self.index or self.frames_in > 0):
+                return True
+            if self.phases[i].update_hooks and not self.phases[i].collects:
+                return False
+        return True
+
     def planned_frames(self) -> int:
         """Return the env frames of the whole training (0 if it collects nothing)."""
-        if self.total_frames is not None and any(
-            "collect" in p.workflow_hooks for p in self.phases
-        ):
+        if self.total_frames is not None and self.collects:
             return self.total_frames
         return sum(p.duration_steps or 0 for p in self.phases)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import cast
 
 from dreamlab.core.phase import Phase
+from dreamlab.data.store import Store
+from dreamlab.engine.collector import Collector
 from dreamlab.engine.orchestrator import Orchestrator
 
 MAX_TICKS = 2_000
@@ -20,7 +23,8 @@ class Plan:
     checkpoint_bytes: int
     disk_bytes: int
     tick_s: float
-    """One decision of every environment, stored."""
+    """One decision of every environment, stored; 0 where nothing is collected."""
+    decisions_per_s: float
     update_s: float
     """One batch drawn and every update hook run on it."""
     env_frames: int
@@ -30,31 +34,38 @@ class Plan:
 
 def measure(loop: Orchestrator, seconds: float = 5.0) -> tuple[float, float]:
     """Return the seconds of one tick and of one update, by doing some of each."""
-    phase = next((p for p in loop.scheduler.phases if p.update_hooks), loop.scheduler.phases[0])
-    buffer = loop.parts.buffers[phase.buffer]
+    phases = list(enumerate(loop.scheduler.phases))
+    index, phase = next(((i, p) for i, p in phases if p.update_hooks), phases[0])
+    source, collector = loop.sources[index], loop.parts.collector
+    tick_s = 0.0 if collector is None else _tick_s(loop, collector, phase, seconds)
+    if not phase.update_hooks or source is None:
+        return tick_s, 0.0
+    times: list[float] = []
+    batch = source.sample()
+    start = time.monotonic()
+    while len(times) < 3 or (time.monotonic() - start < seconds / 2 and len(times) < 200):
+        began = time.monotonic()
+        if phase.train_ratio is not None:
+            batch = source.sample()
+        for name in phase.update_hooks:
+            getattr(loop.workflow, name)(batch, phase=phase)
+        times.append(time.monotonic() - began)
+    return tick_s, sorted(times)[len(times) // 2]
+
+
+def _tick_s(loop: Orchestrator, collector: Collector, phase: Phase, seconds: float) -> float:
+    """Return the seconds of one tick; as many are done as the first batch needs."""
+    store = cast(Store, loop.parts.buffers[phase.buffer])
     ticks, start = 0, time.monotonic()
     while ticks < MAX_TICKS and (
         time.monotonic() - start < seconds / 2 or not _can_sample(loop, phase, ticks)
     ):
         step = phase.collect_ticks if phase.train_ratio is None else 8
-        loop.parts.collector.collect(step, buffer)
+        collector.collect(step, store)
         ticks += step
-        if phase.train_ratio is None and buffer.ready():
+        if phase.train_ratio is None and store.ready():
             break
-    tick_s = (time.monotonic() - start) / max(ticks, 1)
-    if not phase.update_hooks:
-        return tick_s, 0.0
-    times: list[float] = []
-    batch = buffer.sample()
-    start = time.monotonic()
-    while len(times) < 3 or (time.monotonic() - start < seconds / 2 and len(times) < 200):
-        began = time.monotonic()
-        if phase.train_ratio is not None:
-            batch = buffer.sample()
-        for name in phase.update_hooks:
-            getattr(loop.workflow, name)(batch, phase=phase)
-        times.append(time.monotonic() - began)
-    return tick_s, sorted(times)[len(times) // 2]
+    return (time.monotonic() - start) / max(ticks, 1)
 
 
 def _can_sample(loop: Orchestrator, phase: Phase, ticks: int) -> bool:
@@ -70,23 +81,25 @@ def updates_of(phase: Phase, frames: int, loop: Orchestrator) -> float:
         return 0.0
     if phase.duration_cycles is not None:
         return float(phase.duration_cycles)
-    envs = loop.parts.collector.envs
-    decisions = frames / envs.frames_per_tick
+    collector = loop.parts.collector
+    assert collector is not None, "only what collects is measured in frames"
+    decisions = frames / collector.envs.frames_per_tick
     if phase.train_ratio is None:
-        return decisions / (phase.collect_ticks * envs.num_envs)
+        return decisions / (phase.collect_ticks * collector.envs.num_envs)
     return decisions * phase.train_ratio / loop.parts.buffers[phase.buffer].steps_per_sample
 
 
 def make_plan(loop: Orchestrator, buffer_bytes: dict[str, int], seconds: float = 5.0) -> Plan:
     """Measure a loop that was built in a scratch folder, and add up what its phases will take."""
     tick_s, update_s = measure(loop, seconds)
-    envs, scheduler = loop.parts.collector.envs, loop.scheduler
+    collector, scheduler = loop.parts.collector, loop.scheduler
+    frames_per_tick = collector.envs.frames_per_tick * collector.envs.num_envs if collector else 1
     planned = scheduler.planned_frames()
     fixed = [p.duration_steps or 0 for p in scheduler.phases]
     if scheduler.total_frames is not None and scheduler.extended >= 0:
         fixed[scheduler.extended] = max(0, planned - sum(fixed[: scheduler.extended]))
     updates = sum(updates_of(p, f, loop) for p, f in zip(scheduler.phases, fixed, strict=True))
-    ticks = sum(fixed) / (envs.frames_per_tick * envs.num_envs)
+    ticks = sum(fixed) / frames_per_tick
     weights = sum(p.numel() for p in loop.workflow.parameters())
     checkpoint = weights * 4 * 3  # weights and two moments
     kept = max(2, loop.config.checkpoint.keep) + int(loop.config.checkpoint.keep_best)
@@ -96,6 +109,7 @@ def make_plan(loop: Orchestrator, buffer_bytes: dict[str, int], seconds: float =
         checkpoint_bytes=checkpoint,
         disk_bytes=sum(buffer_bytes.values()) + kept * checkpoint,
         tick_s=tick_s,
+        decisions_per_s=collector.envs.num_envs / tick_s if collector and tick_s else 0.0,
         update_s=update_s,
         env_frames=sum(fixed),
         updates=updates,

@@ -9,17 +9,16 @@ from typing import Annotated
 
 import numpy as np
 
-from dreamlab.core.limits import Natural, Range
+from dreamlab.core.limits import Range
 from dreamlab.core.types import Array, Curves, Report
+from dreamlab.engine.every import EveryConfig
 from dreamlab.engine.video import write_video
 
 
 @dataclass(frozen=True)
-class ReportConfig:
-    """How often to look inside."""
+class ReportConfig(EveryConfig):
+    """How often to look inside; with 0 at the end only."""
 
-    every_frames: Natural = 0
-    """Env frames between reports; 0 reports at the end only."""
     length: Annotated[int, Range(2)] = 33
     """Steps of the sequences looked at: one that leads in, half of the rest seen, half dreamt."""
     fps: Annotated[int, Range(1, 1_000)] = 15
@@ -31,9 +30,9 @@ GREEN, RED = (0, 200, 0), (220, 0, 0)
 
 
 def write_report(
-    report: Report, folder: Path, stamp: int, fps: int, paint: Paint | None = None
+    report: Report, folder: Path, stamp: str, fps: int, paint: Paint | None = None
 ) -> list[Path]:
-    """Write films and curves under `folder`, named by what they show and the frames so far.
+    """Write films and curves under `folder`, named by what they show and when.
 
     Where observations can be painted, their curves become a film as well.
     """
@@ -42,10 +41,10 @@ def write_report(
     if paint is not None and "openloop/state" in report.curves:
         films["openloop/state"] = painted(report.curves["openloop/state"], paint)
     for name, film in films.items():
-        path = folder / f"{_safe(name)}_{stamp:012d}.mp4"
+        path = folder / f"{_safe(name)}_{stamp}.mp4"
         paths.append(write_video(path, list(film), fps))
     for name, curves in report.curves.items():
-        paths.append(draw(curves, folder / f"{_safe(name)}_{stamp:012d}.png", name))
+        paths.append(draw(curves, folder / f"{_safe(name)}_{stamp}.png", name))
     return paths
 
 

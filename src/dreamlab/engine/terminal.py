@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dreamlab.core.clock import moment_of, unit_of
 from dreamlab.core.console import WorkConsole
 from dreamlab.core.text import one_line, visible
 from dreamlab.core.words import number
@@ -73,9 +74,10 @@ class Terminal:
             self.say(self._line(record))
 
     def _line(self, record: dict[str, float]) -> str:
-        speed = f"{record.get('time/frames_per_s', 0):,.0f} frames/s"
+        unit = unit_of(record)
+        speed = f"{record.get(f'time/{unit}_per_s', 0):,.0f} {unit}/s"
         shown = [f"{k} {record[k]:.4g}" for k in SHOWN if k in record]
-        return " | ".join([f"{self.name}: {int(record['env_frames']):,} frames", speed, *shown])
+        return " | ".join([f"{self.name}: {moment_of(record):,} {unit}", speed, *shown])
 
     def _view(self) -> Table:
         table = Table.grid(padding=(0, 2))

@@ -219,6 +219,8 @@ def not_finite(workflow: Workflow[Any], state: dict[str, Any], *more: Any) -> st
 
 def private(collector: dict[str, Any]) -> dict[str, Any]:
     """Return what a policy acts on beside its weights, from the state of a collector."""
+    if not collector:  # a run without environments
+        return {}
     return {"normalizer": collector["envs"]["normalizer"], "memory": collector["state"]}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from dreamlab.core.errors import EnvError
+from dreamlab.core.errors import ConfigError, EnvError
 from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
 from dreamlab.core.types import Array, ArraySpec, Spec, Step
 from dreamlab.envs import suites, wrappers
@@ -31,8 +31,9 @@ WITHIN = ("is_terminal", "raw_reward")
 class EnvConfig:
     """Which environment, how many of it, and what is done to what it shows."""
 
-    id: str = "CartPole-v1"
-    """A Gymnasium id, a user's `module:Class`, or a task of the suite."""
+    id: str = ""
+    """A Gymnasium id, a user's `module:Class`, or a task of the suite; a run that only learns from
+    data may name none."""
     suite: str = "gym"
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the suite's `make`."""
@@ -53,9 +54,16 @@ class EnvConfig:
     normalize_obs: NormalizeConfig | None = None
     normalize_reward: NormalizeConfig | None = None
 
+    @property
+    def named(self) -> bool:
+        """Tell whether there is an environment."""
+        return bool(self.id)
+
 
 def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     """Return one environment with every wrapper its config asks for."""
+    if not config.named:
+        raise ConfigError("env.id: no environment is named")
     with making(config.id, index):
         env = suites.make(config.suite, config.id, config.options)
     if config.repeat > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,14 +89,37 @@ def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> 
         node = migrate(read_plain(folder / "config.yaml"))
         node = {k: v for k, v in node.items() if k not in NOT_THEIRS}
         code = foreign_code(node)
-        if code and not trust_code:
-            where, what = code[0]
-            raise LabError(f"{label(folder)} wants to run {what[:120]} ({where}). {ONLY}")
-        if code and not quiet:
-            lines = (f"  {where:24s} {what}" for where, what in code)
-            said = f"{label(folder)} is trusted to run what is not part of dreamlab:"
-            print(said, *lines, sep="\n", file=sys.stderr)
+        _trust(label(folder), code, trust_code, quiet)
         return load_config(node)
+
+
+def check_files(arguments: Sequence[str], trust_code: bool = False) -> bool:
+    """Raise if a YAML file from a hub that was typed names other code; tell if there was one.
+
+    What is about its reader's machine (commands, addresses, folders) needs trust as well.
+    """
+    paths = (Path(a.rpartition("=")[2].strip("'\"")) for a in arguments)
+    found = [p for p in paths if p.suffix in (".yaml", ".yml") and is_strange(p.parent)]
+    for path in found:
+        node = migrate(read_plain(path))
+        theirs = [(k, "options of your machine") for k in NOT_THEIRS if k in node]
+        _trust(str(path), [*foreign_code(node), *theirs], trust_code)
+    return bool(found)
+
+
+def _trust(whose: str, code: Sequence[tuple[str, str]], trusted: bool, quiet: bool = False) -> None:
+    """Say what will run that is not ours, or refuse it."""
+    if code and not trusted:
+        where, what = code[0]
+        raise LabError(f"{whose} wants to run {what[:120]} ({where}). {ONLY}")
+    if code and not quiet:
+        lines = (f"  {where:24s} {what}" for where, what in code)
+        print(
+            f"{whose} is trusted to run what is not part of dreamlab:",
+            *lines,
+            sep="\n",
+            file=sys.stderr,
+        )
 
 
 @contextmanager
@@ -163,7 +186,10 @@ def _check_links(folder: Path) -> None:
 def foreign_code(node: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what a configuration names that is not ours: where, and what."""
     leaves = tree_leaves({k: node.get(k) for k in ("workflow", "buffers")})
-    named = ((k.replace("/", "."), v) for k, v in leaves if isinstance(v, str))
+    # the folder of a run_replay is data: nothing in it is run
+    named = (
+        (k.replace("/", "."), v) for k, v in leaves if isinstance(v, str) and not k.endswith("/run")
+    )
     found = [(k, repr(v)) for k, v in named if ("." in v or ":" in v) and not v.startswith(OURS)]
     env = node.get("env")
     if isinstance(env, dict):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from dreamlab.core.limits import Depth, Items, Width
@@ -28,7 +29,7 @@ class ImageEncoder(nn.Module):
         self.head = nn.Sequential(linear(flat, out_dim, 2**0.5), nn.ReLU())
         self.out_dim = out_dim
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: UInt8[Tensor, "*b h w c"]) -> Float[Tensor, "*b d"]:
         lead = image.shape[:-3]
         x = image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2)
         x = x.to(next(self.parameters()).dtype) / 255
@@ -88,7 +89,7 @@ class Residual(nn.Module):
             nn.ReLU(), conv(depth, depth, 3, 1, 1), nn.ReLU(), conv(depth, depth, 3, 1, 1)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         return x + self.layers(x)
 
 
@@ -131,7 +132,7 @@ class PatchBody(nn.Module):
         self.position = nn.Parameter(torch.randn(num, config.dim) * 0.02)
         self.blocks = nn.ModuleList(Block(config.dim, config.heads) for _ in range(config.layers))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         h = self.embed(x).flatten(2).transpose(1, 2) + self.position
         mask = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device)[None]
         for block in self.blocks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -13,7 +14,7 @@ from dreamlab.nn.mlp import ACTIVATIONS, Act
 
 
 class EnsembleLinear(nn.Module):
-    """`num` linear layers: [num, b, in] to [num, b, out]; each starts as `nn.Linear` does."""
+    """`num` linear layers; each starts as `nn.Linear` does."""
 
     def __init__(self, num: int, in_dim: int, out_dim: int) -> None:
         super().__init__()
@@ -22,12 +23,12 @@ class EnsembleLinear(nn.Module):
         self.weight = nn.Parameter(weights.contiguous())
         self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "num b d"]) -> Float[Tensor, "num b k"]:
         return torch.baddbmm(self.bias, x, self.weight)
 
 
 class EnsembleMLP(nn.Module):
-    """`num` MLPs with `out_dim` outputs: [b, in] to [num, b, out_dim]."""
+    """`num` MLPs with `out_dim` outputs each."""
 
     def __init__(self, num: int, dims: list[int], out_dim: int, act: Act, norm: bool) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class EnsembleMLP(nn.Module):
         self.fusible = act in ("tanh", "relu") and not norm
         self.flat = list(self.layers.parameters())  # a plain list: named and saved once, as layers
 
-    def forward(self, x: Tensor, learn: bool = True) -> Tensor:
+    def forward(self, x: Float[Tensor, "b d"], learn: bool = True) -> Float[Tensor, "num b k"]:
         """Return the outputs; without `learn` gradients reach the input, but no weight."""
         x = x.expand(self.num, *x.shape)
         params = self.flat if learn else [p.detach() for p in self.flat]

@@ -1,10 +1,11 @@
-"""Images to features and back, as the Dreamer family does it. Maps are [n, height, width, c]."""
+"""Images to features and back, as the Dreamer family does it."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +15,7 @@ from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, dense, no
 
 
 class Conv(nn.Module):
-    """A 5x5 convolution of the same size over maps [n, h, w, c]."""
+    """A 5x5 convolution that leaves a map its size."""
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int = 5) -> None:
         super().__init__()
@@ -22,7 +23,7 @@ class Conv(nn.Module):
         trunc_normal_(weight, in_dim * kernel * kernel)
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(torch.zeros(out_dim))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n h w k"]:
         y = F.conv2d(x.permute(0, 3, 1, 2), self.weight, self.bias, padding="same")
         return y.permute(0, 2, 3, 1)
 
@@ -30,7 +31,7 @@ class Conv(nn.Module):
 class PoolConv(Conv):
     """A convolution, then the maximum of every 2 x 2 pixels."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n h//2 w//2 k"]:
         # few channels leave a GPU's tensor cores idle; four times as many do not
         if use_gpu_kernels(x) and self.weight.shape[1] < 16:
             return conv_pool(x, self.weight, self.bias)
@@ -40,19 +41,19 @@ class PoolConv(Conv):
 class DoubleConv(Conv):
     """Every pixel as 2 x 2 of them, then a convolution."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n 2*h 2*w k"]:
         if use_gpu_kernels(x):
             return double_conv(x, self.weight, self.bias)
         return super().forward(double(x))
 
 
-def pool(x: Tensor) -> Tensor:
+def pool(x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n h//2 w//2 c"]:
     """Return the maximum of every 2 x 2 pixels."""
     n, h, w, c = x.shape
     return x.reshape(n, h // 2, 2, w // 2, 2, c).amax((2, 4))
 
 
-def double(x: Tensor) -> Tensor:
+def double(x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n 2*h 2*w c"]:
     """Return every pixel as 2 x 2 of them."""
     n, h, w, c = x.shape
     return x[:, :, None, :, None].expand(n, h, 2, w, 2, c).reshape(n, 2 * h, 2 * w, c)
@@ -73,8 +74,8 @@ class PoolEncoder(nn.Module):
         scale = 2 ** len(depths)
         self.out_dim = height // scale * (width // scale) * depths[-1]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features [n, out_dim] of images [n, h, w, c] in [0, 255]."""
+    def forward(self, x: Shaped[Tensor, "n h w c"]) -> Float[Tensor, "n d"]:
+        """Return features of images in [0, 255]."""
         x = x.float() / 255 - 0.5
         for conv, normalise in zip(self.convs, self.norms, strict=True):
             x = self.act(normalise(conv(x)))
@@ -104,8 +105,10 @@ class UpDecoder(nn.Module):
         self.out = DoubleConv(dims[-1], channels)
         self.act = ACTS[style.act]
 
-    def forward(self, deter: Tensor, stoch: Tensor) -> Tensor:
-        """Return images [n, h, w, c] in (0, 1)."""
+    def forward(
+        self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n k"]
+    ) -> Float[Tensor, "n h w c"]:
+        """Return images in (0, 1)."""
         n, (h, w, c) = len(deter), self.small
         x = self.from_deter(deter.view(n, self.blocks, -1))
         x = x.view(n, self.blocks, h, w, -1).permute(0, 2, 3, 1, 4).reshape(n, h, w, c)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,7 +43,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.scale, self.eps = nn.Parameter(torch.ones(dim)), eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         return F.rms_norm(x.float(), self.scale.shape, self.scale, self.eps).to(x.dtype)
 
 
@@ -54,7 +55,7 @@ class LayerNorm(nn.Module):
         self.scale, self.shift = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         y = F.layer_norm(x.float(), self.scale.shape, self.scale, self.shift, self.eps)
         return y.to(x.dtype)
 
@@ -66,7 +67,7 @@ def norm(kind: NormKind, dim: int) -> nn.Module:
     return RMSNorm(dim) if kind == "rms" else LayerNorm(dim)
 
 
-def trunc_normal_(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
+def trunc_normal_(weight: Float[Tensor, " ..."], fan_in: int, scale: float = 1.0) -> None:
     """Fill with a normal cut at two deviations, of variance scale^2 / fan_in after the cut."""
     std = 1.1368 * math.sqrt(1.0 / fan_in)
     with torch.no_grad():
@@ -83,7 +84,7 @@ def dense(in_dim: int, out_dim: int, scale: float = 1.0, bias: bool = True) -> n
 
 
 class BlockLinear(nn.Module):
-    """A linear layer whose weight is block-diagonal: [..., blocks, in] to [..., blocks, out].
+    """A linear layer whose weight is block-diagonal.
 
     It starts as if every block saw the whole input (fan-in `blocks * in`), as the original does.
     """
@@ -94,8 +95,10 @@ class BlockLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(blocks, out_dim))
         trunc_normal_(self.weight, blocks * in_dim)
 
-    def forward(self, x: Tensor, common: Tensor | None = None) -> Tensor:
-        """Return every block's result; `common` [n, ...] stands behind every block's own input."""
+    def forward(
+        self, x: Float[Tensor, "*b g d"], common: Float[Tensor, "*b m"] | None = None
+    ) -> Float[Tensor, "*b g k"]:
+        """Return every block's result; `common` stands behind every block's own input."""
         if common is None:
             y = torch.bmm(x.flatten(0, -3).transpose(0, 1), self.weight).transpose(0, 1)
             return (y + self.bias.to(y.dtype)).reshape(*x.shape[:-1], -1)
@@ -115,7 +118,7 @@ class NormAct(nn.Module):
         self.norm = norm(style.norm, out_dim)
         self.act = ACTS[style.act]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
         return self.act(self.norm(self.linear(x)))
 
 

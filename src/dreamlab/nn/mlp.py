@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dreamlab.accel.fused_mlp import fused_mlp, usable
@@ -71,8 +72,8 @@ class Identity(Memoryless):
         self.out_dim = in_dim
 
     def forward(
-        self, x: Tensor, state: Any = (), is_first: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+        self, x: Float[Tensor, "*b d"], state: Any = (), is_first: Bool[Tensor, "*b"] | None = None
+    ) -> tuple[Float[Tensor, "*b d"], Any]:
         return x, state
 
 
@@ -101,19 +102,25 @@ class MLP(Memoryless):
         self.flat = list(self.layers.parameters())  # a plain list: named and saved once, as layers
 
     def forward(
-        self, x: Tensor, state: Any = (), is_first: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+        self, x: Float[Tensor, "*b d"], state: Any = (), is_first: Bool[Tensor, "*b"] | None = None
+    ) -> tuple[Float[Tensor, "*b k"], Any]:
         if not self.fusible or not usable(x):
             return self.layers(x), state
         return self._fused(x, self.flat, self.out_dim, False), state
 
-    def into(self, head: nn.Linear, x: Tensor) -> Tensor:
+    def into(self, head: nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
         """Return `head` of the output, in one go where that is faster."""
         if not self.fusible or not usable(x):
             return head(self.layers(x))
         return self._fused(x, [*self.flat, head.weight, head.bias], head.out_features, True)
 
-    def _fused(self, x: Tensor, params: Sequence[Tensor], out_dim: int, head: bool) -> Tensor:
+    def _fused(
+        self,
+        x: Float[Tensor, "*b d"],
+        params: Sequence[Float[Tensor, " ..."]],
+        out_dim: int,
+        head: bool,
+    ) -> Float[Tensor, "*b {out_dim}"]:
         if x.ndim == 2:
             return fused_mlp(x, self.act, head, params)
         y = fused_mlp(x.reshape(-1, x.shape[-1]), self.act, head, params)
@@ -121,8 +128,12 @@ class MLP(Memoryless):
 
 
 def chain(
-    net: nn.Module, head: nn.Linear, x: Tensor, state: Any = (), is_first: Tensor | None = None
-) -> tuple[Tensor, Any]:
+    net: nn.Module,
+    head: nn.Linear,
+    x: Float[Tensor, "*b d"],
+    state: Any = (),
+    is_first: Bool[Tensor, "*b"] | None = None,
+) -> tuple[Float[Tensor, "*b k"], Any]:
     """Return a linear head of a network's output, and the network's next state."""
     if isinstance(net, MLP):
         return net.into(head, x), state

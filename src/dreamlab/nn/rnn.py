@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dreamlab.core.limits import Width
@@ -45,7 +46,9 @@ class RNN(nn.Module):
         zeros = torch.zeros(batch, self.out_dim, device=device)
         return (zeros, zeros.clone()) if self.is_lstm else (zeros,)
 
-    def forward(self, x: Tensor, state: Any, is_first: Tensor) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Float[Tensor, "b t d"], state: Any, is_first: Bool[Tensor, "b t"]
+    ) -> tuple[Float[Tensor, "b t k"], Any]:
         """Run over time; `state` is what came before the first step."""
         keep = (~is_first).to(x.dtype)[..., None]
         outs: list[Tensor] = []

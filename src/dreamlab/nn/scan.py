@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,7 +40,7 @@ class Choices(NamedTuple):
     unimix: float
 
 
-def available(x: Tensor) -> bool:
+def available(x: Float[Tensor, " ..."]) -> bool:
     """Tell whether sequences like this tensor can be followed in one call now."""
     return use_triton(x)
 
@@ -47,13 +48,13 @@ def available(x: Tensor) -> bool:
 def scan(
     layers: Layers,
     choices: Choices,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    noise: Tensor,
-    start: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Follow sequences of action, tokens and is_first [b, t, ...] from a memory and a random part.
+    inputs: tuple[Float[Tensor, "b t a"], Float[Tensor, "b t e"], Bool[Tensor, "b t"]],
+    noise: Float[Tensor, "t b num classes"],
+    start: tuple[Float[Tensor, "b d"], Float[Tensor, "b s"]],
+) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t s"], Float[Tensor, "b t s"]]:
+    """Follow sequences of action, tokens and is_first from a memory and a random part.
 
-    Return memories, samples and logits [b, t, ...]. `noise` is Gumbel noise [t, b, num, classes].
+    Return memories, samples and logits. `noise` is Gumbel noise.
     """
     action, tokens, is_first = inputs
     dtype, deter = rssm_scan.dtype_of(tokens), start[0].shape[-1]

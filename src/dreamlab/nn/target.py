@@ -6,6 +6,7 @@ import copy
 from typing import Generic, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
@@ -24,7 +25,7 @@ class TargetNetwork(Generic[M]):
         self.online: list[Tensor] = list(online.parameters())
 
     @torch.no_grad()
-    def update(self, share: float | Tensor) -> None:
+    def update(self, share: float | Float[Tensor, ""]) -> None:
         """Go `share` of the way: 0 stays, 1 copies exactly. A tensor is not read by the host."""
         torch._foreach_mul_(self.target, 1 - share)
         torch._foreach_add_(self.target, torch._foreach_mul(self.online, share))

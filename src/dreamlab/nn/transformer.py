@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,7 +37,9 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "b t d"], mask: Bool[Tensor, "#b t t"]
+    ) -> Float[Tensor, "b t d"]:
         b, t, d = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
@@ -66,7 +69,9 @@ class Transformer(nn.Module):
         past = torch.zeros(batch, self.context - 1, self.in_dim, device=device)
         return past, torch.zeros(batch, self.context - 1, dtype=torch.bool, device=device)
 
-    def forward(self, x: Tensor, state: Any, is_first: Tensor) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Float[Tensor, "b t d"], state: Any, is_first: Bool[Tensor, "b t"]
+    ) -> tuple[Float[Tensor, "b t k"], Any]:
         """Run over time; the state holds the inputs before the first step, and which count."""
         past, seen = state
         seen = seen & ~is_first[:, :1]
@@ -82,7 +87,9 @@ class Transformer(nn.Module):
         alive = exists[:, keep] & (starts[:, keep] == starts[:, -1:])
         return y.view(*is_first.shape, -1), (x[:, keep], alive)
 
-    def _attend(self, window: Tensor, visible: Tensor) -> Tensor:
+    def _attend(
+        self, window: Float[Tensor, "n t d"], visible: Bool[Tensor, "n t"]
+    ) -> Float[Tensor, "n k"]:
         """Return the output at the last position of each window."""
         n = window.shape[1]
         causal = torch.ones(n, n, dtype=torch.bool, device=window.device).tril()

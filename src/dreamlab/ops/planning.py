@@ -23,8 +23,8 @@ from dreamlab.core.limits import NonNegative, Positive, PositiveInt
 
 PLANNERS = __name__
 """Where a `_target_` finds them."""
-Score = Callable[[Tensor], Tensor]
-"""Candidates [b, n, h, a] of b problems to how good each is [b, n]; more is better."""
+Score = Callable[[Float[Tensor, "b n h a"]], Float[Tensor, "b n"]]
+"""Candidates of b problems to how good each is; more is better."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def shifted(mean: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:
     return torch.cat([mean[:, 1:], torch.zeros_like(mean[:, :1])], 1)
 
 
-def _noise(mean: Tensor, num: int) -> Tensor:
+def _noise(mean: Float[Tensor, "b h a"], num: int) -> Float[Tensor, "b {num} h a"]:
     b, h, a = mean.shape
     return torch.randn(b, num, h, a, device=mean.device, dtype=mean.dtype)
 
@@ -147,7 +147,7 @@ def best(
     return candidates.gather(1, index), top.values
 
 
-def _unknown(mean: Tensor, std: Tensor, num: int) -> Plan:
+def _unknown(mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"], num: int) -> Plan:
     """Return a plan of which no candidate was scored yet."""
     elites = mean[:, None].expand(-1, num, -1, -1)
     score = torch.full_like(elites[:, :, 0, 0], -math.inf)
@@ -173,13 +173,15 @@ class CEM(Planner[CEMConfig, Plan]):
 
     Config = CEMConfig
 
-    def start(self, mean: Tensor, std: Tensor) -> Plan:
+    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> Plan:
         return _unknown(mean, std, self.config.elites)
 
-    def ask(self, plan: Plan, noise: Tensor) -> Tensor:
+    def ask(self, plan: Plan, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
         return draw(plan.mean, plan.std, noise)
 
-    def tell(self, plan: Plan, candidates: Tensor, score: Tensor) -> Plan:
+    def tell(
+        self, plan: Plan, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]
+    ) -> Plan:
         elites, score = best(candidates, score, self.config.elites)
         var, mean = torch.var_mean(elites, 1, correction=0)
         return Plan(mean, torch.sqrt(var + 1e-6), elites, score, plan.weight)
@@ -214,13 +216,15 @@ class MPPI(Planner[MPPIConfig, Plan]):
 
     Config = MPPIConfig
 
-    def start(self, mean: Tensor, std: Tensor) -> Plan:
+    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> Plan:
         return _unknown(mean, std, self.config.elites)
 
-    def ask(self, plan: Plan, noise: Tensor) -> Tensor:
+    def ask(self, plan: Plan, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
         return draw(plan.mean, plan.std, noise)
 
-    def tell(self, plan: Plan, candidates: Tensor, score: Tensor) -> Plan:
+    def tell(
+        self, plan: Plan, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]
+    ) -> Plan:
         c = self.config
         elites, score = best(candidates, score, c.elites)
         weight = F.softmax(c.temperature * score, 1)
@@ -262,16 +266,18 @@ class RandomShooting(Planner[RandomShootingConfig, Shots]):
 
     Config = RandomShootingConfig
 
-    def start(self, mean: Tensor, std: Tensor) -> Shots:
+    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> Shots:
         plan = _unknown(mean, std, self.config.elites)
         only = torch.zeros_like(plan.weight)
         only[:, 0] = 1
         return Shots(mean, std, plan.elites, plan.score, only, mean)
 
-    def ask(self, plan: Shots, noise: Tensor) -> Tensor:
+    def ask(self, plan: Shots, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
         return draw(plan.centre, 3**0.5 * plan.std, torch.erf(noise / 2**0.5))
 
-    def tell(self, plan: Shots, candidates: Tensor, score: Tensor) -> Shots:
+    def tell(
+        self, plan: Shots, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]
+    ) -> Shots:
         known, scores = torch.cat([plan.elites, candidates], 1), torch.cat([plan.score, score], 1)
         elites, score = best(known, scores, self.config.elites, order=True)
         return replace(plan, mean=elites[:, 0], elites=elites, score=score)
@@ -336,10 +342,10 @@ class CMAES(Planner[CMAESConfig, Evolution]):
 
     Config = CMAESConfig
 
-    def rates(self, mean: Tensor) -> Rates:
+    def rates(self, mean: Float[Tensor, "b h a"]) -> Rates:
         return Rates(mean[0].numel(), self.config.elites)
 
-    def start(self, mean: Tensor, std: Tensor) -> Evolution:
+    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> Evolution:
         plan, flat = _unknown(mean, std, self.config.elites), std.flatten(1)
         zeros = torch.zeros_like(flat)
         return Evolution(
@@ -350,12 +356,14 @@ class CMAES(Planner[CMAESConfig, Evolution]):
             path_sigma=zeros, path_cov=zeros, calm=torch.ones_like(flat[:, 0]), told=0,
         )  # fmt: skip
 
-    def ask(self, plan: Evolution, noise: Tensor) -> Tensor:
+    def ask(self, plan: Evolution, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
         step = noise.flatten(2) @ plan.root  # it is symmetric
         step = (plan.sigma[:, None, None] * step).unflatten(-1, noise.shape[2:])
         return (plan.mean[:, None] + step).clamp(-1, 1)
 
-    def tell(self, plan: Evolution, candidates: Tensor, score: Tensor) -> Evolution:
+    def tell(
+        self, plan: Evolution, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]
+    ) -> Evolution:
         elites, score = best(candidates, score, self.config.elites, order=True)
         rates = self.rates(plan.mean)
         steps = (elites - plan.mean[:, None]).flatten(2) / plan.sigma[:, None, None]

@@ -25,5 +25,5 @@ def own_rewards(
     return Path(_later(reward), _later(discount), value)
 
 
-def _later(x: Tensor) -> Tensor:
+def _later(x: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
     return torch.cat([x[:, :1], x[:, :-1]], 1)

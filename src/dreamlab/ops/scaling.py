@@ -11,12 +11,12 @@ from torch import Tensor
 Bins = Literal["symexp", "symlog"]
 
 
-def symlog(x: Tensor) -> Tensor:
+def symlog(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Return sign(x) ln(1 + |x|): like x near zero, like a logarithm far from it."""
     return torch.sign(x) * torch.log1p(x.abs())
 
 
-def symexp(x: Tensor) -> Tensor:
+def symexp(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Return the inverse of `symlog`."""
     return torch.sign(x) * torch.expm1(x.abs())
 
@@ -62,8 +62,11 @@ def two_hot_loss(
 
 @torch.no_grad()
 def update_return_range(
-    x: Tensor, quantiles: Float[Tensor, " 2"], ends: tuple[Tensor, Tensor], rate: float
-) -> Tensor:
+    x: Float[Tensor, "*b"],
+    quantiles: Float[Tensor, " 2"],
+    ends: tuple[Float[Tensor, ""], Float[Tensor, ""]],
+    rate: float,
+) -> Float[Tensor, ""]:
     """Move both `ends` towards these quantiles of x; return their distance, at least 1."""
     for end, mark in zip(ends, torch.quantile(x.flatten(), quantiles).unbind(), strict=True):
         end.lerp_(mark, rate)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dreamlab.core.clock import CLOCK, Unit, axis_name
 from dreamlab.core.errors import LabError, unknown
 from dreamlab.results import stats
 from dreamlab.results.groups import Group, Groups, Member
@@ -35,7 +36,7 @@ def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
 
     `loss` is the total loss; all losses that the runs share where an algorithm has no total.
     """
-    known = {k for m in members for r in m.records for k in r} - {"env_frames"}
+    known = {k for m in members for r in m.records for k in r} - {"env_frames", CLOCK}
     wanted = [n for n in SHORT.get(name, (name,)) if n in known]
     if whole := [n for n in wanted if _common(n, members)]:
         return whole[:1]
@@ -53,6 +54,7 @@ def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
 
 def _common(metric: str, members: Sequence[Member]) -> bool:
     """Tell whether there is a frame at which every run has a value."""
+    check_units(members)
     curves = [m.curve(metric)[0] for m in members]
     end = (1 + TOLERANCE) * min(m.frames for m in members)
     return all(map(len, curves)) and max(c[0] for c in curves) <= end
@@ -98,6 +100,16 @@ class Comparison:
     def is_return(self) -> bool:
         """Tell whether the metric is what papers publish."""
         return self.metric in SHORT["return"]
+
+    @property
+    def unit(self) -> Unit:
+        """What the runs are counted in."""
+        return self.groups[0].members[0].unit
+
+    @property
+    def axis(self) -> str:
+        """The name of that unit."""
+        return axis_name(self.unit)
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -180,7 +192,8 @@ class Comparison:
         """Return everything as plain data; a bound that is not known is None."""
         return {
             "metric": self.metric,
-            "env_frames": self.at,
+            "at": self.at,
+            "unit": self.unit,
             "normalization": {
                 "asked": self.rule,
                 "used": kind_of(self.scales),
@@ -240,6 +253,7 @@ def compare(
 
 def _compare(groups: Groups, metric: str, at: int | None, rule: str) -> Comparison:
     members = groups.members
+    check_units(members)
     curves = [m.curve(metric)[0] for m in members]
     first = max(int(c[0]) for c in curves)
     shortest = min(members, key=lambda m: m.frames)
@@ -247,11 +261,21 @@ def _compare(groups: Groups, metric: str, at: int | None, rule: str) -> Comparis
     if at is not None and (first > late * at or at > late * shortest.frames):
         raise LabError(
             f"--at {at:,}: {metric} is known for every run from {first:,} to "
-            f"{shortest.frames:,} env frames (the end of {shortest.run.folder})"
+            f"{shortest.frames:,} {axis_name(shortest.unit)} (the end of {shortest.run.folder})"
         )
     end = shortest.frames if at is None else at
     grid = _grid(curves, min(first, end), shortest.frames)
     return Comparison(metric, tuple(groups.groups), grid, end, rule)
+
+
+def check_units(members: Sequence[Member]) -> None:
+    """Raise if some runs are counted in frames and others in updates."""
+    units = {m.unit: m.run.folder for m in members}
+    if len(units) > 1:
+        raise LabError(
+            f"{units['frames']} is counted in env frames and {units['updates']}, which collects "
+            "nothing, in updates: they have no common axis. Compare those with one clock"
+        )
 
 
 def _grid(curves: Sequence[Array], first: int, end: int) -> Array:
@@ -273,7 +297,8 @@ def remarks(groups: Groups, comparisons: Sequence[Comparison]) -> list[str]:
     longest = max(m.frames for m in members)
     if longest > 1.1 * shortest.frames:
         notes.append(
-            f"{shortest.run.folder} ends at {shortest.frames:,} env frames, the longest run at "
+            f"{shortest.run.folder} ends at {shortest.frames:,} {axis_name(shortest.unit)}, the "
+            "longest run at "
             f"{longest:,}: what comes after the shortest is not compared"
         )
     if any(len(c.tasks) > 1 and not c.scales for c in comparisons):

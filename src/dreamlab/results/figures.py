@@ -90,7 +90,7 @@ def learning_curves(
         axis.set_ylabel(f"{comparison.metric}, {NAMES[statistic]}")
     for column in range(axes.shape[1]):
         shown = [axis for axis in axes[:, column] if axis.get_visible()]
-        shown[-1].set_xlabel("env frames")
+        shown[-1].set_xlabel(comparison.axis)
     about = [*_bands(comparison), *([sources(published)] if published else [])]
     _legend(figure, axes, "\n".join(about))
     return figure
@@ -162,7 +162,7 @@ def _steps(axis: Any, x: Any, interval: stats.Interval, label: str, style: dict[
 
 
 def _at(comparison: Comparison) -> str:
-    return f"{comparison.label} at {comparison.at:,} env frames"
+    return f"{comparison.label} at {comparison.at:,} {comparison.axis}"
 
 
 def aggregates(comparison: Comparison) -> Any:

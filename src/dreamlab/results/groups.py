@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dreamlab.core.clock import Unit, moment_of, unit_of
 from dreamlab.core.errors import LabError
 from dreamlab.core.text import one_line
 from dreamlab.results.stats import Array
@@ -18,7 +19,7 @@ from dreamlab.runs.options import counts, differences, flatten
 from dreamlab.runs.readers import read_config_node, read_metrics
 from dreamlab.runs.run import Run
 
-WITHIN = ("seed", "env.id")
+WITHIN = ("seed", "env.id", "start.run")
 """What may differ within a group: statistics are taken over seeds and stratified over tasks."""
 
 
@@ -48,8 +49,13 @@ class Member:
 
     @property
     def frames(self) -> int:
-        """How far the run is, in env frames."""
-        return int(self.records[-1]["env_frames"])
+        """How far the run is on its clock."""
+        return moment_of(self.records[-1])
+
+    @property
+    def unit(self) -> Unit:
+        """What its clock counts."""
+        return unit_of(self.records[-1])
 
     @property
     def own(self) -> dict[str, Any]:
@@ -57,14 +63,14 @@ class Member:
         return {k: v for k, v in self.config.items() if counts(k, *WITHIN)}
 
     def curve(self, metric: str) -> tuple[Array, Array]:
-        """Return env frames and values of a metric; what is not finite is left out."""
+        """Return moments and values of a metric; what is not finite is left out."""
         if metric not in self._curves:
             self._curves[metric] = self._read(metric)
         return self._curves[metric]
 
     def _read(self, metric: str) -> tuple[Array, Array]:
         points = [
-            (r["env_frames"], r[metric])
+            (moment_of(r), r[metric])
             for r in self.records
             if isinstance(r.get(metric), int | float)
         ]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dreamlab.core.clock import axis_name
 from dreamlab.core.readers import read_text
 from dreamlab.results import figures
 from dreamlab.results.compare import Comparison
@@ -184,7 +185,7 @@ def _comparison(comparison: Comparison, published: Curves | None) -> str:
         for name, caption in TITLES.items()
         if name in drawn
     )
-    about = f"At {comparison.at:,} env frames; in brackets {INTERVALS}."
+    about = f"At {comparison.at:,} {comparison.axis}; in brackets {INTERVALS}."
     scaled = "".join(f" {line[0].upper()}{line[1:]}." for line in normalized(comparison))
     return "\n".join([
         f'<p class="soft">{escape(about + scaled)}</p>', _summary(comparison),
@@ -329,12 +330,12 @@ def _joined(values: Iterable[Any]) -> str:
 
 
 def _run_table(groups: Groups) -> str:
-    rows = [["group", "task", "seed", "env frames", "status", "created (UTC)", "folder"]]
+    rows = [["group", "task", "seed", "clock", "status", "created (UTC)", "folder"]]
     for group in groups.groups:
         for m in group.members:
             status = str(m.run.manifest.get("status", "-"))
             when = str(m.run.manifest.get("created", "-"))[:16].replace("T", " ")
-            about = [f"{m.frames:,}", status, when, str(m.run.folder)]
+            about = [f"{m.frames:,} {axis_name(m.unit)}", status, when, str(m.run.folder)]
             rows.append([group.name, m.task, str(m.seed), *about])
     listed = table(rows, swatches(groups.groups))
     many = len(groups.members) > SHOWN_RUNS

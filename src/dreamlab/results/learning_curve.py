@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.clock import axis_name, moment_of, unit_of
 from dreamlab.core.files import disk_errors, write_atomic
 
 
 def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Path | None:
-    """Draw training and evaluation returns over env frames; None if there is nothing to draw."""
+    """Draw training and evaluation returns over the clock; None if there is nothing to draw."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     series = {
-        name: [(r["env_frames"], r[key]) for r in records if isinstance(r.get(key), int | float)]
+        name: [(moment_of(r), r[key]) for r in records if isinstance(r.get(key), int | float)]
         for name, key in (("training episodes", "episode/return"), ("evaluation", "eval/return"))
     }
     if not any(series.values()):
@@ -27,7 +28,7 @@ def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Pat
     ):
         if points:
             axes.plot(*zip(*points, strict=True), label=name, **style)  # type: ignore[arg-type]
-    axes.set(xlabel="env frames", ylabel="return", title=title)
+    axes.set(xlabel=axis_name(unit_of(records[-1])), ylabel="return", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()

@@ -115,7 +115,7 @@ def normalized(comparison: Comparison) -> list[str]:
 
 def text(comparison: Comparison) -> str:
     """Return the comparison as a terminal shows it."""
-    head = f"{comparison.metric} at {comparison.at:,} env frames, {INTERVALS}"
+    head = f"{comparison.metric} at {comparison.at:,} {comparison.axis}, {INTERVALS}"
     lines = [aligned(summary(comparison)), *normalized(comparison), *pair_lines(comparison)]
     return "\n".join([head, *lines])
 
@@ -134,7 +134,7 @@ def paper_rows(comparisons: Sequence[Comparison]) -> list[list[Any]]:
 def about(comparisons: Sequence[Comparison], statistic: str) -> list[str]:
     """Return what a table's numbers are, a line for each metric."""
     return [
-        f"{c.metric}: {NAMES[statistic]} with {INTERVALS}, at {c.at:,} env frames"
+        f"{c.metric}: {NAMES[statistic]} with {INTERVALS}, at {c.at:,} {c.axis}"
         + "".join(f"; {line}" for line in normalized(c))
         for c in comparisons
     ]
@@ -192,7 +192,7 @@ def markdown(comparisons: Sequence[Comparison], statistic: str) -> str:
 
 
 COLUMNS = (
-    *("task", "group", "metric", "env_frames", "normalization", "tasks", "runs"),
+    *("task", "group", "metric", "at", "unit", "normalization", "tasks", "runs"),
     *("statistic", "value", "low", "high"),
 )
 
@@ -205,7 +205,7 @@ def to_csv(comparisons: Sequence[Comparison]) -> str:
             own = row.group.tasks.get(row.task)
             members = own if own is not None else row.group.members
             task = row.task if own is not None else c.tasks[0] if len(c.tasks) == 1 else "all"
-            first = [task, row.group.name, c.metric, c.at, row.normalization]
+            first = [task, row.group.name, c.metric, c.at, c.unit, row.normalization]
             first += [1 if task != "all" else len(row.group.tasks), len(members)]
             rows += [[*first, s, i.value, i.low, i.high] for s, i in row.found.items()]
     return _csv(COLUMNS, rows)
@@ -214,13 +214,13 @@ def to_csv(comparisons: Sequence[Comparison]) -> str:
 def curves_csv(comparisons: Sequence[Comparison]) -> str:
     """Return every value of every run as it was logged, one per line."""
     rows = [
-        [g.name, m.task, m.seed, str(m.run.folder), c.metric, frames, value]
+        [g.name, m.task, m.seed, str(m.run.folder), c.metric, at, m.unit, value]
         for c in comparisons
         for g in c.groups
         for m in g.members
-        for frames, value in zip(*m.curve(c.metric), strict=True)
+        for at, value in zip(*m.curve(c.metric), strict=True)
     ]
-    return _csv(("group", "task", "seed", "run", "metric", "env_frames", "value"), rows)
+    return _csv(("group", "task", "seed", "run", "metric", "at", "unit", "value"), rows)
 
 
 def _csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

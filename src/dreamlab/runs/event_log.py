@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.clock import CLOCK, unit_of
 from dreamlab.core.readers import Record, read_lines, size_of
 from dreamlab.core.text import one_line
 from dreamlab.runs.readers import is_event, is_metrics
@@ -87,13 +88,13 @@ def _dated(records: list[Record], events: list[Record]) -> list[Line]:
     starts = [e for i, e in enumerate(events) if e.get("event") == "resumed" or i == 0]
     stops = sorted(_number(e.get("time")) for e in events if e.get("event") in STOPS)
     seconds = [_number(r.get("time/wall_s")) for r in records]
-    frames = [_number(r.get("env_frames")) for r in records]
+    frames = [_moment(r) for r in records]
     out: list[Line] = []
     for record, second, frame in zip(records, seconds, frames, strict=True):
-        later = [s for s in starts[1:] if _number(s.get("env_frames")) < frame]
+        later = [s for s in starts[1:] if _moment(s) < frame]
         base = (later or starts[:1] or [{}])[-1]
         # seconds of training when the stretch began: those of the last record before it
-        at = bisect_right(frames, _number(base.get("env_frames"))) if later else 0
+        at = bisect_right(frames, _moment(base)) if later else 0
         spent = seconds[at - 1] if at else 0.0
         began = _number(base.get("time"))
         ends = [t for t in stops if t >= began] or [math.inf]
@@ -104,7 +105,7 @@ def _dated(records: list[Record], events: list[Record]) -> list[Line]:
 def _told(kind: str, data: Record) -> str:
     if kind == "metrics":
         shown = [f"{k} {_short(data[k])}" for k in SHOWN if k in data]
-        return " | ".join([f"{int(_number(data.get('env_frames'))):,} frames", *shown])
+        return " | ".join([f"{int(_moment(data)):,} {unit_of(data)}", *shown])
     hidden = ("text", "error", "traceback")  # a traceback is for programs: `--json` has it
     text = [f"{k} {_short(v)}" for k, v in data.items() if k not in hidden]
     return " | ".join([*text, *(str(data[k]) for k in ("text", "error") if k in data)])
@@ -112,6 +113,10 @@ def _told(kind: str, data: Record) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _moment(data: Record) -> float:
+    return _number(data.get(CLOCK, data.get("env_frames")))
 
 
 def _number(value: Any) -> float:

@@ -9,9 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.clock import moment_of
 from dreamlab.core.readers import Tail
 from dreamlab.runs.find import runs_under
-from dreamlab.runs.readers import config_if_readable, is_event, is_metrics, total_frames
+from dreamlab.runs.readers import config_if_readable, is_event, is_metrics, planned_count
 from dreamlab.runs.run_row import GOING, Row, live_status, manifest_stamp, read_row, stamp_of
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -101,7 +102,7 @@ class Watcher:
     def _total(self, folder: Path) -> int | None:
         stamp = stamp_of(folder / "config.yaml")
         if self.totals.get(folder, ("", None))[0] != stamp:
-            self.totals[folder] = (stamp, total_frames(config_if_readable(folder)))
+            self.totals[folder] = (stamp, planned_count(config_if_readable(folder)))
         return self.totals.get(folder, ("", None))[1]
 
     def _view(self, folder: Path, row: Row, status: str, now: float) -> RunView:
@@ -120,7 +121,7 @@ class Watcher:
         view.returns = _values(metrics, "episode/return") or evals
         view.eval = evals[-1] if evals else None
         if metrics:
-            view.frames = max(view.frames, metrics[-1]["env_frames"])
+            view.frames = max(view.frames, moment_of(metrics[-1]))
         view.speed = recent_speed(metrics) if view.going else None
         view.alerts = [
             Alert(str(e.get("alert", "")), str(e.get("text", "")), e["time"])
@@ -135,10 +136,9 @@ def _values(records: list[dict[str, Any]], key: str) -> list[float]:
 
 
 def recent_speed(records: list[dict[str, Any]]) -> float | None:
-    """Return the env frames per second of the last records; None before there is one."""
-    keys = ("env_frames", "time/wall_s")
+    """Return how fast the clock of the last records goes, per second; None before there is one."""
     known = [r for r in records if isinstance(r.get("time/wall_s"), int | float)]
-    marks = [tuple(r[k] for k in keys) for r in known]
+    marks = [(moment_of(r), r["time/wall_s"]) for r in known]
     if not marks:
         return None
     # the clock starts with the run, at no frames

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.clock import CLOCK, moment_of
 from dreamlab.core.readers import (
     FileError,
     Lines,
@@ -94,17 +95,18 @@ def config_if_readable(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def total_frames(config: Mapping[str, Any]) -> int | None:
-    """Return how many env frames a run is meant to have, if its phases say so."""
+def planned_count(config: Mapping[str, Any]) -> int | None:
+    """Return how far a run is meant to go on its clock, if its phases say so."""
     training = config.get("training")
     if not isinstance(training, dict):
         return None
     if is_number(total := training.get("total_frames")) and total > 0:
         return int(total)
     phases = found if isinstance(found := training.get("phases"), list) else []
-    steps = [p.get("duration_steps") for p in phases if isinstance(p, dict)]
-    known = [int(s) for s in steps if is_number(s)]
-    return sum(known) or None
+    known = [p for p in phases if isinstance(p, dict)]
+    collects = any("collect" in (p.get("workflow_hooks") or ()) for p in known)
+    lengths = [p.get("duration_steps" if collects else "duration_updates") for p in known]
+    return sum(int(n) for n in lengths if is_number(n)) or None
 
 
 # -- metrics.jsonl, events.jsonl ------------------------------------------------------------------
@@ -113,7 +115,8 @@ def total_frames(config: Mapping[str, Any]) -> int | None:
 def is_metrics(record: Record) -> bool:
     """Tell whether a record holds its env frames, and numbers beside them."""
     frames = record.get("env_frames")
-    if type(frames) is not int or not 0 <= frames < MOST_FRAMES:
+    counts = (frames, record.get(CLOCK, 0))
+    if not all(type(n) is int and 0 <= n < MOST_FRAMES for n in counts):
         return False
     return all(is_number(v) or (type(v) is str and v in NOT_FINITE) for v in record.values())
 
@@ -124,13 +127,13 @@ def is_event(record: Record) -> bool:
 
 
 def read_metrics(folder: Path) -> Lines:
-    """Return the records of metrics.jsonl, in the order of their env frames.
+    """Return the records of metrics.jsonl, in the order of the run's clock.
 
-    A run never goes back. Where a line's frames are damaged, it does not fit between the others:
+    A run never goes back. Where a line's count is damaged, it does not fit between the others:
     the largest part that is in order stays.
     """
     found = read_jsonl(folder / "metrics.jsonl", is_metrics)
-    kept = in_order([r["env_frames"] for r in found.records])
+    kept = in_order([moment_of(r) for r in found.records])
     if len(kept) < len(found.records):
         found.damaged += len(found.records) - len(kept)
         found.records = [found.records[i] for i in kept]

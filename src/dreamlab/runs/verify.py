@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dreamlab.core.clock import moment_of
 from dreamlab.core.errors import LabError
 from dreamlab.core.readers import FileError, Record, read_jsonl
 from dreamlab.runs.git_state import HERE, git, git_state, project_state
@@ -67,8 +68,8 @@ def whole_part(links: list[Link]) -> list[Link]:
 
 def compare(run: Run, second: Run, after_frames: int) -> Verdict:
     """Return where `second`, which began at a number of frames, leaves what `run` recorded."""
-    expected = [x for x in whole_part(read_chain(run.folder)) if x["env_frames"] > after_frames]
-    found = [x for x in read_chain(second.folder) if x["env_frames"] > after_frames]
+    expected = [x for x in whole_part(read_chain(run.folder)) if moment_of(x) > after_frames]
+    found = [x for x in read_chain(second.folder) if moment_of(x) > after_frames]
     before: Link | None = None
     for number, (old, new) in enumerate(zip(expected, found, strict=False)):
         kind = _first_difference(old, new)

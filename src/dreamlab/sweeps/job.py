@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dreamlab.core.clock import moment_of
 from dreamlab.core.files import write_json
 from dreamlab.core.readers import FileError, MissingFileError, is_number, read_json
 from dreamlab.runs.readers import problems, read_manifest
@@ -183,7 +184,7 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
 def program() -> list[str]:
     """Return the command that starts this lab with this Python."""
     script = Path(sys.executable).parent / "dreamlab"
-    return [str(script)] if script.exists() else [sys.executable, "-m", "dreamlab.cli"]
+    return [str(script)] if script.exists() else [sys.executable, "-m", "dreamlab"]
 
 
 def shell(command: Sequence[str]) -> str:
@@ -195,9 +196,9 @@ def shell(command: Sequence[str]) -> str:
 
 
 def returns(records: Sequence[Mapping[str, Any]], key: str = "") -> list[tuple[int, float]]:
-    """Return (env frames, return) of every record; without a key evaluations, or else episodes."""
+    """Return (moment, return) of every record; without a key evaluations, or else episodes."""
     for name in [key] if key else ["eval/return", "episode/return"]:
-        found = [(int(r["env_frames"]), r[name]) for r in records if name in r]
+        found = [(moment_of(r), r[name]) for r in records if name in r]
         if numbers := [(frames, float(v)) for frames, v in found if isinstance(v, int | float)]:
             return numbers
     return []

@@ -13,11 +13,12 @@ from rich.constrain import Constrain
 from rich.live import Live
 from rich.table import Table
 
+from dreamlab.core.clock import moment_of
 from dreamlab.core.console import WorkConsole
 from dreamlab.core.readers import FileError, Record
 from dreamlab.core.text import one_line, visible
 from dreamlab.core.words import duration, number
-from dreamlab.runs.readers import config_if_readable, newest_metrics, read_metrics, total_frames
+from dreamlab.runs.readers import config_if_readable, newest_metrics, planned_count, read_metrics
 from dreamlab.sweeps.job import Job, returns, text_of
 
 PLAIN_EVERY_S = 60.0
@@ -85,7 +86,7 @@ class SweepProgress:
             table.add_row(
                 job.name,
                 job.label,
-                f"{record.get('env_frames', 0):,} ({share:.0%})",
+                f"{moment_of(record) if record else 0:,} ({share:.0%})",
                 number(last_return(record)),
                 duration(rest),
             )
@@ -94,9 +95,9 @@ class SweepProgress:
 
 def progress(folder: Path, record: Mapping[str, Any]) -> tuple[float, float | None]:
     """Return how much of a run is over, and the seconds it still needs if that can be told."""
-    if not (done := record.get("env_frames")):
+    if not record or not (done := moment_of(record)):
         return 0.0, None
-    planned, spent = total_frames(config_if_readable(folder)), record.get("time/wall_s")
+    planned, spent = planned_count(config_if_readable(folder)), record.get("time/wall_s")
     if not planned or not isinstance(spent, int | float):
         return 0.0, None
     share = min(1.0, done / planned)
@@ -152,7 +153,7 @@ def results(jobs: Iterable[Job], states: Mapping[str, str]) -> tuple[Table, list
         records = _records(job, damage)
         points = returns(records)
         best, last = (max(v for _, v in points), points[-1][1]) if points else (None, None)
-        frames = records[-1]["env_frames"] if records else 0
+        frames = moment_of(records[-1]) if records else 0
         values = [cell(job.parameters[k]) if k in job.parameters else "-" for k in keys]
         row = (states[job.name], f"{frames:,}", number(best), number(last))
         table.add_row(job.name, *values, *row)

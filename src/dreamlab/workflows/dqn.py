@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, smooth_l1_loss
 
@@ -97,8 +98,8 @@ class QNetwork(nn.Module):
             )
         return net, linear(net.out_dim, out_dim)
 
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """Return the outputs [b, actions, outputs] for observations [b, ...]."""
+    def forward(self, obs: Obs) -> Float[Tensor, "b a k"]:
+        """Return the outputs for each action."""
         z = self.encoder(obs)
         out = chain(self.advantage, self.advantage_out, z)[0].float().unflatten(-1, self.shape)
         if not self.dueling:
@@ -112,60 +113,72 @@ class Mean:
 
     outputs = 1
 
-    def q(self, out: Tensor) -> Tensor:
-        """Return the values [b, actions] that a network's outputs stand for."""
+    def q(self, out: Float[Tensor, "b a 1"]) -> Float[Tensor, "b a"]:
+        """Return the values that a network's outputs stand for."""
         return out[..., 0]
 
-    def taken(self, out: Tensor, action: Tensor) -> Tensor:
-        """Return the values [b] of one action each."""
+    def taken(self, out: Float[Tensor, "b a 1"], action: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+        """Return the values of one action each."""
         return out[..., 0].gather(1, action[:, None])[:, 0]
 
-    def target(self, taken: Tensor, t: Transitions) -> Tensor:
-        """Return what to regress to, given the values [b] of the best next actions."""
+    def target(self, taken: Float[Tensor, " b"], t: Transitions) -> Float[Tensor, " b"]:
+        """Return what to regress to, given the values of the best next actions."""
         return torch.addcmul(t.reward, t.factor, taken)
 
-    def loss(self, taken: Tensor, target: Tensor) -> Tensor:
-        """Return the loss [b]: squared near zero, absolute beyond 1 (the paper's clipped error)."""
+    def loss(self, taken: Float[Tensor, " b"], target: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+        """Return the loss: squared near zero, absolute beyond 1 (the paper's clipped error)."""
         return smooth_l1_loss(taken, target, reduction="none")
 
-    def priority(self, taken: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        """Return how much there is to learn [b]."""
+    def priority(
+        self,
+        taken: Float[Tensor, " b"],
+        target: Float[Tensor, " b"],
+        loss: Float[Tensor, " b"],
+    ) -> Float[Tensor, " b"]:
+        """Return how much there is to learn."""
         return (taken - target).abs()
 
 
 class Categorical(nn.Module):
     """A return as probabilities of atoms: `atoms` logits per action, cross-entropy loss."""
 
-    support: Tensor
+    support: Float[Tensor, " k"]
 
     def __init__(self, config: C51Config) -> None:
         super().__init__()
         self.outputs = config.atoms
         self.register_buffer("support", torch.linspace(config.low, config.high, config.atoms))
 
-    def q(self, out: Tensor) -> Tensor:
-        """Return the values [b, actions] that a network's outputs stand for."""
+    def q(self, out: Float[Tensor, "b a k"]) -> Float[Tensor, "b a"]:
+        """Return the values that a network's outputs stand for."""
         return (out.softmax(-1) * self.support).sum(-1)
 
-    def taken(self, out: Tensor, action: Tensor) -> Tensor:
-        """Return the logits [b, atoms] of one action each."""
+    def taken(self, out: Float[Tensor, "b a k"], action: Int[Tensor, " b"]) -> Float[Tensor, "b k"]:
+        """Return the logits of one action each."""
         return out[torch.arange(len(action), device=out.device), action]
 
-    def target(self, taken: Tensor, t: Transitions) -> Tensor:
-        """Return what to regress to, given the logits [b, atoms] of the best next actions."""
+    def target(self, taken: Float[Tensor, "b k"], t: Transitions) -> Float[Tensor, "b k"]:
+        """Return what to regress to, given the logits of the best next actions."""
         atoms = t.reward[:, None] + t.factor[:, None] * self.support
         return project_categorical(self.support, atoms, taken.softmax(-1))
 
-    def loss(self, taken: Tensor, target: Tensor) -> Tensor:
-        """Return the divergence [b] of the prediction from the target.
+    def loss(
+        self, taken: Float[Tensor, "b k"], target: Float[Tensor, "b k"]
+    ) -> Float[Tensor, " b"]:
+        """Return the divergence of the prediction from the target.
 
         It is the cross-entropy less a constant: a perfect prediction has loss and priority 0.
         """
         surprise = torch.xlogy(target, target) - target * log_softmax(taken, -1)
         return surprise.sum(-1)
 
-    def priority(self, taken: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        """Return how much there is to learn [b] (Hessel et al. 2018: the loss itself)."""
+    def priority(
+        self,
+        taken: Float[Tensor, "b k"],
+        target: Float[Tensor, "b k"],
+        loss: Float[Tensor, " b"],
+    ) -> Float[Tensor, " b"]:
+        """Return how much there is to learn (Hessel et al. 2018: the loss itself)."""
         return loss
 
 
@@ -197,7 +210,7 @@ class DQN(Workflow[DQNConfig]):
 
     # -- acting -----------------------------------------------------------------------------------
 
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Take the best action, but with probability epsilon any action."""
         greedy = self.returns.q(self.online(obs)).argmax(-1)
         if mode is Mode.FIXED:
@@ -220,7 +233,7 @@ class DQN(Workflow[DQNConfig]):
     @hook
     def update_controller(
         self, batch: Batch, *, phase: Phase
-    ) -> Metrics | tuple[Metrics, dict[str, Tensor]]:
+    ) -> Metrics | tuple[Metrics, dict[str, Float[Tensor, " b"]]]:
         """Take a gradient step per minibatch; return priorities if the replay asks for them."""
         t, weight = transitions(batch, self.config.gamma), batch.extras.get("weight")
         size = self.config.minibatch or len(t.reward)
@@ -248,8 +261,12 @@ class DQN(Workflow[DQNConfig]):
 
     @compilable
     def gradient_step(
-        self, obs: dict[str, Tensor], action: Tensor, target: Tensor, weight: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self,
+        obs: Obs,
+        action: Int[Tensor, " b"],
+        target: Float[Tensor, "b ..."],
+        weight: Float[Tensor, " b"] | None,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, " b"]]:
         """Move the values of actions towards targets; return loss, gradient norm, priorities."""
         taken = self.returns.taken(self.online(obs), action)
         errors = self.returns.loss(taken, target)
@@ -258,7 +275,7 @@ class DQN(Workflow[DQNConfig]):
         return loss.detach(), norm, self.returns.priority(taken, target, errors).detach()
 
     @torch.no_grad()
-    def targets(self, t: Transitions) -> Tensor:
+    def targets(self, t: Transitions) -> Float[Tensor, "b ..."]:
         """Return what the outputs for the actions taken should be."""
         out = self.target(t.next_obs)
         chooser = self.online(t.next_obs) if self.config.double else out

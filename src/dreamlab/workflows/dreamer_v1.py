@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -64,21 +65,21 @@ class TanhPolicy(nn.Module):
         self.raw_std = math.log(math.expm1(c.init_std))
         self.mode_samples = c.mode_samples
 
-    def forward(self, feature: Tensor) -> TanhGaussian:
+    def forward(self, feature: Float[Tensor, "*b d"]) -> TanhGaussian:
         """Return the policy."""
         mean, std = self.out(self.net(feature)).float().chunk(2, -1)
         std = F.softplus(std + self.raw_std) + 1e-4
         return TanhGaussian(5 * torch.tanh(mean / 5), std.log())
 
-    def likeliest(self, dist: TanhGaussian) -> Tensor:
-        """Return the best of several samples [n, a]: a squashed normal has no simple mode."""
+    def likeliest(self, dist: TanhGaussian) -> Float[Tensor, "n a"]:
+        """Return the best of several samples: a squashed normal has no simple mode."""
         wide = (self.mode_samples, *dist.mean.shape)
         many = TanhGaussian(dist.mean.expand(wide), dist.log_std.expand(wide))
         action, log_prob = many.sample_with_log_prob()
         best = log_prob.argmax(0)[None, ..., None].expand(1, *dist.mean.shape)
         return action.gather(0, best)[0]
 
-    def shaped(self, flat: Tensor) -> Tensor:
+    def shaped(self, flat: Float[Tensor, "*b a"]) -> Float[Tensor, " ..."]:
         """Return sampled actions in the environment's shape."""
         return flat.unflatten(-1, self.shape) if len(self.shape) != 1 else flat
 
@@ -115,7 +116,7 @@ class DreamerV1Config:
 
 @dataclass(frozen=True)
 class Dream:
-    """Imagined states [n, horizon] and what they are worth; the start is not among them.
+    """Imagined states and what they are worth; the start is not among them.
 
     state      1     2     3     4 = horizon      all of them dreamt
     reward     r1    r2    r3    r4               received on arriving there
@@ -125,11 +126,11 @@ class Dream:
     ret        R1    R2    R3                     R[i] = r[i] + d[i] ((1-lam) v[i+1] + lam R[i+1])
     """
 
-    feature: Tensor
-    reward: Tensor
-    value: Tensor
-    weight: Tensor
-    ret: Tensor
+    feature: Float[Tensor, "n h d"]
+    reward: Float[Tensor, "n h"]
+    value: Float[Tensor, "n h"]
+    weight: Float[Tensor, "n h-1"]
+    ret: Float[Tensor, "n h-1"]
 
 
 class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
@@ -161,7 +162,7 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         """Return the latent state and the action before the first step."""
         return self.model.before(num_envs, self.device)
 
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and act on it; in training with some noise."""
         latent = self.model.after(obs, is_first, state, mode)
         dist = self.actor(latent.feature)
@@ -205,28 +206,32 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         }  # fmt: skip
         return {k: v.detach() for k, v in (metrics | measured | norms).items()}
 
-    def model_loss(self, seen: Posterior, batch: Batch) -> tuple[Tensor, Metrics]:
+    def model_loss(self, seen: Posterior, batch: Batch) -> tuple[Float[Tensor, ""], Metrics]:
         """Return the weighted loss of the world model, and its parts."""
         scales = {"kl": self.config.kl_scale, "cont": self.config.cont_scale}
         losses = {k: v.mean() for k, v in self.losses(seen, batch).items()}
         loss = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
         return loss, {"model_loss": loss, **{f"loss/{k}": v for k, v in losses.items()}}
 
-    def losses(self, seen: Posterior, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, seen: Posterior, batch: Batch) -> dict[str, Float[Tensor, " ..."]]:
         """Return the losses of the world model (eq. 10), not yet weighted nor averaged."""
         out = self.model.losses(seen, batch.reward, batch.is_terminal)
         return {**out, "kl": self.free_kl(seen.post, seen.prior)}
 
-    def free_kl(self, post: Tensor, prior: Tensor) -> Tensor:
+    def free_kl(
+        self, post: Float[Tensor, "b t k"], prior: Float[Tensor, "b t k"]
+    ) -> Float[Tensor, ""]:
         """Return the mean divergence of prior from posterior, or the free nats if it is less."""
         dist = self.model.rssm.dist
         return dist(post).kl(dist(prior)).mean().clamp(min=self.config.free_nats)
 
-    def policy(self, latent: Latent) -> Tensor:
+    def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
-    def dream(self, start: Latent, is_terminal: Tensor, policy: Policy | None = None) -> Dream:
+    def dream(
+        self, start: Latent, is_terminal: Bool[Tensor, " n"], policy: Policy | None = None
+    ) -> Dream:
         """Dream from every state and value what is seen there; nothing follows a terminal one."""
         latent, _ = self.imagine(self.config.imagine, start, policy)
         feature = latent.feature[:, 1:]
@@ -239,11 +244,11 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         weight = torch.cumprod(torch.cat([root, discount[:, :-2].detach()], 1), 1)
         return Dream(feature, reward, value, weight, ret)
 
-    def actor_loss(self, dream: Dream) -> Tensor:
+    def actor_loss(self, dream: Dream) -> Float[Tensor, ""]:
         """Return the negative returns (eq. 7), with the gradient of the whole dream."""
         return -(dream.weight * dream.ret).mean()
 
-    def critic_loss(self, dream: Dream) -> Tensor:
+    def critic_loss(self, dream: Dream) -> Float[Tensor, ""]:
         """Return how far values are from returns (eq. 8)."""
         value = self.critic(dream.feature[:, :-1].detach())
         return (dream.weight * self.critic.loss(value, dream.ret.detach())).mean()

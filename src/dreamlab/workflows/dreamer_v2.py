@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -109,7 +110,7 @@ class DreamerV2Config:
 
 @dataclass(frozen=True)
 class Dream:
-    """Imagined states [n, horizon + 1] and what they are worth.
+    """Imagined states and what they are worth.
 
     state      0     1     2     3 = horizon      the first was lived, the others are dreamt
     action     a0    a1    a2    a3               taken there; the last is not carried out
@@ -120,19 +121,19 @@ class Dream:
     target     t0    t1    t2                     t[i] = r[i] + d[i] ((1-lam) v[i+1] + lam t[i+1])
     """
 
-    feature: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    weight: Tensor
-    value: Tensor
-    target: Tensor
+    feature: Float[Tensor, "n t d"]
+    action: Shaped[Tensor, "n t ..."]
+    reward: Float[Tensor, "n t"]
+    discount: Float[Tensor, "n t"]
+    weight: Float[Tensor, "n t"]
+    value: Float[Tensor, "n t"]
+    target: Float[Tensor, "n t-1"]
 
 
 class Actor(LatentPolicy):
     """Actions from latent states: classes, or normals cut off at -1 and 1."""
 
-    def forward(self, feature: Tensor) -> Dist:
+    def forward(self, feature: Float[Tensor, "*b d"]) -> Dist:
         if self.action.classes is not None:
             return super().forward(feature)
         x = self.net(feature)
@@ -140,7 +141,7 @@ class Actor(LatentPolicy):
         std = (high - low) * torch.sigmoid(self.stddev(x).float() / 2) + low
         return TruncatedNormal(torch.tanh(self.mean(x).float()), std)
 
-    def passing(self, dist: Dist, action: Tensor) -> Tensor:
+    def passing(self, dist: Dist, action: Shaped[Tensor, " ..."]) -> Float[Tensor, " ..."]:
         """Return sampled actions so that gradients pass: classes as if through probabilities."""
         if self.action.classes is None:
             return self.shaped(action)
@@ -149,8 +150,8 @@ class Actor(LatentPolicy):
         probs = torch.cat([F.softmax(p.logits, -1) for p in parts], -1)
         return one_hot(action, self.action.classes) + (probs - probs.detach())
 
-    def log_prob(self, dist: Dist, action: Tensor) -> Tensor:
-        """Return the log-probability [*b] of what `sample`, `shaped` or `passing` returned."""
+    def log_prob(self, dist: Dist, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "*b"]:
+        """Return the log-probability of what `sample`, `shaped` or `passing` returned."""
         action, classes = action.detach(), self.action.classes
         if classes is None:
             return dist.log_prob(action.flatten(action.ndim - len(self.action.shape)))
@@ -195,7 +196,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         """Return the latent state and the action before the first step."""
         return self.model.before(num_envs, self.device)
 
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and sample an action; in evaluation the likeliest."""
         latent = self.model.after(obs, is_first, state, mode)
         dist = self.actor(latent.feature)
@@ -233,7 +234,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         named = {f"loss/{k}": v for k, v in losses.items()}
         return {"model_loss": loss, "model_grad_norm": norm, **named, **entropies}, seen
 
-    def squashed(self, reward: Tensor) -> Tensor:
+    def squashed(self, reward: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
         """Return rewards as they are learnt."""
         return torch.tanh(reward) if self.config.squash_reward else reward
 
@@ -241,12 +242,16 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         """Return how well the model dreams on from replayed sequences, and pictures of it."""
         return super().report(replace(batch, reward=self.squashed(batch.reward)))
 
-    def losses(self, seen: Posterior, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
+    def losses(
+        self, seen: Posterior, reward: Float[Tensor, "b t"], is_terminal: Bool[Tensor, "b t"]
+    ) -> dict[str, Float[Tensor, " ..."]]:
         """Return the losses of the world model, not yet weighted nor averaged."""
         out = self.model.losses(seen, reward, is_terminal)
         return {**out, "kl": self.balanced_kl(seen.post, seen.prior)}
 
-    def balanced_kl(self, post: Tensor, prior: Tensor) -> Tensor:
+    def balanced_kl(
+        self, post: Float[Tensor, "b t k"], prior: Float[Tensor, "b t k"]
+    ) -> Float[Tensor, ""]:
         """Return the divergence, mostly moving the prior to the posterior (algorithm 2)."""
         c = self.config
         p, q = self.model.rssm.dist(post), self.model.rssm.dist(prior)
@@ -254,7 +259,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         to_post = p.kl(q.detach()).mean().clamp(min=c.free_nats)
         return c.kl_balance * to_prior + (1 - c.kl_balance) * to_post
 
-    def learn_actor_critic(self, start: Latent, is_terminal: Tensor) -> Metrics:
+    def learn_actor_critic(self, start: Latent, is_terminal: Bool[Tensor, " n"]) -> Metrics:
         """Take one step each on actor and critic, in dreams from states [n, ...]."""
         dream = self.dream(start, is_terminal)
         policy, metrics = self.actor_loss(dream)
@@ -266,16 +271,18 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         self.updates.value += 1
         return metrics
 
-    def policy(self, latent: Latent) -> Tensor:
+    def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
-    def passing_policy(self, latent: Latent) -> Tensor:
+    def passing_policy(self, latent: Latent) -> Float[Tensor, "n ..."]:
         """Return sampled actions that gradients pass through."""
         dist = self.actor(latent.detach().feature)
         return self.actor.passing(dist, dist.sample())
 
-    def dream(self, start: Latent, is_terminal: Tensor, policy: Policy | None = None) -> Dream:
+    def dream(
+        self, start: Latent, is_terminal: Bool[Tensor, " n"], policy: Policy | None = None
+    ) -> Dream:
         """Dream from every state and value what is seen there; of the first, the end is known."""
         c = self.config
         through = self.actor_grad != "reinforce"
@@ -293,7 +300,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         weight = torch.cumprod(reached.detach(), 1)
         return Dream(feature, action, reward, discount, weight, value, target)
 
-    def actor_loss(self, dream: Dream) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, dream: Dream) -> tuple[Float[Tensor, ""], Metrics]:
         """Return the actor's loss (eq. 6): an action answers for what follows its state."""
         c = self.config
         dist = self.actor(dream.feature[:, :-2].detach())
@@ -312,7 +319,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         }  # fmt: skip
         return loss, entropies
 
-    def critic_loss(self, dream: Dream) -> Tensor:
+    def critic_loss(self, dream: Dream) -> Float[Tensor, ""]:
         """Return how far values are from targets (eq. 5), where the dream still goes on."""
         value = self.critic(dream.feature[:, :-1].detach())
         error = self.critic.loss(value, dream.target.detach())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from dreamlab.components.actor_critic import ActorCriticConfig
@@ -106,17 +107,17 @@ class DreamerV3Config(ActorCriticConfig, WorldModelConfig):
 
 @dataclass(frozen=True)
 class Dream:
-    """Imagined states [n, horizon + 1] and what they are worth; nothing carries a gradient."""
+    """Imagined states and what they are worth; nothing carries a gradient."""
 
-    feature: Tensor
-    action: Tensor
-    reward: Tensor
-    cont: Tensor
-    value: Tensor
-    slow_value: Tensor
-    weight: Tensor
-    ret: Tensor
-    """Returns [n, horizon] of every state but the last."""
+    feature: Float[Tensor, "n t d"]
+    action: Shaped[Tensor, "n t ..."]
+    reward: Float[Tensor, "n t"]
+    cont: Float[Tensor, "n t"]
+    value: Float[Tensor, "n t"]
+    slow_value: Float[Tensor, "n t"]
+    weight: Float[Tensor, "n t"]
+    ret: Float[Tensor, "n t-1"]
+    """Returns of every state but the last."""
 
 
 class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
@@ -136,9 +137,9 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         "imagine": 3,
     }
     former_names: ClassVar[dict[str, str]] = {"low": "return_low", "high": "return_high"}
-    return_low: Tensor
-    return_high: Tensor
-    quantiles: Tensor
+    return_low: Float[Tensor, ""]
+    return_high: Float[Tensor, ""]
+    quantiles: Float[Tensor, " 2"]
 
     def build(self, spec: Spec) -> None:
         self.model = self.Model(self.config, spec)
@@ -173,7 +174,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         return self.pack_state(latent, action)
 
     @capturable
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and act on it; the latents are stored beside it."""
         model, rssm = self.model, self.model.rssm
         noise = rssm.noise(is_first.shape[0], device=is_first.device, mode=mode)
@@ -190,18 +191,20 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             action, self.pack_state(latent.float(), action), self.compress_latent(latent)
         )
 
-    def compress_latent(self, latent: Latent) -> dict[str, Tensor]:
+    def compress_latent(self, latent: Latent) -> dict[str, Shaped[Tensor, " ..."]]:
         """Return states as the replay keeps them."""
         return self.model.rssm.compress(latent)
 
-    def decompress_latent(self, extras: dict[str, Tensor]) -> Latent:
+    def decompress_latent(self, extras: dict[str, Shaped[Tensor, " ..."]]) -> Latent:
         """Return the states that `compress_latent` wrote down."""
         return self.model.rssm.decompress(extras)
 
     # -- learning ---------------------------------------------------------------------------------
 
     @hook
-    def update_agent(self, batch: Batch, *, phase: Phase) -> tuple[Metrics, dict[str, Tensor]]:
+    def update_agent(
+        self, batch: Batch, *, phase: Phase
+    ) -> tuple[Metrics, dict[str, Shaped[Tensor, "b t ..."]]]:
         """Learn from windows [b, 1 + t]; the first step only lends its stored state and action.
 
         The states [b, t] computed here go back to the replay, so that the next window starts from
@@ -210,7 +213,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         return self.update(replace(batch, index=None))
 
     @capturable
-    def update(self, batch: Batch) -> tuple[Metrics, dict[str, Tensor]]:
+    def update(self, batch: Batch) -> tuple[Metrics, dict[str, Shaped[Tensor, "b t ..."]]]:
         """Do what `update_agent` promises, with tensors."""
         start = self.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
@@ -231,7 +234,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             seen.latent.detach()
         )
 
-    def learn(self, losses: dict[str, Tensor]) -> Metrics:
+    def learn(self, losses: dict[str, Float[Tensor, " ..."]]) -> Metrics:
         """Follow the gradient of the weighted losses, then move the slow critic."""
         weighted = {k: v.mean() * self.config.scales.of(k) for k, v in losses.items()}
         opts = self.optimizers
@@ -257,17 +260,22 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         reward, first, terminal = (x[:, 1:] for x in flags)
         return Sequences(obs, batch.action[:, :-1], reward, first, terminal, start)
 
-    def policy(self, latent: Latent) -> Tensor:
+    def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
     @compilable
-    def dream_step(self, latent: Latent, noise: Tensor) -> tuple[Latent, Tensor]:
+    def dream_step(
+        self, latent: Latent, noise: Float[Tensor, "n ..."]
+    ) -> tuple[Latent, Shaped[Tensor, "n ..."]]:
         """Return the state after one of the actor's actions, and that action."""
         return self.model.advance(self.policy, latent, noise)
 
     def dream(
-        self, start: Latent, policy: Policy | None = None, noise: Tensor | None = None
+        self,
+        start: Latent,
+        policy: Policy | None = None,
+        noise: Float[Tensor, "h n ..."] | None = None,
     ) -> Dream:
         """Dream from every state and value what is seen there."""
         through = self.config.actor_grad == "dynamics"
@@ -284,7 +292,11 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         return Dream(feature, action, reward, cont, value, slow_value, weight, ret)
 
     @compilable
-    def predict_values(self, feature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def predict_values(
+        self, feature: Float[Tensor, "n t d"]
+    ) -> tuple[
+        Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"]
+    ]:
         """Return reward, continuation, value and the slow critic's value of states."""
         reward = self.model.reward.mean(self.model.reward(feature))
         cont = torch.sigmoid(self.model.cont(feature))
@@ -295,8 +307,13 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
 
     @compilable
     def actor_critic_losses(
-        self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
-    ) -> tuple[dict[str, Tensor], Metrics]:
+        self,
+        dream: Dream,
+        feature: Float[Tensor, "b t d"],
+        reward: Float[Tensor, "b t"],
+        last: Bool[Tensor, "b t"],
+        terminal: Bool[Tensor, "b t"],
+    ) -> tuple[dict[str, Float[Tensor, "b ..."]], Metrics]:
         """Return the losses of actor and critic, in dreams and on the sequences themselves."""
         shape = reward.shape
         policy, metrics = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
@@ -313,8 +330,10 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             losses["repval"] = error * (~last[:, :-1]).float()
         return losses, metrics
 
-    def actor_loss(self, dream: Dream, scale: Tensor) -> tuple[Tensor, Metrics]:
-        """Return the policy's loss [n, horizon], given the range of returns to scale it by."""
+    def actor_loss(
+        self, dream: Dream, scale: Float[Tensor, ""]
+    ) -> tuple[Float[Tensor, "n h"], Metrics]:
+        """Return the policy's loss, given the range of returns to scale it by."""
         c = self.config
         advantage = (dream.ret - dream.value[:, :-1]) / scale
         dist: Dist = self.actor(dream.feature.detach())
@@ -332,19 +351,27 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         }  # fmt: skip
         return loss, metrics
 
-    def return_scale(self, ret: Tensor) -> Tensor:
+    def return_scale(self, ret: Float[Tensor, "n t"]) -> Float[Tensor, ""]:
         """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
         return update_return_range(
             ret, self.quantiles, (self.return_low, self.return_high), self.config.return_rate
         )
 
-    def critic_loss(self, feature: Tensor, ret: Tensor, slow: Tensor) -> Tensor:
-        """Return the distance [n, t] of values from returns, and from the slow critic's values."""
+    def critic_loss(
+        self, feature: Float[Tensor, "n t d"], ret: Float[Tensor, "n t"], slow: Float[Tensor, "n t"]
+    ) -> Float[Tensor, "n t"]:
+        """Return the distance of values from returns, and from the slow critic's values."""
         logits = self.critic(feature)
         return self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
 
-    def replay_return(self, boot: Tensor, reward: Tensor, last: Tensor, terminal: Tensor) -> Tensor:
-        """Return what happened after each step [b, t - 1], bootstrapped with dreamt returns."""
+    def replay_return(
+        self,
+        boot: Float[Tensor, "b t"],
+        reward: Float[Tensor, "b t"],
+        last: Bool[Tensor, "b t"],
+        terminal: Bool[Tensor, "b t"],
+    ) -> Float[Tensor, "b t-1"]:
+        """Return what happened after each step but the last, bootstrapped with dreamt returns."""
         discount = (~terminal).float() * self.model.discount
         lam = (~last).float() * self.config.lam
         return lambda_return(reward, discount, boot.detach(), lam)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dreamlab.components.actor_critic import ActorCritic
@@ -86,7 +87,7 @@ class Plan2Explore(DreamerV3):
         self.optimizer("explorer", self.explorer.learnt(), config)
 
     @capturable
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Explore while collecting; do the task where the policy is measured."""
         decision = super().decide(obs, is_first, state, mode)
         if mode is not Mode.TRAIN:
@@ -94,8 +95,13 @@ class Plan2Explore(DreamerV3):
         return self.with_action(decision, self.explorer.policy(self.unpack_state(decision.state)))
 
     def actor_critic_losses(
-        self, dream: Dream, feature: Tensor, reward: Tensor, last: Tensor, terminal: Tensor
-    ) -> tuple[dict[str, Tensor], Metrics]:
+        self,
+        dream: Dream,
+        feature: Float[Tensor, "b t d"],
+        reward: Float[Tensor, "b t"],
+        last: Bool[Tensor, "b t"],
+        terminal: Bool[Tensor, "b t"],
+    ) -> tuple[dict[str, Float[Tensor, "b ..."]], Metrics]:
         """Return the losses of the task's actor and critic, none of which shapes the model."""
         return super().actor_critic_losses(dream, feature.detach(), reward, last, terminal)
 

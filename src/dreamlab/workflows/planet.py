@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
@@ -66,7 +67,7 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
         "planner": {"horizon": 3, "iterations": 2, "samples": 8, "elites": 4},
     }
 
-    fixed_noise: Tensor
+    fixed_noise: Float[Tensor, "iterations 1 samples h a"]
 
     def build(self, spec: Spec) -> None:
         c = self.config
@@ -84,7 +85,7 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
         """Return the latent state and the action before the first step."""
         return self.model.before(num_envs, self.device)
 
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Take the step into the latent state and plan from it; in training add some noise."""
         latent = self.model.after(obs, is_first, state, mode)
         action = self.policy(latent, mode)
@@ -92,20 +93,22 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
             action = (action + self.config.noise * torch.randn_like(action)).clamp(-1, 1)
         return Decision(action, self.pack_state(latent, action))
 
-    def policy(self, latent: Latent, mode: Mode = Mode.EVAL) -> Tensor:
+    def policy(self, latent: Latent, mode: Mode = Mode.EVAL) -> Float[Tensor, "n ..."]:
         """Return the first action of a plan from each state [n, ...]."""
         return self.plan(latent, mode)[:, 0].unflatten(-1, self.spec.action.shape)
 
     @torch.no_grad()
-    def plan(self, latent: Latent, mode: Mode = Mode.EVAL) -> Tensor:
-        """Return the best actions [n, horizon, a] that a search finds from each state."""
+    def plan(self, latent: Latent, mode: Mode = Mode.EVAL) -> Float[Tensor, "n h a"]:
+        """Return the best actions that a search finds from each state."""
         start = self.planner.zeros(latent.deter[:, :1].expand(-1, self.spec.action.size))
         noise = self.fixed_noise if mode is Mode.FIXED else None
         score = lambda plans: self.score_plans(latent, plans, mode)  # noqa: E731
         return self.planner.search(score, start, noise=noise).mean
 
-    def score_plans(self, latent: Latent, plans: Tensor, mode: Mode = Mode.EVAL) -> Tensor:
-        """Return the reward [n, k] that k plans [n, k, h, a] are dreamt to bring from n states."""
+    def score_plans(
+        self, latent: Latent, plans: Float[Tensor, "n k h a"], mode: Mode = Mode.EVAL
+    ) -> Float[Tensor, "n k"]:
+        """Return the reward that k plans each are dreamt to bring from n states."""
         rssm, (n, k, h, _) = self.model.rssm, plans.shape
         state = Latent(*(x.repeat_interleave(k, 0) for x in latent))
         noise = rssm.noise(h, n * k, device=plans.device, mode=mode)
@@ -128,16 +131,18 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
         measured = {"model_loss": loss, "model_grad_norm": norm}
         return {k: v.detach() for k, v in {**measured, **_named(losses)}.items()}
 
-    def losses(self, seen: Posterior, batch: Batch) -> dict[str, Tensor]:
-        """Return the losses [b, t] of the variational bound (eq. 3), not yet weighted."""
+    def losses(self, seen: Posterior, batch: Batch) -> dict[str, Float[Tensor, "b t"]]:
+        """Return the losses of the variational bound (eq. 3), not yet weighted."""
         out = self.model.losses(seen, batch.reward, batch.is_terminal)
         return {**out, "kl": self.free_kl(seen.post, seen.prior)}
 
-    def free_kl(self, post: Tensor, prior: Tensor) -> Tensor:
-        """Return the divergence [b, t] of prior from posterior above the free nats."""
+    def free_kl(
+        self, post: Float[Tensor, "b t k"], prior: Float[Tensor, "b t k"]
+    ) -> Float[Tensor, "b t"]:
+        """Return the divergence of prior from posterior above the free nats."""
         dist = self.model.rssm.dist
         return (dist(post).kl(dist(prior)) - self.config.free_nats).clamp(min=0)
 
 
-def _named(losses: dict[str, Tensor]) -> Metrics:
+def _named(losses: dict[str, Float[Tensor, ""]]) -> Metrics:
     return {f"loss/{k}": v for k, v in losses.items()}

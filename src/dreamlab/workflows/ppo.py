@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -69,17 +70,17 @@ class PPOConfig:
 class Samples:
     """Transitions to learn from: [n, ...], or [sequences, t, ...] if the network is recurrent."""
 
-    obs: dict[str, Tensor]
-    action: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    value: Tensor
-    target: Tensor
-    mask: Tensor
-    is_first: Tensor
+    obs: Obs
+    action: Shaped[Tensor, "n ..."]
+    log_prob: Float[Tensor, "*b"]
+    advantage: Float[Tensor, "*b"]
+    value: Float[Tensor, "*b"]
+    target: Float[Tensor, "*b"]
+    mask: Bool[Tensor, "*b"]
+    is_first: Bool[Tensor, "*b"]
     state: Tree
 
-    def rows(self, index: Tensor) -> Samples:
+    def rows(self, index: Int[Tensor, " k"]) -> Samples:
         """Return the samples with these numbers."""
         take = lambda x: x.index_select(0, index)  # noqa: E731
         values = {k: take(getattr(self, k)) for k in _PLAIN}
@@ -121,7 +122,7 @@ class PPO(Workflow[PPOConfig]):
         nets = {"actor": self.actor_net}
         return nets if self.config.share == "network" else {**nets, "critic": self.critic_net}
 
-    def critic_features(self, obs: dict[str, Tensor], x: Tensor) -> Tensor:
+    def critic_features(self, obs: Obs, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
         """Return what the critic reads of observations; `x` is what the actor does."""
         return self.critic_encoder(obs) if self.config.share == "nothing" else x
 
@@ -136,7 +137,7 @@ class PPO(Workflow[PPOConfig]):
         nets = self.networks()
         return {k: net.initial_state(num_envs, self.device) for k, net in nets.items()}
 
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Sample from the policy; in evaluation take its mode."""
         x = self.encoder(obs)
         if not self.recurrent:
@@ -208,8 +209,8 @@ class PPO(Workflow[PPOConfig]):
         return {k: tuple(v) for k, v in out.items()}
 
     def evaluate(
-        self, obs: dict[str, Tensor], is_first: Tensor, state: Tree
-    ) -> tuple[Dist, Tensor]:
+        self, obs: Obs, is_first: Bool[Tensor, "*b"], state: Tree
+    ) -> tuple[Dist, Float[Tensor, "*b"]]:
         """Return the policy and the value at each step."""
         x, before = self.encoder(obs), state if self.recurrent else {"actor": (), "critic": ()}
         if self.config.share == "network":
@@ -222,7 +223,9 @@ class PPO(Workflow[PPOConfig]):
 
     @compilable
     @varying_rows
-    def minibatch(self, s: Samples, clip: Tensor, limit: Tensor | None) -> Metrics:
+    def minibatch(
+        self, s: Samples, clip: Float[Tensor, ""], limit: Float[Tensor, ""] | None
+    ) -> Metrics:
         """Take one gradient step (eq. 7 and 9 of the paper); `limit` is that of values."""
         c = self.config
         dist, value = self.evaluate(s.obs, s.is_first, s.state)
@@ -257,7 +260,9 @@ class PPO(Workflow[PPOConfig]):
         }
 
 
-def _value_error(value: Tensor, s: Samples, limit: Tensor | None) -> Tensor:
+def _value_error(
+    value: Float[Tensor, "*b"], s: Samples, limit: Float[Tensor, ""] | None
+) -> Float[Tensor, "*b"]:
     """Return the squared error, or that of a value held near the old one if it is larger."""
     error = mse_loss(value, s.target, reduction="none")
     if limit is None:
@@ -266,7 +271,7 @@ def _value_error(value: Tensor, s: Samples, limit: Tensor | None) -> Tensor:
     return torch.max(error, (near - s.target).square())
 
 
-def _cut(order: Tensor, size: int) -> list[Tensor]:
+def _cut(order: Int[Tensor, " n"], size: int) -> list[Int[Tensor, " _"]]:
     """Return consecutive pieces of at least `size`."""
     num = len(order) // size
     return list(order.tensor_split([size * i for i in range(1, num)]))
@@ -280,6 +285,6 @@ def _flatten(s: Samples) -> Samples:
     return Samples(obs={k: take(v) for k, v in s.obs.items()}, state=(), **values)
 
 
-def _standardise(x: Tensor, mask: Tensor | None) -> Tensor:
+def _standardise(x: Float[Tensor, "*b"], mask: Bool[Tensor, "*b"] | None) -> Float[Tensor, "*b"]:
     std, mean = torch.std_mean(x if mask is None else x[mask])
     return (x - mean) / (std + 1e-8)

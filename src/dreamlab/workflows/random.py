@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dreamlab.core.errors import ConfigError
@@ -21,8 +22,8 @@ class Random(Workflow[RandomConfig]):
     """Looks at nothing and learns nothing; its phases only collect or evaluate."""
 
     Config = RandomConfig
-    low: Tensor
-    span: Tensor
+    low: Float[Tensor, ""]
+    span: Float[Tensor, " ..."]
 
     def build(self, spec: Spec) -> None:
         action = spec.action
@@ -39,7 +40,7 @@ class Random(Workflow[RandomConfig]):
         self.register_buffer("span", span, persistent=False)
 
     @torch.no_grad()
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Draw an action for each row, in evaluation too; a fixed one is the middle."""
         action = self.spec.action
         half = torch.full_like(is_first, 0.5, dtype=torch.float32)

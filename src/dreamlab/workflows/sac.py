@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, mse_loss
 
@@ -76,20 +77,24 @@ class ContinuousActor(nn.Module):
         self.head = TanhGaussianHead(self.net.out_dim, action)
         self.target_entropy = -float(action.size)
 
-    def dist(self, z: Tensor) -> TanhGaussian:
+    def dist(self, z: Float[Tensor, "b d"]) -> TanhGaussian:
         """Return the policy."""
         return self.head.dist(self.net.into(self.head.layer, z))
 
-    def act(self, z: Tensor, mode: Mode) -> Tensor:
+    def act(self, z: Float[Tensor, "b d"], mode: Mode) -> Float[Tensor, "b ..."]:
         """Return a sample, or the mode in evaluation."""
         dist = self.dist(z)
         action = dist.sample() if mode.samples else dist.mode()
         return action.unflatten(-1, self.shape)
 
     def value(
-        self, z: Tensor, critics: ContinuousCritics, seen: Tensor, alpha: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the soft value [b] of states, and the policy's entropy [b] there.
+        self,
+        z: Float[Tensor, "b d"],
+        critics: ContinuousCritics,
+        seen: Float[Tensor, "b k"],
+        alpha: Float[Tensor, ""],
+    ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+        """Return the soft value of states, and the policy's entropy there.
 
         The actor reads `z`, the critics `seen`: the same states through the target's encoder.
         """
@@ -108,15 +113,19 @@ class DiscreteActor(nn.Module):
         self.head = nn.Linear(self.net.out_dim, action.classes)
         self.target_entropy = 0.98 * math.log(action.classes)
 
-    def act(self, z: Tensor, mode: Mode) -> Tensor:
+    def act(self, z: Float[Tensor, "b d"], mode: Mode) -> Int[Tensor, " b"]:
         """Return a sample, or the mode in evaluation."""
         dist = Categorical(self.net.into(self.head, z).float())
         return dist.sample() if mode.samples else dist.mode()
 
     def value(
-        self, z: Tensor, critics: DiscreteCritics, seen: Tensor, alpha: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the soft value [b] of states, and the policy's entropy [b] there."""
+        self,
+        z: Float[Tensor, "b d"],
+        critics: DiscreteCritics,
+        seen: Float[Tensor, "b k"],
+        alpha: Float[Tensor, ""],
+    ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+        """Return the soft value of states, and the policy's entropy there."""
         log_prob = log_softmax(self.net.into(self.head, z).float(), -1)
         prob = log_prob.exp()
         entropy = -(prob * log_prob).sum(-1)
@@ -165,11 +174,13 @@ class SAC(Workflow[SACConfig]):
         self.actor_opt = self.optimizer("actor", params, c.actor_optimizer or same)
         self.alpha_opt = self.optimizer("alpha", [self.log_alpha], c.alpha_optimizer or same)
 
-    def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Sample from the policy; in evaluation take its mode."""
         return Decision(self.actor.act(self.actor_features(obs), mode))
 
-    def actor_features(self, obs: Obs, z: Tensor | None = None) -> Tensor:
+    def actor_features(
+        self, obs: Obs, z: Float[Tensor, "b k"] | None = None
+    ) -> Float[Tensor, "b d"]:
         """Return what the actor reads; `z` is what the critics do, if it is known already."""
         if self.actor_encoder is not None:
             return self.actor_encoder(obs)
@@ -201,8 +212,10 @@ class SAC(Workflow[SACConfig]):
             "actor_grad_norm": actor_norm,
         }
 
-    def critic_loss(self, z: Tensor, t: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the soft Bellman error, summed over critics (eq. 5), and their values [n, b]."""
+    def critic_loss(
+        self, z: Float[Tensor, "b d"], t: Transitions, alpha: Float[Tensor, ""]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "n b"]]:
+        """Return the soft Bellman error, summed over critics (eq. 5), and their values."""
         with torch.no_grad():
             seen = self.target.encoder(t.next_obs)
             ahead = self.actor_features(t.next_obs)
@@ -212,7 +225,9 @@ class SAC(Workflow[SACConfig]):
         error = mse_loss(q, target.expand_as(q), reduction="sum")
         return 0.5 / len(target) * error, q
 
-    def actor_loss(self, z: Tensor, seen: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_loss(
+        self, z: Float[Tensor, "b d"], seen: Float[Tensor, "b k"], alpha: Float[Tensor, ""]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return the negative soft value (eq. 7 and 9) and the mean entropy, detached.
 
         The actor reads `z`, the critics `seen`.
@@ -220,7 +235,7 @@ class SAC(Workflow[SACConfig]):
         value, entropy = self.actor.value(z, self.online.critics, seen, alpha)
         return -value.mean(), entropy.detach().mean()
 
-    def alpha_loss(self, entropy: Tensor) -> Tensor:
+    def alpha_loss(self, entropy: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """Return what raises the temperature while the entropy is below its target (eq. 18)."""
         return self.log_alpha * (entropy - self.target_entropy)
 

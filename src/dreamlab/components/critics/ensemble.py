@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dreamlab.core.limits import Range, Width
@@ -35,7 +35,7 @@ class ContinuousCritics(nn.Module):
         )
 
     def forward(
-        self, z: Float[Tensor, "b z"], action: Tensor, learn: bool = True
+        self, z: Float[Tensor, "b z"], action: Float[Tensor, "b ..."], learn: bool = True
     ) -> Float[Tensor, "n b"]:
         """Return what each critic thinks of an action; see EnsembleMLP for `learn`."""
         return self.net(torch.cat([z, action.flatten(1)], -1), learn)[..., 0].float()
@@ -56,7 +56,7 @@ class DiscreteCritics(nn.Module):
         """Return what each critic thinks of every action; see EnsembleMLP for `learn`."""
         return self.net(z, learn).float()
 
-    def forward(self, z: Float[Tensor, "b z"], action: Tensor) -> Float[Tensor, "n b"]:
+    def forward(self, z: Float[Tensor, "b z"], action: Int[Tensor, " b"]) -> Float[Tensor, "n b"]:
         """Return what each critic thinks of an action."""
         q = self.every(z)
         return q.gather(-1, action.expand(len(q), -1)[..., None])[..., 0]

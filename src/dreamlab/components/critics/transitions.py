@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dreamlab.core.types import Batch
+from dreamlab.core.types import Batch, Obs
 from dreamlab.ops.returns import n_step
 
 
@@ -15,12 +16,12 @@ from dreamlab.ops.returns import n_step
 class Transitions:
     """One transition per window; the target of a value is `reward + factor * V(next_obs)`."""
 
-    obs: dict[str, Tensor]
-    action: Tensor
-    reward: Tensor
-    factor: Tensor
+    obs: Obs
+    action: Shaped[Tensor, "b ..."]
+    reward: Float[Tensor, " b"]
+    factor: Float[Tensor, " b"]
     """What the bootstrap is multiplied with: gamma^n, or 0 where the episode terminated."""
-    next_obs: dict[str, Tensor]
+    next_obs: Obs
 
     def rows(self, rows: slice) -> Transitions:
         """Return some of the transitions."""

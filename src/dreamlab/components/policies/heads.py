@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from dreamlab.core.types import ArraySpec
@@ -25,14 +26,14 @@ class CategoricalHead(nn.Module):
         """Return what makes the numbers that `dist` reads."""
         return self.logits
 
-    def dist(self, logits: Tensor) -> Dist:
+    def dist(self, logits: Float[Tensor, "*b n"]) -> Dist:
         """Return the distribution with these logits, in full precision as for every policy."""
         logits = logits.float()
         if isinstance(self.classes, int):
             return Categorical(logits)
         return MultiCategorical(logits, self.classes)
 
-    def forward(self, x: Tensor) -> Dist:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Dist:
         return self.dist(self.logits(x))
 
 
@@ -49,11 +50,11 @@ class GaussianHead(nn.Module):
         """Return what makes the numbers that `dist` reads."""
         return self.mean
 
-    def dist(self, mean: Tensor) -> Dist:
+    def dist(self, mean: Float[Tensor, "*b a"]) -> Dist:
         """Return the distribution with this mean; in full precision, whatever it came in."""
         return Gaussian(mean.float(), self.log_std)
 
-    def forward(self, x: Tensor) -> Dist:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Dist:
         return self.dist(self.mean(x))
 
 
@@ -72,12 +73,12 @@ class TanhGaussianHead(nn.Module):
         """Return what makes the numbers that `dist` reads."""
         return self.out
 
-    def dist(self, out: Tensor) -> TanhGaussian:
+    def dist(self, out: Float[Tensor, "*b k"]) -> TanhGaussian:
         """Return the distribution; in full precision, whatever `out` was computed in."""
         mean, log_std = out.float().chunk(2, -1)
         return TanhGaussian(mean, log_std.clamp(self.low, self.high))
 
-    def forward(self, x: Tensor) -> TanhGaussian:
+    def forward(self, x: Float[Tensor, "*b d"]) -> TanhGaussian:
         return self.dist(self.out(x))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -58,7 +59,9 @@ def width(spec: ArraySpec) -> int:
     return spec.classes if isinstance(spec.classes, int) else sum(spec.classes)
 
 
-def one_hot(value: Tensor, classes: int | tuple[int, ...]) -> Tensor:
+def one_hot(
+    value: Shaped[Tensor, " ..."], classes: int | tuple[int, ...]
+) -> Float[Tensor, "... k"]:
     """Return class numbers [*b] or [*b, n] as one-hot, those of one step end to end.
 
     A class of -1 means that the value is not there, and gives zeros.
@@ -70,7 +73,9 @@ def one_hot(value: Tensor, classes: int | tuple[int, ...]) -> Tensor:
     return torch.cat([one_hot(v, n) for v, n in pairs], -1)
 
 
-def squash(value: Tensor, spec: ArraySpec, batch_dims: int) -> Tensor:
+def squash(
+    value: Shaped[Tensor, " ..."], spec: ArraySpec, batch_dims: int
+) -> Float[Tensor, "... k"]:
     """Return a vector observation [*b, ...] as symlog numbers [*b, n]; one with -inf is zeros."""
     if spec.classes is not None:
         return one_hot(value, spec.classes)
@@ -99,8 +104,8 @@ class Encoder(nn.Module):
             self.cnn = PoolEncoder(shape, config.depths, config)
             self.out_dim += self.cnn.out_dim
 
-    def forward(self, obs: Obs) -> Tensor:
-        """Return tokens [*b, out_dim] of observations [*b, ...]."""
+    def forward(self, obs: Obs) -> Float[Tensor, "*b e"]:
+        """Return tokens of observations [*b, ...]."""
         tokens: list[Tensor] = []
         if self.vectors:
             spec = next(iter(self.vectors))
@@ -136,7 +141,7 @@ class Decoder(nn.Module):
                 config,
             )  # fmt: skip
 
-    def forward(self, deter: Tensor, stoch: Tensor) -> Obs:
+    def forward(self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n s"]) -> Obs:
         """Return predictions [n, ...]: symlog vectors, logits of classes, images in (0, 1)."""
         out: Obs = {}
         if self.vectors:
@@ -176,7 +181,9 @@ class Decoder(nn.Module):
         return out
 
 
-def _class_loss(logits: Tensor, value: Tensor, classes: int | tuple[int, ...]) -> Tensor:
+def _class_loss(
+    logits: Float[Tensor, "n k"], value: Shaped[Tensor, "n ..."], classes: int | tuple[int, ...]
+) -> Float[Tensor, " n"]:
     sizes = [classes] if isinstance(classes, int) else list(classes)
     values = value[..., None] if isinstance(classes, int) else value
     pairs = zip(logits.split(sizes, -1), values.long().unbind(-1), strict=True)

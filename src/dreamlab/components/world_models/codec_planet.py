@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -72,8 +73,8 @@ class PlaNetCodec(nn.Module):
                 out[name] = symlog(flat) if self.config.symlog else flat
         return out
 
-    def encode(self, ready: Obs) -> Tensor:
-        """Return tokens [*b, token_dim] of what `ready` returned."""
+    def encode(self, ready: Obs) -> Float[Tensor, "*b e"]:
+        """Return tokens of what `preprocess` returned."""
         tokens: list[Tensor] = []
         if self.vectors:
             tokens.append(self.read(torch.cat([ready[k] for k in self.vectors], -1)))
@@ -83,8 +84,8 @@ class PlaNetCodec(nn.Module):
             tokens.append(flat.view(*image.shape[:-3], -1))
         return torch.cat(tokens, -1) if len(tokens) > 1 else tokens[0]
 
-    def decode(self, feature: Tensor) -> Obs:
-        """Return predictions [n, ...] from latent states [n, in_dim]; logits where classes."""
+    def decode(self, feature: Float[Tensor, "n d"]) -> Obs:
+        """Return predictions [n, ...] from latent states; logits where classes."""
         out: Obs = {}
         if self.vectors:
             flat = self.write_out(self.write(feature)).float()
@@ -126,7 +127,9 @@ class PlaNetCodec(nn.Module):
         return out
 
 
-def _class_loss(logits: Tensor, hot: Tensor, classes: int | tuple[int, ...]) -> Tensor:
+def _class_loss(
+    logits: Float[Tensor, "n k"], hot: Float[Tensor, "n k"], classes: int | tuple[int, ...]
+) -> Float[Tensor, " n"]:
     sizes = [classes] if isinstance(classes, int) else list(classes)
     logp = torch.cat([F.log_softmax(x, -1) for x in logits.split(sizes, -1)], -1)
     return -(hot * logp).sum(-1)

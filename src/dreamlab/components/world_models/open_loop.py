@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from dreamlab.components.world_models.protocol import (
@@ -15,7 +16,7 @@ from dreamlab.components.world_models.protocol import (
     flatten_time,
     map_latent,
 )
-from dreamlab.core.types import Array, Curves, Obs, Report
+from dreamlab.core.types import Array, Curves, Metrics, Obs, Report
 
 HORIZONS = (1, 2, 4, 8, 16, 32)
 GREEN, RED = (0, 255, 0), (255, 0, 0)
@@ -26,10 +27,10 @@ class Sequences:
     """Windows [b, t] to look at; `action[:, i]` led to step i, `start` is the state before."""
 
     obs: Obs
-    action: Tensor
-    reward: Tensor
-    is_first: Tensor
-    is_terminal: Tensor
+    action: Shaped[Tensor, "b t ..."]
+    reward: Float[Tensor, "b t"]
+    is_first: Bool[Tensor, "b t"]
+    is_terminal: Bool[Tensor, "b t"]
     start: Any
 
 
@@ -38,8 +39,8 @@ class OpenLoop:
     """Predictions [b, t, ...]: reconstructed up to `context`, dreamt after it."""
 
     obs: Obs
-    reward: Tensor
-    cont: Tensor
+    reward: Float[Tensor, "b t"]
+    cont: Float[Tensor, "b t"]
     context: int
     waking: Any
     """The last states [b, ...] that had seen something."""
@@ -86,17 +87,17 @@ def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> R
     return Report(metrics, films, curves)
 
 
-def alive(seq: Sequences, context: int) -> Tensor:
-    """Tell which dreamt steps [b, t - context] belong to the episode the dream began in."""
+def alive(seq: Sequences, context: int) -> Bool[Tensor, "b h"]:
+    """Tell which dreamt steps, those after `context`, belong to the episode the dream began in."""
     return torch.cumsum(seq.is_first[:, context:].int(), 1) == 0
 
 
-def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> dict[str, Tensor]:
+def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> Metrics:
     """Return errors by horizon, and how reward and continuation are calibrated in dreams."""
     context, ok = loop.context, alive(seq, loop.context).float()
-    out: dict[str, Tensor] = {}
+    out: Metrics = {}
 
-    def by_horizon(name: str, error: Tensor) -> None:
+    def by_horizon(name: str, error: Float[Tensor, "b h"]) -> None:
         for h in HORIZONS:
             if h <= error.shape[1]:
                 weight = ok[:, h - 1]
@@ -123,7 +124,7 @@ def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> dict[str, Tenso
 @torch.no_grad()
 def exploit_gap(
     model: WorldModel, seq: Sequences, loop: OpenLoop, policy: Policy, gamma: float
-) -> dict[str, Tensor]:
+) -> Metrics:
     """Return by how much the policy's dreams promise more than the recorded futures paid.
 
     Both are discounted sums of rewards over the same steps. Only windows without a new episode in

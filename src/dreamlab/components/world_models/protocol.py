@@ -9,16 +9,17 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from dreamlab.core.types import ArraySpec, Obs
 
 Z = TypeVar("Z", bound=tuple[Tensor, ...])
 
-Policy = Callable[[Any], Tensor]
-"""Latents [n, ...] to actions [n, ...] as an environment takes them."""
+Policy = Callable[[Any], Shaped[Tensor, "n ..."]]
+"""Latents [n, ...] to actions as an environment takes them."""
 
-Advance = Callable[[Any, Tensor], tuple[Any, Tensor]]
+Advance = Callable[[Any, Float[Tensor, "n ..."]], tuple[Any, Shaped[Tensor, "n ..."]]]
 """A latent and noise to the latent that follows, and the action that led there."""
 
 
@@ -49,13 +50,23 @@ class WorldModel(Protocol):
         """Return the latents [num, ...] before anything was seen."""
         ...
 
-    def observe(self, obs: Obs, action: Tensor, is_first: Tensor, state: Any) -> Posterior:
-        """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
+    def observe(
+        self,
+        obs: Obs,
+        action: Shaped[Tensor, "b t ..."],
+        is_first: Bool[Tensor, "b t"],
+        state: Any,
+    ) -> Posterior:
+        """Follow sequences from `state`; `action[:, i]` led to step i."""
         ...
 
     def imagine(
-        self, start: Any, policy: Policy, horizon: int, noise: Tensor | None = None
-    ) -> tuple[Any, Tensor]:
+        self,
+        start: Any,
+        policy: Policy,
+        horizon: int,
+        noise: Float[Tensor, "h ..."] | None = None,
+    ) -> tuple[Any, Shaped[Tensor, "n {horizon}+1 ..."]]:
         """Go on from latents [n, ...]; return latents and actions [n, horizon + 1].
 
         The first latent is the start; the last action is decided but not carried out.
@@ -66,12 +77,12 @@ class WorldModel(Protocol):
         """Return `obs`, `reward` and `cont`, the discount in it, of latents [n, ...]."""
         ...
 
-    def predict_reward(self, latent: Any) -> dict[str, Tensor]:
+    def predict_reward(self, latent: Any) -> dict[str, Float[Tensor, "*b"]]:
         """Return `reward` and `cont` of latents [*b, ...]."""
         ...
 
 
-def map_latent(fn: Callable[..., Tensor], *latents: Z) -> Z:
+def map_latent(fn: Callable[..., Shaped[Tensor, " ..."]], *latents: Z) -> Z:
     """Return the latent whose every field is `fn` of that field of all the latents."""
     return type(latents[0])(*(fn(*parts) for parts in zip(*latents, strict=True)))
 
@@ -81,8 +92,10 @@ def flatten_time(latent: Z) -> Z:
     return map_latent(lambda x: x.flatten(0, 1), latent)
 
 
-def roll_out(advance: Advance, start: Z, policy: Policy, noise: Tensor) -> tuple[Z, Tensor]:
-    """Go from latent to latent, once per noise [h, n, ...]; see `WorldModel.imagine`."""
+def roll_out(
+    advance: Advance, start: Z, policy: Policy, noise: Float[Tensor, "h ..."]
+) -> tuple[Z, Shaped[Tensor, "n h+1 ..."]]:
+    """Go from latent to latent, once per noise; see `WorldModel.imagine`."""
     latents, actions = [start], list[Tensor]()
     for chance in noise:
         latent, action = advance(latents[-1], chance)

@@ -8,15 +8,18 @@ that it does not shape, so that dreams can still be looked at.
 from __future__ import annotations
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dreamlab.components.world_models.world_model import Posterior, WorldModel, WorldModelConfig
-from dreamlab.core.types import Obs, Spec
+from dreamlab.core.types import Metrics, Obs, Spec
 from dreamlab.core.workflow import compilable
 
 
-def redundancy_loss(guess: Tensor, truth: Tensor, off_weight: float) -> Tensor:
-    """Return how far the correlation of two batches [n, d] is from the identity."""
+def redundancy_loss(
+    guess: Float[Tensor, "n d"], truth: Float[Tensor, "n d"], off_weight: float
+) -> Float[Tensor, ""]:
+    """Return how far the correlation of two batches is from the identity."""
     a, b = (_standardised(x.float()) for x in (guess, truth))
     corr = a.t() @ b / len(a)
     on = corr.diagonal()
@@ -24,7 +27,7 @@ def redundancy_loss(guess: Tensor, truth: Tensor, off_weight: float) -> Tensor:
     return (on - 1).square().sum() + off_weight * off
 
 
-def _standardised(x: Tensor) -> Tensor:
+def _standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return (x - x.mean(0)) / (x.std(0) + 1e-8)
 
 
@@ -39,8 +42,12 @@ class RedundancyModel(WorldModel):
 
     @compilable
     def losses(
-        self, seen: Posterior, obs: Obs, reward: Tensor, is_terminal: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        self,
+        seen: Posterior,
+        obs: Obs,
+        reward: Float[Tensor, "b t"],
+        is_terminal: Bool[Tensor, "b t"],
+    ) -> tuple[dict[str, Float[Tensor, " ..."]], Metrics]:
         """Return the losses of a world model, and that of the projected states."""
         losses, metrics = super().losses(seen, obs, reward, is_terminal)
         guess = self.projector(seen.feature).flatten(0, 1)
@@ -49,7 +56,7 @@ class RedundancyModel(WorldModel):
             loss = redundancy_loss(guess, tokens, self.off_weight)
         return {**losses, "redundancy": loss}, metrics
 
-    def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Tensor]:
+    def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Float[Tensor, " n"]]:
         """Return the decoder's errors; they teach the decoder alone."""
         apart = Posterior(seen.tokens, seen.latent.detach(), seen.post)
         return super().reconstruction(apart, obs)

@@ -12,25 +12,25 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.core.limits import Decay, Depth, NonNegative, Width
-from dreamlab.core.types import Mode
+from dreamlab.core.types import Metrics, Mode
 from dreamlab.nn import scan
 from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, NormMLP, dense, norm
 from dreamlab.ops.functional import gumbel, one_hot_max, softmax, tanh
 
 
 class Latent(NamedTuple):
-    """States of the world model: `deter` [*b, deter] and `stoch` [*b, stoch * classes]."""
+    """States of the world model: a deterministic and a random part."""
 
-    deter: Tensor
-    stoch: Tensor
+    deter: Float[Tensor, "*b d"]
+    stoch: Float[Tensor, "*b s"]
 
     @property
-    def feature(self) -> Tensor:
+    def feature(self) -> Float[Tensor, "*b f"]:
         """Return what the heads read: both parts end to end."""
         return torch.cat([self.deter, self.stoch], -1)
 
@@ -44,8 +44,8 @@ class Latent(NamedTuple):
         """Return [b, t, ...] as [b * t, ...]."""
         return Latent(self.deter.flatten(0, 1), self.stoch.flatten(0, 1))
 
-    def masked(self, keep: Tensor) -> Latent:
-        """Return zeros where `keep` [*b, 1] is 0: the state before an episode begins."""
+    def masked(self, keep: Float[Tensor, "*b 1"]) -> Latent:
+        """Return zeros where `keep` is 0: the state before an episode begins."""
         return Latent(self.deter * keep, self.stoch * keep)
 
 
@@ -104,16 +104,16 @@ class BlockGRU(nn.Module):
 
 
 class OneHot:
-    """Independent choices with logits [*b, stoch, classes], mixed with a little chance."""
+    """Independent choices, mixed with a little chance."""
 
-    def __init__(self, logits: Tensor, unimix: float) -> None:
+    def __init__(self, logits: Float[Tensor, "*b s c"], unimix: float) -> None:
         probs = softmax(logits.float())
         if unimix:
             probs = (1 - unimix) * probs + unimix / logits.shape[-1]
         self.probs, self.log_probs = probs, torch.log(probs)
 
-    def sample(self, noise: Tensor) -> Tensor:
-        """Return one-hot samples [*b, stoch * classes]; gradients pass as if through `probs`.
+    def sample(self, noise: Float[Tensor, "*b s c"]) -> Float[Tensor, "*b s*c"]:
+        """Return one-hot samples; gradients pass as if through `probs`.
 
         `noise` is Gumbel noise of the logits' shape: zeros give the mode.
         """
@@ -122,11 +122,11 @@ class OneHot:
             hard = hard + (self.probs - self.probs.detach())
         return hard.flatten(-2)
 
-    def entropy(self) -> Tensor:
+    def entropy(self) -> Float[Tensor, "*b"]:
         return -(self.probs * self.log_probs).sum((-1, -2))
 
-    def kl(self, other: OneHot) -> Tensor:
-        """Return the divergence [*b] of `other` from this one, summed over the choices."""
+    def kl(self, other: OneHot) -> Float[Tensor, "*b"]:
+        """Return the divergence of `other` from this one, summed over the choices."""
         return (self.probs * (self.log_probs - other.log_probs)).sum((-1, -2))
 
     def detach(self) -> OneHot:
@@ -136,12 +136,12 @@ class OneHot:
 
 
 def follow(
-    step: Callable[..., tuple[Latent, Tensor]],
+    step: Callable[..., tuple[Latent, Float[Tensor, "b ..."]]],
     state: Latent,
-    inputs: Sequence[Tensor],
-    noise: Tensor,
-) -> tuple[Latent, Tensor]:
-    """Apply `step` along sequences: inputs [b, t, ...], noise [t, b, ...]; return what it made."""
+    inputs: Sequence[Shaped[Tensor, "b t ..."]],
+    noise: Float[Tensor, "t b ..."],
+) -> tuple[Latent, Float[Tensor, "b t ..."]]:
+    """Apply `step` along sequences; return what it made."""
     states: list[Latent] = []
     stats: list[Tensor] = []
     for *now, chance in zip(*(x.unbind(1) for x in inputs), noise, strict=True):
@@ -175,7 +175,7 @@ class RSSM(nn.Module):
         zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
         return Latent(zeros(self.config.deter), zeros(self.stoch_dim))
 
-    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Tensor:
+    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Float[Tensor, "... s c"]:
         """Return Gumbel noise for states of this shape; zeros, for the likeliest, if fixed."""
         shape = (*shape, self.config.stoch, self.config.classes)
         return (
@@ -184,24 +184,31 @@ class RSSM(nn.Module):
             else gumbel(*shape, device=device)
         )
 
-    def prior(self, deter: Tensor) -> Tensor:
-        """Return the logits [*b, stoch, classes] of the random part, from memory alone."""
+    def prior(self, deter: Float[Tensor, "*b d"]) -> Float[Tensor, "*b s c"]:
+        """Return the logits of the random part, from memory alone."""
         return self._logits(self.prior_out(self.prior_net(deter)))
 
-    def posterior(self, deter: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logits [*b, stoch, classes] of the random part, having seen the step."""
+    def posterior(
+        self, deter: Float[Tensor, "*b d"], tokens: Float[Tensor, "*b e"]
+    ) -> Float[Tensor, "*b s c"]:
+        """Return the logits of the random part, having seen the step."""
         return self._logits(self.post_out(self.post_net(torch.cat([deter, tokens], -1))))
 
-    def _logits(self, flat: Tensor) -> Tensor:
+    def _logits(self, flat: Float[Tensor, "*b k"]) -> Float[Tensor, "*b s c"]:
         return flat.unflatten(-1, (self.config.stoch, self.config.classes))
 
-    def dist(self, logits: Tensor) -> OneHot:
+    def dist(self, logits: Float[Tensor, "*b s c"]) -> OneHot:
         """Return the distribution with these logits."""
         return OneHot(logits, self.config.unimix)
 
     def observe_step(
-        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
-    ) -> tuple[Latent, Tensor]:
+        self,
+        state: Latent,
+        action: Float[Tensor, "b a"],
+        tokens: Float[Tensor, "b e"],
+        is_first: Bool[Tensor, " b"],
+        noise: Float[Tensor, "b s c"],
+    ) -> tuple[Latent, Float[Tensor, "b s c"]]:
         """Return the next state and the posterior's logits; `action` led to this step."""
         keep = (~is_first)[:, None].to(action.dtype)
         state, action = state.masked(keep), action * keep
@@ -215,8 +222,8 @@ class RSSM(nn.Module):
         action: Float[Tensor, "b t a"],
         tokens: Float[Tensor, "b t e"],
         is_first: Bool[Tensor, "b t"],
-        noise: Tensor | None = None,
-    ) -> tuple[Latent, Tensor]:
+        noise: Float[Tensor, "t b s c"] | None = None,
+    ) -> tuple[Latent, Float[Tensor, "b t s c"]]:
         """Follow a sequence from `state`, `action[:, i]` led to step i; return states, logits."""
         b, t = is_first.shape
         noise = self.noise(t, b, device=tokens.device) if noise is None else noise
@@ -225,8 +232,13 @@ class RSSM(nn.Module):
         return follow(self.observe_step, state, (action, tokens, is_first), noise)
 
     def _scan(
-        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
-    ) -> tuple[Latent, Tensor]:
+        self,
+        state: Latent,
+        action: Float[Tensor, "b t a"],
+        tokens: Float[Tensor, "b t e"],
+        is_first: Bool[Tensor, "b t"],
+        noise: Float[Tensor, "t b s c"],
+    ) -> tuple[Latent, Float[Tensor, "b t s c"]]:
         """Do what `follow` does with `observe_step`, in one call."""
         c, cell = self.config, self.cell
         memory, stoch, act = cell.inputs
@@ -240,23 +252,27 @@ class RSSM(nn.Module):
         )
         return Latent(deter, random), self._logits(logits)
 
-    def compress(self, latent: Latent) -> dict[str, Tensor]:
+    def compress(self, latent: Latent) -> dict[str, Shaped[Tensor, " ..."]]:
         """Return states as a replay keeps them: half precision, and numbers of classes."""
         index = self._logits(latent.stoch).argmax(-1)
         return {"deter": latent.deter.to(torch.bfloat16), "stoch": index.to(torch.uint8)}
 
-    def decompress(self, extras: dict[str, Tensor]) -> Latent:
+    def decompress(self, extras: dict[str, Shaped[Tensor, " ..."]]) -> Latent:
         """Return the states that `compress` wrote down."""
         stoch = F.one_hot(extras["stoch"].long(), self.config.classes).flatten(-2)
         return Latent(extras["deter"].float(), stoch.float())
 
-    def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
+    def imagine_step(
+        self, state: Latent, action: Float[Tensor, "b a"], noise: Float[Tensor, "b s c"]
+    ) -> Latent:
         """Return the next state without looking."""
         deter = self.cell(state, action)
         return Latent(deter, self.dist(self.prior(deter)).sample(noise).to(deter.dtype))
 
-    def kl(self, post: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return the losses [*b] that train the prior, and the posterior."""
+    def kl(
+        self, post: Float[Tensor, "*b s c"], prior: Float[Tensor, "*b s c"]
+    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"], Metrics]:
+        """Return the losses that train the prior, and the posterior."""
         p, q, free = self.dist(post), self.dist(prior), self.config.free_nats
         dyn = p.detach().kl(q).clamp(min=free)
         rep = p.kl(q.detach()).clamp(min=free)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,27 +50,27 @@ class PlaNetRSSMConfig:
 class Random(Protocol):
     """What both kinds of random parts offer."""
 
-    def sample(self, noise: Tensor) -> Tensor: ...
-    def entropy(self) -> Tensor: ...
-    def kl(self, other: Any) -> Tensor: ...
+    def sample(self, noise: Float[Tensor, " ..."]) -> Float[Tensor, "*b s"]: ...
+    def entropy(self) -> Float[Tensor, "*b"]: ...
+    def kl(self, other: Any) -> Float[Tensor, "*b"]: ...
     def detach(self) -> Any: ...
 
 
 class Normals:
     """Independent normals; divergences and entropies are summed over the last axis."""
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
+    def __init__(self, mean: Float[Tensor, "*b s"], std: Float[Tensor, "*b s"]) -> None:
         self.mean, self.std = mean, std
 
-    def sample(self, noise: Tensor) -> Tensor:
+    def sample(self, noise: Float[Tensor, "*b s"]) -> Float[Tensor, "*b s"]:
         """Return samples that gradients flow through; noise of zeros gives the mean."""
         return torch.addcmul(self.mean, self.std, noise)
 
-    def entropy(self) -> Tensor:
+    def entropy(self) -> Float[Tensor, "*b"]:
         return (self.std.log() + 1.4189385).sum(-1)
 
-    def kl(self, other: Normals) -> Tensor:
-        """Return the divergence [*b] of `other` from this one."""
+    def kl(self, other: Normals) -> Float[Tensor, "*b"]:
+        """Return the divergence of `other` from this one."""
         ratio = (self.std / other.std).square()
         apart = ((self.mean - other.mean) / other.std).square()
         return 0.5 * (ratio + apart - 1 - ratio.log()).sum(-1)
@@ -79,9 +80,9 @@ class Normals:
 
 
 class Choices(OneHot):
-    """Independent choices without a share of chance, from logits [*b, stoch, classes]."""
+    """Independent choices without a share of chance."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Float[Tensor, "*b s c"]) -> None:
         self.log_probs = log_softmax(logits.float())
         self.probs = self.log_probs.exp()
 
@@ -98,7 +99,9 @@ class ResetBeforeCell(nn.Module):
         """Open the gates."""
         nn.init.ones_(self.gates.bias)
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "b d"], memory: Float[Tensor, "b k"]
+    ) -> Float[Tensor, "b k"]:
         gates = torch.sigmoid(self.gates(torch.cat([x, memory], -1)))
         reset, keep = gates.chunk(2, -1)
         cand = tanh(self.cand(torch.cat([x, reset * memory], -1)))
@@ -113,7 +116,9 @@ class LayerNormCell(nn.Module):
         self.gates = dense(in_dim + size, 3 * size, bias=False)
         self.norm = LayerNorm(3 * size)
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "b d"], memory: Float[Tensor, "b k"]
+    ) -> Float[Tensor, "b k"]:
         parts = self.norm(self.gates(torch.cat([x, memory], -1)))
         reset, cand, update = parts.chunk(3, -1)
         cand = tanh(torch.sigmoid(reset) * cand)
@@ -146,7 +151,7 @@ class PlaNetRSSM(nn.Module):
         zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
         return Latent(zeros(self.config.deter), zeros(self.config.stoch_dim))
 
-    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Tensor:
+    def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Float[Tensor, " ..."]:
         """Return what samples of states of this shape need; zeros, for the likeliest, if fixed."""
         c = self.config
         if mode is Mode.FIXED:
@@ -155,15 +160,17 @@ class PlaNetRSSM(nn.Module):
             return gumbel(*shape, c.stoch, c.classes, device=device)
         return torch.randn(*shape, c.stoch, device=device)
 
-    def prior(self, deter: Tensor) -> Tensor:
-        """Return the numbers [*b, ...] that describe the random part, from memory alone."""
+    def prior(self, deter: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
+        """Return the numbers that describe the random part, from memory alone."""
         return self.prior_net(deter)
 
-    def posterior(self, deter: Tensor, tokens: Tensor) -> Tensor:
-        """Return the numbers [*b, ...] that describe the random part, having seen the step."""
+    def posterior(
+        self, deter: Float[Tensor, "*b d"], tokens: Float[Tensor, "*b e"]
+    ) -> Float[Tensor, "*b k"]:
+        """Return the numbers that describe the random part, having seen the step."""
         return self.post_net(torch.cat([deter, tokens], -1))
 
-    def dist(self, stats: Tensor) -> Random:
+    def dist(self, stats: Float[Tensor, "*b k"]) -> Random:
         """Return the distribution that these numbers describe."""
         c = self.config
         if c.classes:
@@ -171,13 +178,18 @@ class PlaNetRSSM(nn.Module):
         mean, raw = stats.float().chunk(2, -1)
         return Normals(mean, F.softplus(raw) + c.min_std)
 
-    def step(self, state: Latent, action: Tensor) -> Tensor:
+    def step(self, state: Latent, action: Float[Tensor, "b a"]) -> Float[Tensor, "b d"]:
         """Return the memory after an action."""
         return self.cell(self.inputs(torch.cat([state.stoch, action], -1)), state.deter)
 
     def observe_step(
-        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
-    ) -> tuple[Latent, Tensor]:
+        self,
+        state: Latent,
+        action: Float[Tensor, "b a"],
+        tokens: Float[Tensor, "b e"],
+        is_first: Bool[Tensor, " b"],
+        noise: Float[Tensor, "b ..."],
+    ) -> tuple[Latent, Float[Tensor, "b k"]]:
         """Return the next state and the posterior's numbers; `action` led to this step."""
         keep = (~is_first)[:, None].to(action.dtype)
         deter = self.step(state.masked(keep), action * keep)
@@ -185,12 +197,19 @@ class PlaNetRSSM(nn.Module):
         return Latent(deter, self.dist(stats).sample(noise).to(deter.dtype)), stats
 
     def observe(
-        self, state: Latent, action: Tensor, tokens: Tensor, is_first: Tensor, noise: Tensor
-    ) -> tuple[Latent, Tensor]:
-        """Follow sequences [b, t] from `state`, `action[:, i]` led to step i; noise is [t, b]."""
+        self,
+        state: Latent,
+        action: Float[Tensor, "b t a"],
+        tokens: Float[Tensor, "b t e"],
+        is_first: Bool[Tensor, "b t"],
+        noise: Float[Tensor, "t b ..."],
+    ) -> tuple[Latent, Float[Tensor, "b t k"]]:
+        """Follow sequences from `state`; `action[:, i]` led to step i."""
         return follow(self.observe_step, state, (action, tokens, is_first), noise)
 
-    def imagine_step(self, state: Latent, action: Tensor, noise: Tensor) -> Latent:
+    def imagine_step(
+        self, state: Latent, action: Float[Tensor, "b a"], noise: Float[Tensor, "b ..."]
+    ) -> Latent:
         """Return the next state without looking."""
         deter = self.step(state, action)
         return Latent(deter, self.dist(self.prior(deter)).sample(noise).to(deter.dtype))

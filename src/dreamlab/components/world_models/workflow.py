@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dreamlab.components.world_models import open_loop
@@ -22,7 +23,7 @@ class WorldModelWorkflow:
 
     model: Any
 
-    def policy(self, latent: Any) -> Tensor:
+    def policy(self, latent: Any) -> Shaped[Tensor, "n ..."]:
         """Return actions for states [n, ...]."""
         raise NotImplementedError
 
@@ -31,8 +32,12 @@ class WorldModelWorkflow:
         return max(1, steps // 16)
 
     def imagine(
-        self, horizon: int, start: Any, policy: Policy | None = None, noise: Tensor | None = None
-    ) -> tuple[Any, Tensor]:
+        self,
+        horizon: int,
+        start: Any,
+        policy: Policy | None = None,
+        noise: Float[Tensor, "h ..."] | None = None,
+    ) -> tuple[Any, Shaped[Tensor, "n {horizon}+1 ..."]]:
         """Dream on from states [n, ...]; return states and actions [n, horizon + 1].
 
         Without a policy the agent's own decides.
@@ -61,10 +66,10 @@ class WorldModelWorkflow:
         """Return the latent part of a policy state."""
         return self.model.Latent(*(state[k] for k in self.model.Latent._fields))
 
-    def pack_state(self, latent: Any, action: Tensor) -> Tree:
+    def pack_state(self, latent: Any, action: Shaped[Tensor, "b ..."]) -> Tree:
         """Return the policy state after an action."""
         return {**latent._asdict(), "action": action}
 
-    def with_action(self, decision: Decision, action: Tensor) -> Decision:
+    def with_action(self, decision: Decision, action: Shaped[Tensor, "b ..."]) -> Decision:
         """Return a decision for another action, which is also what will be remembered."""
         return replace(decision, action=action, state={**decision.state, "action": action})

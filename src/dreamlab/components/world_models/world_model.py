@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from dreamlab.components import HOME, kinds
@@ -15,7 +16,7 @@ from dreamlab.components.world_models.protocol import Advance, Policy, roll_out
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import PositiveInt
-from dreamlab.core.types import ArraySpec, Obs, Spec
+from dreamlab.core.types import ArraySpec, Metrics, Obs, Spec
 from dreamlab.core.workflow import compilable
 
 
@@ -36,12 +37,12 @@ class WorldModelConfig:
 class Posterior:
     """What the model makes of sequences [b, t]."""
 
-    tokens: Tensor
+    tokens: Float[Tensor, "b t e"]
     latent: Latent
-    post: Tensor
+    post: Float[Tensor, "b t ..."]
 
     @property
-    def feature(self) -> Tensor:
+    def feature(self) -> Float[Tensor, "b t d"]:
         return self.latent.feature
 
 
@@ -74,31 +75,40 @@ class WorldModel(nn.Module):
         """Return the states [num, ...] before anything was seen."""
         return self.rssm.initial(num, device)
 
-    def embed(self, action: Tensor) -> Tensor:
-        """Return actions [*b, ...] as numbers in [-1, 1] [*b, a]: classes as one-hot."""
+    def embed(self, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "... a"]:
+        """Return actions as numbers in [-1, 1], one row each: classes as one-hot."""
         if self.action.classes is not None:
             return one_hot(action, self.action.classes)
         flat = action.float().reshape(*action.shape[: action.ndim - len(self.action.shape)], -1)
         return flat / flat.detach().abs().clamp(min=1)
 
     def observe(
-        self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent, noise: Tensor | None = None
+        self,
+        obs: Obs,
+        action: Shaped[Tensor, "b t ..."],
+        is_first: Bool[Tensor, "b t"],
+        state: Latent,
+        noise: Float[Tensor, "t b ..."] | None = None,
     ) -> Posterior:
-        """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
+        """Follow sequences from `state`; `action[:, i]` led to step i."""
         tokens = self.tokens(obs)
         latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
         return Posterior(tokens, latent, post)
 
     @compilable
-    def tokens(self, obs: Obs) -> Tensor:
-        """Return what the encoder makes of observations [b, t]."""
+    def tokens(self, obs: Obs) -> Float[Tensor, "b t e"]:
+        """Return what the encoder makes of observations."""
         return self.encoder(obs)
 
     @compilable
     def losses(
-        self, seen: Posterior, obs: Obs, reward: Tensor, is_terminal: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return losses [b, t] and metrics; the loss of an observation is `rec/NAME`."""
+        self,
+        seen: Posterior,
+        obs: Obs,
+        reward: Float[Tensor, "b t"],
+        is_terminal: Bool[Tensor, "b t"],
+    ) -> tuple[dict[str, Float[Tensor, "b t"]], Metrics]:
+        """Return losses and metrics; the loss of an observation is `rec/NAME`."""
         shape = reward.shape
         prior = self.rssm.prior(seen.latent.deter)
         dyn, rep, metrics = self.rssm.kl(seen.post, prior)
@@ -108,7 +118,7 @@ class WorldModel(nn.Module):
         out["con"] = self.cont.loss(self.cont(feature), (~is_terminal).float() * self.discount)
         return {"dyn": dyn, "rep": rep, **out}, metrics
 
-    def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Tensor]:
+    def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Float[Tensor, " n"]]:
         """Return how badly states tell each observation, one number per step."""
         flat = seen.latent.flat()
         truth = {k: v.flatten(0, 1) for k, v in obs.items()}
@@ -119,16 +129,18 @@ class WorldModel(nn.Module):
         start: Latent,
         policy: Policy,
         horizon: int,
-        noise: Tensor | None = None,
+        noise: Float[Tensor, "{horizon} n ..."] | None = None,
         advance: Advance | None = None,
-    ) -> tuple[Latent, Tensor]:
+    ) -> tuple[Latent, Shaped[Tensor, "n {horizon}+1 ..."]]:
         """Dream on from states [n, ...]; see `roll_out`. `advance` may be a compiled one."""
         num, device = len(start.deter), start.deter.device
         noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
         advance = advance or partial(self.advance, policy)
         return roll_out(advance, start, policy, noise)
 
-    def advance(self, policy: Policy, latent: Latent, noise: Tensor) -> tuple[Latent, Tensor]:
+    def advance(
+        self, policy: Policy, latent: Latent, noise: Float[Tensor, "n ..."]
+    ) -> tuple[Latent, Shaped[Tensor, "n ..."]]:
         """Return the next state, and the policy's action that leads there."""
         action = policy(latent)
         return self.rssm.imagine_step(latent, self.embed(action), noise), action
@@ -138,8 +150,8 @@ class WorldModel(nn.Module):
         obs = self.decoder(latent.deter, latent.stoch)
         return {"obs": self.decoder.natural(obs), **self.predict_reward(latent)}
 
-    def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
-        """Return reward and continuation of states [*b, ...]."""
+    def predict_reward(self, latent: Latent) -> dict[str, Float[Tensor, "*b"]]:
+        """Return reward and continuation of states."""
         feature = latent.feature
         return {
             "reward": self.reward.mean(self.reward(feature)),

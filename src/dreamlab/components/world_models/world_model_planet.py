@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from dreamlab.components import HOME
@@ -57,16 +58,16 @@ class NormalHead(nn.Module):
         self.net = NormMLP(in_dim, config.units, config.layers, config)
         self.out = dense(self.net.out_dim, 1)
 
-    def forward(self, feature: Tensor) -> Tensor:
-        """Return means [*b]."""
+    def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        """Return means."""
         return self.out(self.net(feature)).float()[..., 0]
 
-    def mean(self, logits: Tensor) -> Tensor:
+    def mean(self, logits: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the number: what it was described by."""
         return logits
 
-    def loss(self, mean: Tensor, target: Tensor) -> Tensor:
-        """Return the negative log-likelihood [*b] of a number, without its constant."""
+    def loss(self, mean: Float[Tensor, "*b"], target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the negative log-likelihood of a number, without its constant."""
         return 0.5 * (mean - target).square()
 
 
@@ -89,8 +90,8 @@ class Posterior:
 
     ready: Obs
     latent: Latent
-    post: Tensor
-    prior: Tensor
+    post: Float[Tensor, "b t k"]
+    prior: Float[Tensor, "b t k"]
 
 
 class PlaNetModel(nn.Module):
@@ -123,8 +124,8 @@ class PlaNetModel(nn.Module):
     def discount(self) -> float:
         return self.config.gamma
 
-    def embed(self, action: Tensor) -> Tensor:
-        """Return actions [*b, ...] as numbers [*b, a]; classes become one-hot unless they are."""
+    def embed(self, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "... a"]:
+        """Return actions as numbers, one row each; classes become one-hot unless they are."""
         if self.action.classes is not None:
             hot = action.is_floating_point()
             return action if hot else one_hot(action, self.action.classes)
@@ -139,7 +140,7 @@ class PlaNetModel(nn.Module):
         action = torch.zeros(num, *spec.shape, dtype=dtype, device=device)
         return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
 
-    def after(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Latent:
+    def after(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Latent:
         """Return the latent state once a step was seen; `state` holds the one before."""
         noise = self.rssm.noise(is_first.shape[0], device=is_first.device, mode=mode)
         latent = Latent(state["deter"], state["stoch"])
@@ -147,7 +148,7 @@ class PlaNetModel(nn.Module):
         action = self.embed(state["action"])
         return self.rssm.observe_step(latent, action, tokens, is_first, noise)[0]
 
-    def follow(self, batch: Batch, noise: Tensor | None = None) -> Posterior:
+    def follow(self, batch: Batch, noise: Float[Tensor, "t b ..."] | None = None) -> Posterior:
         """Follow windows [b, t] from the state before anything was seen.
 
         step      0      1      2
@@ -159,9 +160,14 @@ class PlaNetModel(nn.Module):
         return self.observe(batch.obs, led, batch.is_first, start, noise)
 
     def observe(
-        self, obs: Obs, action: Tensor, is_first: Tensor, state: Latent, noise: Tensor | None = None
+        self,
+        obs: Obs,
+        action: Shaped[Tensor, "b t ..."],
+        is_first: Bool[Tensor, "b t"],
+        state: Latent,
+        noise: Float[Tensor, "t b ..."] | None = None,
     ) -> Posterior:
-        """Follow sequences [b, t] from `state`; `action[:, i]` led to step i."""
+        """Follow sequences from `state`; `action[:, i]` led to step i."""
         b, t = is_first.shape
         ready = self.codec.preprocess(obs)
         tokens = self.codec.encode(ready)
@@ -169,8 +175,10 @@ class PlaNetModel(nn.Module):
         latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
         return Posterior(ready, latent, post, self.rssm.prior(latent.deter))
 
-    def losses(self, seen: Posterior, reward: Tensor, is_terminal: Tensor) -> dict[str, Tensor]:
-        """Return losses [b, t]: one per observation, `reward`, and `cont` if it is predicted."""
+    def losses(
+        self, seen: Posterior, reward: Float[Tensor, "b t"], is_terminal: Bool[Tensor, "b t"]
+    ) -> dict[str, Float[Tensor, "b t"]]:
+        """Return losses: one per observation, `reward`, and `cont` if it is predicted."""
         shape, flat = reward.shape, seen.latent.flat().feature
         truth = {k: v.flatten(0, 1) for k, v in seen.ready.items()}
         errors = self.codec.losses(self.codec.decode(flat), truth)
@@ -184,19 +192,25 @@ class PlaNetModel(nn.Module):
     # -- imagining --------------------------------------------------------------------------------
 
     def imagine(
-        self, start: Latent, policy: Policy, horizon: int, noise: Tensor | None = None
-    ) -> tuple[Latent, Tensor]:
+        self,
+        start: Latent,
+        policy: Policy,
+        horizon: int,
+        noise: Float[Tensor, "{horizon} n ..."] | None = None,
+    ) -> tuple[Latent, Shaped[Tensor, "n {horizon}+1 ..."]]:
         """Dream on from states [n, ...]; see `roll_out`."""
         num, device = len(start.deter), start.deter.device
         noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
 
-        def advance(state: Latent, chance: Tensor) -> tuple[Latent, Tensor]:
+        def advance(
+            state: Latent, chance: Float[Tensor, "n ..."]
+        ) -> tuple[Latent, Shaped[Tensor, "n ..."]]:
             action = policy(state)
             return self.rssm.imagine_step(state, self.embed(action), chance), action
 
         return roll_out(advance, start, policy, noise)
 
-    def predict_discount(self, feature: Tensor) -> Tensor:
+    def predict_discount(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """Return how much what follows a state counts: gamma times the chance to go on."""
         if self.cont is None:
             return torch.full_like(feature[..., 0], self.config.gamma)
@@ -207,13 +221,13 @@ class PlaNetModel(nn.Module):
         obs = self.codec.natural(self.codec.decode(latent.feature))
         return {"obs": obs, **self.predict_reward(latent)}
 
-    def predict_reward(self, latent: Latent) -> dict[str, Tensor]:
-        """Return reward and continuation, the discount in it, of states [*b, ...]."""
+    def predict_reward(self, latent: Latent) -> dict[str, Float[Tensor, "*b"]]:
+        """Return reward and continuation, the discount in it, of states."""
         feature = latent.feature
         return {"reward": self.rewards(feature), "cont": self.predict_discount(feature)}
 
-    def rewards(self, feature: Tensor) -> Tensor:
-        """Return the rewards [*b] that are expected in states."""
+    def rewards(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        """Return the rewards that are expected in states."""
         return self.reward.mean(self.reward(feature))
 
 

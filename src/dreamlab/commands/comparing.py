@@ -1,0 +1,93 @@
+"""What the verbs share that make results of groups of runs: compare, export, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dreamlab.commands.arguments import POSITIVE_INT, Decorated, RunFolder, argument
+from dreamlab.commands.printing import warn
+from dreamlab.core.errors import LabError
+
+if TYPE_CHECKING:
+    from dreamlab.results.compare import Comparison
+    from dreamlab.results.groups import Groups
+    from dreamlab.results.published import Curves
+
+GROUP = "a run, a folder of runs, or name=folder,folder"
+PUBLISHED = "Draw published curves, and say where runs stay below them."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is compared: groups of runs by metrics, at a number of env frames."""
+
+    groups: tuple[str, ...]
+    metrics: Sequence[str]
+    at: int | None
+    normalize: str
+    against: str | None = None
+
+    def compare(self) -> tuple[Groups, dict[str, Comparison]]:
+        """Return the groups, and a comparison by what the user called its metric."""
+        from dreamlab.results.compare import compare
+        from dreamlab.results.groups import read_groups
+
+        groups = read_groups(self.groups)
+        warn(groups.damage)
+        found: dict[str, Comparison] = {}
+        for name in self.metrics:
+            many = compare(groups, name, self.at, self.normalize)
+            found |= {c.metric: c for c in many} if len(many) > 1 else {name: many[0]}
+        return groups, found
+
+    def published(self, comparisons: list[Comparison]) -> Curves | None:
+        """Return the published curves that were asked for."""
+        from dreamlab.results import published
+
+        return published.against(comparisons[0].groups, self.against) if self.against else None
+
+    def below(self, comparisons: list[Comparison]) -> list[str]:
+        """Return the warnings about runs that do not keep up with what was published."""
+        from dreamlab.results import published
+
+        if self.against is None:
+            return []
+        returns = [c for c in comparisons if c.is_return]
+        if not returns:
+            raise LabError("--against: only returns are published; compare --metrics return")
+        return [note for c in returns for note in published.below(c, self.against, self.at)]
+
+
+class Names(click.ParamType):
+    """Names with commas between them."""
+
+    name = "a,b"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> list[str]:
+        return value.split(",") if isinstance(value, str) else value
+
+
+def compared(function: Decorated) -> Decorated:
+    """Add the arguments that the three verbs share."""
+    adds: list[Callable[[Decorated], Decorated]] = [
+        argument("groups", GROUP, nargs=-1, required=True, type=RunFolder(str), metavar="GROUP..."),
+        click.option(
+            "--metrics", "--metric", "metrics", default="return", type=Names(), metavar="A,B",
+            help="return, loss, or names as in metrics.jsonl.",
+        ),
+        click.option("--at", type=POSITIVE_INT, metavar="FRAMES", help="Env frames to compare at."),
+        click.option(
+            "--normalize", default="auto", metavar="RULE",
+            help="How scores of several tasks are put together: auto, none, atari, dmc or minmax.",
+        ),
+    ]  # fmt: skip
+    for add in reversed(adds):
+        function = add(function)
+    return function
+
+
+against = click.option("--against", metavar="published[:METHOD]", help=PUBLISHED)

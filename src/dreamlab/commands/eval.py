@@ -1,0 +1,130 @@
+"""`dreamlab eval`: measure a trained policy."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dreamlab.commands.arguments import (
+    POSITIVE_INT,
+    SEED,
+    Place,
+    as_json,
+    checkpoint,
+    run_folder,
+    trust_code,
+    verb,
+)
+from dreamlab.core.errors import LabError
+from dreamlab.core.text import print
+
+if TYPE_CHECKING:
+    from dreamlab.engine.evaluator import EvalResult
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, and where it goes."""
+
+    folder: Path
+    episodes: int
+    checkpoint: str
+    seed: int
+    video: bool
+    out: Path | None
+    as_json: bool
+    trust_code: bool
+
+
+@verb(
+    "eval",
+    "dreamlab eval experiments/first --checkpoint best --episodes 20",
+    "dreamlab eval hub:OWNER/NAME --video --out measured",
+)
+@run_folder("a run's folder, a hub's, or hub:OWNER/NAME[@REVISION]")
+@click.option("--episodes", type=POSITIVE_INT, default=10, help="How many to play.")
+@checkpoint
+@click.option("--seed", type=SEED, default=20_000, help="Of the environments.")
+@click.option("--video", is_flag=True, help="Film an episode.")
+@click.option("--out", type=Place(), help="Where results go; otherwise into the run's folder.")
+@as_json
+@trust_code
+def command(**given: Any) -> int:
+    """Measure a trained policy in new episodes.
+
+    Returns and lengths are printed and kept in report/eval.json; a video goes to videos/. The
+    device and `accel` are those of the run. Into a hub's folder nothing is written.
+    """
+    from dreamlab import build, train
+    from dreamlab.accel import dispatch
+    from dreamlab.export import hub
+    from dreamlab.interop import strangers
+
+    options = Options(**given)
+    folder = hub.resolve(options.folder)
+    out = options.out or (None if hub.is_hub(folder) else folder)
+    if options.video and out is None:
+        raise LabError("eval: nothing is written into a hub's folder: add --out FOLDER")
+    trained = train.load_policy(folder, options.checkpoint, options.trust_code)
+    changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
+    dispatch.set_reference(trained.config.accel == "off")
+    evaluator = build.build_evaluator(replace(trained.config, eval=changed))
+    with strangers.guarded(folder, options.trust_code):
+        result = evaluator.run(trained.workflow, trained.statistics, film=options.video)
+    metrics = _finite({"env_frames": trained.env_frames, **result.metrics()})
+    measured = {**metrics, "returns": result.returns}
+    faults = _keep(result, measured, out, f"eval_seed{options.seed}.mp4")
+    _tell(metrics, {**measured, "video": result.video and str(result.video)}, options.as_json)
+    if result.cut:
+        print(result.cut_text(changed.max_steps), file=sys.stderr)
+    for what, fault in faults.items():
+        print(f"eval: the {what} could not be written: {fault}", file=sys.stderr)
+    asked = "video" in faults or options.out is not None
+    return 2 if faults and asked else 0
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    if wrong := [k for k, v in metrics.items() if not math.isfinite(v)]:
+        raise LabError(
+            f"eval: {wrong[0]} is {metrics[wrong[0]]}: the policy acts, but its environment or "
+            "its rewards are not finite (`dreamlab check` tries the environment)"
+        )
+    return metrics
+
+
+def _keep(
+    result: EvalResult, measured: dict[str, Any], out: Path | None, film: str
+) -> dict[str, OSError]:
+    """Write what was measured, and the video; return what the disk refused, and why."""
+    from dreamlab.core.files import write_json
+    from dreamlab.engine.video import write_video
+
+    faults: dict[str, OSError] = {}
+    if out is None:
+        return faults
+    try:
+        write_json(out / "report" / "eval.json", measured)
+    except OSError as error:
+        faults["result"] = error
+    if result.frames:
+        try:
+            result.video = write_video(out / "videos" / film, result.frames)
+        except OSError as error:
+            faults["video"] = error
+    return faults
+
+
+def _tell(metrics: dict[str, float], measured: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(measured, indent=2))
+        return
+    for name, value in metrics.items():
+        print(f"{name:18s} {value:.6g}")
+    if measured["video"]:
+        print(f"video              {measured['video']}")

@@ -1,0 +1,144 @@
+"""`dreamlab export-policy`: a policy for other programs."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dreamlab.commands.arguments import (
+    POSITIVE,
+    POSITIVE_INT,
+    Place,
+    checkpoint,
+    run_folder,
+    trust_code,
+    verb,
+)
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.files import disk_errors
+from dreamlab.core.text import print
+
+if TYPE_CHECKING:
+    from dreamlab.export.policy_files import Format, Parity, Runner
+    from dreamlab.train import Trained
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which policy, and what is made of it."""
+
+    folder: Path
+    format: Format
+    checkpoint: str
+    out: Path | None
+    batch: int | None
+    tolerance: float
+    hub: Path | None
+    push: str | None
+    private: bool
+    trust_code: bool
+
+
+@verb(
+    "export-policy",
+    "dreamlab export-policy experiments/first --format onnx",
+    "dreamlab export-policy experiments/first --hub my-policy --push OWNER/NAME --private",
+)
+@run_folder("a run's folder, a hub's, or hub:OWNER/NAME[@REVISION]")
+@click.option(
+    "--format", type=click.Choice(["onnx", "torchscript"]), default="onnx", help="Of the file."
+)
+@checkpoint
+@click.option("--out", type=Place(), help="The file; otherwise FOLDER/export/policy.*")
+@click.option("--batch", type=POSITIVE_INT, help="Fix the number of rows; otherwise any number.")
+@click.option(
+    "--tolerance", type=POSITIVE, default=1e-4, help="Largest difference from the original."
+)
+@click.option("--hub", type=Place(), help="Write a folder for a model hub instead.")
+@click.option("--push", metavar="OWNER/NAME", help="Upload that folder to Hugging Face.")
+@click.option("--private", is_flag=True, help="Only you shall see what is pushed.")
+@trust_code
+def command(**given: Any) -> int:
+    """Write a run's policy for other programs, compared with the original before it counts."""
+    from dreamlab import train
+    from dreamlab.export import hub
+    from dreamlab.interop import strangers
+
+    options = Options(**given)
+    options = replace(options, folder=hub.resolve(options.folder))
+    if not (options.folder / "config.yaml").exists():
+        raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")
+    if options.private and not options.push:
+        raise ConfigError("export-policy: --private is about --push OWNER/NAME")
+    to_hub = options.hub or options.push
+    if hub.is_hub(options.folder) and not (options.out or to_hub):
+        raise ConfigError("export-policy: nothing is written into a hub's folder: add --out FILE")
+    trained = train.load_policy(options.folder, options.checkpoint, options.trust_code)
+    with disk_errors(every=True), strangers.guarded(options.folder, options.trust_code):
+        return _export_to_hub(trained, options) if to_hub else _export(trained, options)
+
+
+def _export_to_hub(trained: Trained, options: Options) -> int:
+    from dreamlab.export import hub
+    from dreamlab.runs.run import Run
+
+    env, frames = trained.config.env.id, trained.env_frames
+    source = f"hub:{options.push}" if options.push else "FOLDER"
+    about = {"env": env, "frames": frames, "source": source}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder: Path = options.hub or Path(scratch) / "policy"
+        run, workflow = Run(options.folder), trained.workflow
+        hub.write_hub(folder, run, trained.config, workflow, trained.statistics, about)
+        if options.hub:
+            print(f"hub folder {folder}")
+        if options.push:
+            message = f"{type(workflow).__name__} on {env}, {frames:,} env frames"
+            url = hub.push(folder, options.push, message, private=options.private)
+            print(f"pushed to  {url}\nmeasure it with  dreamlab eval {source}")
+    return 0
+
+
+def _export(trained: Trained, options: Options) -> int:
+    import torch
+
+    from dreamlab.envs.vector import Envs, make_env
+    from dreamlab.export import policy_export as exporting
+    from dreamlab.export import policy_files as files
+    from dreamlab.runs.run import Run
+
+    torch.set_num_threads(1)  # a row at a time is too little work to share
+    env = trained.config.env
+    wrapper = exporting.action_wrapper(make_env(env, 0, 0))
+    normalize = exporting.Normalize(env.normalize_obs, trained.statistics)
+    workflow = trained.workflow.cpu().eval()
+    actions = exporting.actions_of(wrapper)
+    policy = exporting.Exported(workflow, normalize, actions, options.batch)
+    path: Path = options.out or options.folder / "export" / f"policy{files.SUFFIX[options.format]}"
+
+    def check(run_file: Runner) -> Parity:
+        rows = policy.batch or 1
+        envs = Envs(replace(env, num_envs=rows, vector="sync", normalize_obs=None), 0)
+        steps = files.record(policy, workflow, envs, 64)
+        envs.close()
+        taken = wrapper.action if wrapper is not None else lambda a: a
+        return files.compare(policy, run_file, workflow, steps, taken)
+
+    parity = files.write_checked(policy, path, options.format, check, options.tolerance)
+    manifest = Run(options.folder).manifest
+    about = {
+        "run": manifest.get("id"), "env": env.id, "env_frames": trained.env_frames,
+        "versions": manifest.get("versions"), "max_difference": parity.worst,
+    }  # fmt: skip
+    beside = files.write_metadata(path, policy, options.format, about)
+    print(f"file            {path}\nmetadata        {beside}")
+    print(f"inputs          {', '.join(policy.inputs)}")
+    print(f"outputs         {', '.join(policy.outputs)}")
+    forced = policy.batch != options.batch
+    fixed = " only: this policy cannot be written for any number of them" if forced else " only"
+    print(f"rows            {f'{policy.batch}{fixed}' if policy.batch else 'any number'}")
+    print(f"max difference  {parity.worst:.3g} over {parity.steps} steps")
+    return 0

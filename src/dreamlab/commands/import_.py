@@ -1,0 +1,52 @@
+"""`dreamlab import`: a run made of a checkpoint of another program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dreamlab.commands.arguments import Place, argument, check_trust, overrides, trust_code, verb
+from dreamlab.core.errors import LabError, unknown
+from dreamlab.core.files import disk_errors
+from dreamlab.core.text import print
+
+PROGRAMS = ("dreamerv3",)
+
+
+@verb(
+    "import",
+    "dreamlab import dreamerv3 ~/logdir/crafter env=crafter run.dir=experiments/imported",
+    "dreamlab import dreamerv3 agent.pkl dreamer_walker env.id=walker_run",
+)
+@argument("program", "whose checkpoint it is: dreamerv3", metavar="PROGRAM")
+@argument("path", "an agent.pkl, an .npz, or a folder with one", type=Place(), metavar="PATH")
+@overrides
+@trust_code
+def command(program: str, path: Path, overrides: tuple[str, ...], trust_code: bool) -> int:
+    """Make a run folder of an original's checkpoint; eval and resume work on it.
+
+    The network is that of the weights; the environment is yours to name. Nothing in the checkpoint
+    is executed.
+    """
+    if program not in PROGRAMS:
+        raise LabError(unknown("program to import from", program, PROGRAMS, "import"))
+    from dreamlab import build, train
+    from dreamlab.interop import import_run
+
+    check_trust(overrides, trust_code)
+    weights = import_run.read_weights(path)
+    config = import_run.config_for(weights, overrides)
+    if config.run.dir and (Path(config.run.dir) / "config.yaml").exists():
+        raise LabError(f"{config.run.dir} holds a run already: import into another run.dir")
+    import_run.check_fit(weights, config)
+    with disk_errors("Give the run another place with run.dir"), train.open_run(config) as opened:
+        run = opened.run
+        if opened.found:  # another process was faster
+            raise LabError(f"{run.folder} holds a run already: import into another run.dir")
+        loop = build.build(opened.config, run)
+        moments = import_run.fill(loop.workflow, weights)
+        loop.save()
+        opened.keep()
+        run.event("imported", source=str(path), optimizer=moments)
+        run.update(status="imported")
+    print(f"imported {'with' if moments else 'without'} the optimizer's moments: {run.folder}")
+    return 0

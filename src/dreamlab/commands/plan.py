@@ -1,0 +1,80 @@
+"""`dreamlab plan`: what a run will cost, from a few seconds of it in a scratch folder."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dreamlab.commands.arguments import cfg, check_trust, overrides, trust_code, verb
+from dreamlab.core.text import print
+
+if TYPE_CHECKING:
+    from dreamlab.config import LabConfig
+
+GIB = 2**30
+
+
+@verb(
+    "plan",
+    "dreamlab plan dreamer_walker",
+    "dreamlab plan dqn_pong buffers.replay.capacity=1_000_000 device=cpu",
+)
+@overrides
+@cfg
+@trust_code
+def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
+    """Tell what a run will cost before it is trained.
+
+    Parameters, memory and disk in GiB, env frames, updates and the expected time, extrapolated from
+    a few seconds of training in a scratch folder on this machine.
+    """
+    from dreamlab.config import compose, load_config, to_yaml
+
+    check_trust(overrides, trust_code)
+    config = load_config(compose(overrides))
+    if cfg:
+        print(to_yaml(config), end="")
+        return 0
+    for name, value in _costs(config):
+        print(f"{name:16s} {value}")
+    return 0
+
+
+def _costs(config: LabConfig) -> list[tuple[str, str]]:
+    """Return what is told, row by row."""
+    from dreamlab import build
+    from dreamlab.core.words import duration
+    from dreamlab.engine.plan import make_plan
+    from dreamlab.engine.terminal import Terminal
+    from dreamlab.engine.watch import disk_free, memory_available
+    from dreamlab.runs.run import Run
+
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Run(Path(scratch) / "run")
+        run.folder.mkdir()
+        loop = build.build(config, run, Terminal("off", config.name))
+        sizes = {
+            k: build.buffer_bytes(p, loop.workflow, config.env.num_envs)
+            for k, p in config.buffers.items()
+        }
+        result = make_plan(loop, sizes)
+        stored = {
+            k: getattr(getattr(b, "config", None), "storage", "ram")
+            for k, b in loop.parts.buffers.items()
+        }
+    free, speed = disk_free(Path.cwd()), result.decisions_per_s
+    return [
+        ("parameters", f"{result.parameters:,}"),
+        *(
+            (f"buffer {k}", f"{v / GIB:.3f} GiB when full, in {stored[k]}")
+            for k, v in sizes.items()
+        ),
+        ("memory free", f"{memory_available() / GIB:.1f} GiB"),
+        ("disk", f"{result.disk_bytes / GIB:.3f} GiB of {free / GIB:.1f} GiB free"),
+        ("one tick", f"{1e3 * result.tick_s:.2f} ms ({speed:,.0f} decisions/s)"),
+        ("one update", f"{1e3 * result.update_s:.2f} ms"),
+        ("env frames", f"{result.env_frames:,}"),
+        ("updates", f"{result.updates:,.0f}"),
+        ("expected time", duration(3600 * result.hours)),
+    ]

@@ -1,0 +1,122 @@
+"""A part of a run once more, in a clean process: what `dreamlab verify` compares with."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dreamlab import build, train
+from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
+from dreamlab.core.clock import moment_of
+from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.files import write_text
+from dreamlab.core.text import print
+from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.observer import Observer
+from dreamlab.engine.orchestrator import Orchestrator
+from dreamlab.engine.terminal import Terminal
+from dreamlab.runs import verify as verifying
+from dreamlab.runs.locks import is_writing
+from dreamlab.runs.run import Run
+
+
+def prepare(config: LabConfig, second: Path, overrides: Sequence[str]) -> verifying.Rows:
+    """Write the second run's configuration; return the options that it changes."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        node = OmegaConf.create(dump(config))
+        merged = OmegaConf.merge(node, OmegaConf.from_dotlist(list(overrides)))
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(f"verify: {' '.join(str(error).split())}") from None
+    plain: Any = OmegaConf.to_container(merged)
+    changed = load_config(plain)
+    second.mkdir()
+    write_text(second / "config.yaml", to_yaml(_quiet(changed, second)))
+    return verifying.changes(dump(config), dump(changed))
+
+
+def _quiet(config: LabConfig, folder: Path) -> LabConfig:
+    """Return the same training without what only looks at it."""
+    log = replace(
+        config.log, terminal="off", tensorboard=False, wandb=False, chain=True, norms=False
+    )
+    never: dict[str, Any] = {"every_frames": 0, "every_updates": 0}
+    return replace(
+        config,
+        run=replace(config.run, dir=str(folder)),
+        log=log,
+        eval=replace(config.eval, **never, episodes=1, num_envs=1, video=False),
+        report=replace(config.report, **never),
+        checkpoint=replace(config.checkpoint, **never, every_s=0.0),
+        watch=replace(config.watch, on_nan="off", check_every_update=False, command=None),
+    )
+
+
+def copy_checkpoint(run: Run, config: LabConfig, second: Path, which: str) -> int:
+    """Copy a checkpoint with all that it needs; return its moment."""
+    if is_writing(run.folder):
+        raise LabError(f"{run.folder} is being trained: leave out --from, or wait until it is done")
+    checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint, print)
+    path = checkpoints.named(which) or checkpoints.folder / which
+    if path.name not in checkpoints.names():
+        raise LabError(f"{run.folder}: there is no checkpoint {which!r}; {checkpoints.names()}")
+    shutil.copytree(path, second / "checkpoints" / path.name)
+    if (run.folder / "buffers").is_dir():
+        shutil.copytree(run.folder / "buffers", second / "buffers")
+    for name in ("chain.jsonl", "metrics.jsonl"):
+        shutil.copy(run.folder / name, second / name)
+    return int(path.name.split("_")[0])
+
+
+def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
+    """Return the moments of the links to compare: all, or up to the first after `frames`."""
+    links = verifying.whole_part(verifying.read_chain(run.folder))
+    ahead = [at for link in links if (at := moment_of(link)) > begin]
+    if not ahead:
+        raise LabError(f"{run.folder}: nothing was recorded after {begin:,} on its clock")
+    short = sum(f < begin + frames for f in ahead) if frames else len(ahead)
+    return ahead[: short + 1]
+
+
+def run_again(second: Path, links: int) -> None:
+    """Train the prepared folder for a number of links, in a process of its own."""
+    command = [sys.executable, "-m", __name__, str(second), str(links)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        text = "\n".join(done.stderr.strip().splitlines()[-8:])
+        raise LabError(f"the second run failed:\n{text}")
+
+
+class StopAfterLinks(Observer):
+    """Ends a run once it has written a number of links."""
+
+    def __init__(self, loop: Orchestrator, links: int) -> None:
+        self.loop, self.left = loop, links
+
+    def flushed(self, record: dict[str, float]) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.loop.stop()
+
+
+def again(folder: Path, links: int) -> int:
+    """Train a prepared folder for a number of links: what the clean process does."""
+    run = Run(folder)
+    config = load_config(read_yaml(run.config_path))
+    loop = build.build(config, run, Terminal("off", config.name))
+    train.begin(train.Opened(run, config, True, lambda: None), loop)
+    loop.observers.add(StopAfterLinks(loop, links))
+    loop.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(again(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,85 @@
+"""`dreamlab sweep`: every job of a sweep that is not over yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dreamlab.commands.arguments import typed, verb
+from dreamlab.commands.many import Asked, list_sweeps, many
+from dreamlab.commands.printing import warn
+from dreamlab.core.text import print
+
+if TYPE_CHECKING:
+    from dreamlab.sweeps.job import Job
+    from dreamlab.sweeps.sweep import Sweep
+
+
+@verb(
+    "sweep",
+    "dreamlab sweep ppo_cartpole_grid --dry-run",
+    "dreamlab sweep my_sweep.yaml parallel_jobs=4 training.total_frames=50_000",
+    "dreamlab sweep my_sweep.yaml --show",
+)
+@many
+@click.pass_context
+def command(ctx: click.Context, **given: Any) -> int:
+    """Run every job of a sweep that is not over yet.
+
+    Jobs are runs: each option in `parameters` times each seed. Typed again, the sweep goes on where
+    it was. Limits of a job are in threads, GB of memory and minutes.
+    """
+    asked = Asked(**given)
+    if asked.file is None:
+        return list_sweeps()
+    from dreamlab.commands import jobs as shared
+    from dreamlab.sweeps.progress import results
+    from dreamlab.sweeps.sweep import Sweep, make_jobs
+
+    config = shared.read_sweep(asked.file, asked.overrides)
+    folder = config.folder("sweep")
+    jobs = make_jobs(config, folder)
+    if asked.dry_run:
+        shared.check_jobs(jobs)
+        shared.list_jobs(jobs)
+        return 0
+    if asked.show:
+        table, damage = results(jobs, {j.name: j.status() for j in jobs})
+        shared.console().print(table)
+        warn(damage)
+        return 0
+    shared.check_jobs([j for j in jobs if j.status() != "finished"])
+    shared.keep_file(config, folder)
+    ends = {"finished"} if asked.retry_failed else {"finished", "failed", "pruned"}
+    pool, view = shared.staff(config, folder, over={j.status() for j in jobs} <= ends)
+    work = Sweep(jobs, pool, view, asked.retry_failed)
+    busy = f", {len(work.elsewhere)} running already" if work.elsewhere else ""
+    view.say(f"{len(jobs)} jobs, {len(work.left)} to run{busy}, in {folder}")
+    code = work.run()
+    _report_failures([j for j in jobs if work.states[j.name] == "failed"])
+    view.say(_summary(work, folder, shared.again("sweep", typed(ctx))))
+    return code
+
+
+def _report_failures(failed: Iterable[Job]) -> None:
+    """Print the last words of failed jobs, once for those that failed in the same way."""
+    alike: dict[tuple[str, ...], list[Job]] = {}
+    for job in failed:
+        alike.setdefault(tuple(job.error()), []).append(job)
+    for lines, jobs in alike.items():
+        print()
+        for job in jobs:
+            print(f"failed: {job.name}  {job.label}")
+        print(f"  {jobs[-1].folder / 'stderr.log'}")
+        print("\n".join(f"  | {line}" for line in lines))
+
+
+def _summary(work: Sweep, folder: Path, again: str) -> str:
+    if work.pool.stopping:
+        return f"stopped. To go on: {again}"
+    if "failed" in work.states.values():
+        return f"some jobs failed. To try them again: {again} --retry-failed"
+    return f"all finished: {folder}. The results: {again} --show"

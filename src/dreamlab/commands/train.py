@@ -1,0 +1,86 @@
+"""`dreamlab train`: a new run, or more of the one in run.dir."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from dreamlab.commands.arguments import cfg, overrides, trust_code, verb
+from dreamlab.config_files import experiments
+from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.text import print
+
+WIDE = 130
+"""Columns from which on an environment is written in full."""
+
+
+@verb(
+    "train",
+    "dreamlab train                                  # lists the experiments",
+    "dreamlab train ppo_cartpole seed=1 run.dir=experiments/first",
+    "dreamlab train dqn_cartpole seed=1,2,3 training.total_frames=20_000",
+    "dreamlab train my_experiment.yaml env=Acrobot-v1 --cfg job",
+)
+@overrides
+@cfg
+@trust_code
+def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
+    """Train, or go on with the run in run.dir.
+
+    The configuration is an experiment and whatever is changed in it. A run gets a folder of its own
+    below experiments/ unless run.dir names one; the same command in the same folder goes on.
+    `seed=1,2,3` trains each seed in turn. Without arguments the experiments are listed.
+    Lengths are in env frames, action repeat included.
+    """
+    if not overrides and not cfg:
+        return _list()
+    from dreamlab import train
+    from dreamlab.config import compose, load_config, to_yaml
+    from dreamlab.interop import strangers
+
+    strange_file = strangers.check_files(overrides, trust_code)
+    for words in each_seed(list(overrides)):
+        config = load_config(compose(words))
+        if cfg:
+            print(to_yaml(config), end="")
+            continue
+        strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
+        if trust_code and not (strange_file or strange_run):
+            raise ConfigError("--trust-code: nothing here is from a hub: leave it out")
+        if train.train(config, trust_code=trust_code and strange_run)[1] == "interrupted":
+            return 130
+    return 0
+
+
+def _list() -> int:
+    """Print the experiments as a table, one line each; on a terminal no longer than its lines."""
+    rows = [("experiment", "environment", ""), *((e.name, e.env, e.about) for e in experiments())]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    narrow = widths[0], widths[1] if width is None or width > WIDE else 24
+    for name, env, about in rows:
+        line = f"{name:{narrow[0]}s}  {_cropped(env, narrow[1]):{narrow[1]}s}  {about}"
+        print(_cropped(line.rstrip(), width))
+    return 0
+
+
+def _cropped(text: str, width: int | None) -> str:
+    return text if width is None or len(text) <= width else f"{text[: width - 1]}…"
+
+
+def each_seed(words: list[str]) -> list[list[str]]:
+    """Return one list of overrides per seed; each has its own folder."""
+    at = next((i for i, a in enumerate(words) if a.startswith("seed=") and "," in a), None)
+    if at is None:
+        return [words]
+    folder = next((a.split("=", 1)[1] for a in words if a.startswith("run.dir=")), None)
+    rest = [a for i, a in enumerate(words) if i != at and not a.startswith("run.dir=")]
+    out: list[list[str]] = []
+    for seed in words[at].split("=", 1)[1].split(","):
+        if not re.fullmatch(r"-?[0-9_]+", seed.strip()):
+            raise LabError(f"seed: expected int, got {seed!r}")
+        extra = [f"run.dir={folder}/seed_{seed}"] if folder else []
+        out.append([*rest, f"seed={seed}", *extra])
+    return out

@@ -1,0 +1,101 @@
+"""What the engine asks of anything that batches can be drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Spec
+
+
+@dataclass(frozen=True)
+class BufferConfig:
+    """What a buffer's options tell before it is made; a ValueError says what cannot work."""
+
+    stores: ClassVar[bool] = True
+    """Whether steps can be collected into it."""
+
+    def window(self) -> tuple[int, int, int] | None:
+        """Return batch, length and context of what is drawn; None if it is used as a whole."""
+        return None
+
+    def first_batch(self, num_envs: int) -> int:
+        """Return how many steps must be stored before a batch can be drawn."""
+        return 0
+
+    def most_steps(self, num_envs: int) -> int:
+        """Return how many steps it holds when full."""
+        raise NotImplementedError
+
+    def check_phase(self, phase: Phase) -> None:
+        """Raise if the buffer cannot serve this phase."""
+
+
+@dataclass(frozen=True)
+class BufferContext:
+    """Where a buffer lives: known to the composition root, not to its config."""
+
+    spec: Spec
+    num_envs: int
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    folder: Path | None = None
+    """The run's folder for this buffer; None keeps everything in memory."""
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    """What the workflow stores beside a step, as of one environment: data made elsewhere may lack
+    it."""
+
+
+class Source(Protocol):
+    """Gives batches: a buffer, or a mix of several."""
+
+    @property
+    def rows(self) -> int:
+        """Return how many windows a batch has."""
+        ...
+
+    @property
+    def steps_per_sample(self) -> int:
+        """Return how many stored steps one batch replays."""
+        ...
+
+    def ready(self) -> bool:
+        """Tell whether a batch can be drawn."""
+        ...
+
+    def sample(self, rows: int | None = None) -> Batch:
+        """Draw a batch, of `rows` windows if given; it is valid until the next one is drawn."""
+        ...
+
+    def peek(self, seed: int, length: int) -> Batch | None:
+        """Draw windows to look at, changing nothing; None if what is stored is used only once."""
+        ...
+
+    def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
+        """Write extras [b, t] back at the last t steps of the windows `index` of a batch."""
+        ...
+
+
+class Buffer(Source, Protocol):
+    """A source that is configured by itself: a replay, a rollout, another run's replay, data."""
+
+    def nbytes(self) -> int:
+        """Return how much memory it takes when full; 0 before its first step."""
+        ...
+
+    def save(self) -> dict[str, Any]:
+        """Write what is not on disk yet and return the state that leads back here."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Come back to a state returned by `save`."""
+        ...
+
+    def prune(self, states: list[dict[str, Any]]) -> None:
+        """Delete files that none of these states needs."""
+        ...
