@@ -11,7 +11,7 @@ from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import Float
 from torch import Tensor
 
-from dreamlab.components.critics.ensemble import ContinuousCritics
+from dreamlab.components.critics.ensemble import ContinuousCritics, CriticsConfig
 from dreamlab.components.critics.transitions import Transitions
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.layers import RMSNorm
@@ -36,7 +36,7 @@ def test_types_that_disagree_are_refused():
 def test_methods_of_modules_are_checked():
     with pytest.raises(BeartypeCallHintViolation):
         RMSNorm(3)(torch.zeros(2, 3, dtype=torch.bool))
-    critics = ContinuousCritics(2, 4, ArraySpec((1,)), (8,))
+    critics = ContinuousCritics(CriticsConfig(hidden=(8,)), 4, ArraySpec((1,)))
     with pytest.raises(BeartypeCallHintViolation):
         critics(torch.zeros(3, 4), torch.zeros(2, 1))
 

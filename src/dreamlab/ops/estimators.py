@@ -40,11 +40,11 @@ class Path:
     """None: it never does, as in dreams."""
 
     @property
-    def discount(self) -> Tensor:
+    def discount(self) -> Float[Tensor, "b t"]:
         return self.cont if self.gamma == 1.0 else self.gamma * self.cont
 
     @property
-    def same(self) -> Tensor:
+    def same(self) -> Float[Tensor, "b t"]:
         """Return 0 for a step at which an episode ended: what follows it is another one."""
         ones = torch.ones_like(self.value)
         return ones if self.is_last is None else (~self.is_last).to(ones.dtype)
@@ -63,7 +63,7 @@ class ReturnEstimator(ABC):
         """Return how much better than its value each step went; 0 where an episode ended."""
         return (self.returns(path) - path.value[:, :-1]) * path.same[:, :-1]
 
-    def both(self, path: Path) -> tuple[Tensor, Tensor]:
+    def both(self, path: Path) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
         """Return advantages, and the returns that go with them."""
         advantage = self.advantages(path)
         return advantage, advantage + path.value[:, :-1]
@@ -85,7 +85,7 @@ class LambdaReturn(ReturnEstimator):
     def __init__(self, config: LambdaReturnConfig) -> None:
         self.lam = config.lam
 
-    def returns(self, path: Path) -> Tensor:
+    def returns(self, path: Path) -> Float[Tensor, "b n"]:
         lam = self.lam if path.is_last is None else self.lam * path.same
         return lambda_return(path.reward, path.discount, path.value, lam)
 
@@ -93,11 +93,11 @@ class LambdaReturn(ReturnEstimator):
 class GAE(LambdaReturn):
     """The same return, of which the advantage is added up from the errors of single steps."""
 
-    def advantages(self, path: Path) -> Tensor:
+    def advantages(self, path: Path) -> Float[Tensor, "b n"]:
         p = path
         return generalised_advantage(p.reward, p.value, p.cont, p.same, p.gamma, self.lam)
 
-    def returns(self, path: Path) -> Tensor:
+    def returns(self, path: Path) -> Float[Tensor, "b n"]:
         return self.advantages(path) + path.value[:, :-1]
 
 
@@ -116,7 +116,7 @@ class NStep(ReturnEstimator):
     def __init__(self, config: NStepConfig) -> None:
         self.n = config.n
 
-    def returns(self, path: Path) -> Tensor:
+    def returns(self, path: Path) -> Float[Tensor, "b n"]:
         discount, value, same = path.discount[:, 1:], path.value, path.same[:, 1:]
         ahead = value
         for _ in range(min(self.n, value.shape[1] - 1)):
