@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 def command(folder: Path, task: str, frames: str, seed: int, overrides: list[str]) -> list[str]:
     """Return the command that trains a task, or goes on with it."""
     return [
-        sys.executable, "-m", "dreamlab.cli", "train", "+experiment=dreamer_walker",
+        sys.executable, "-m", "dreamlab", "train", "+experiment=dreamer_walker",
         f"env.id={task}", f"name=dreamer_{task}", f"seed={seed}", f"run.dir={folder}",
         f"training.total_frames={frames}", "eval.video=false", "log.terminal=plain", *overrides,
     ]  # fmt: skip

@@ -60,7 +60,7 @@ def _processor() -> float:
 
 def command(*arguments: str) -> None:
     """Run a verb as a user would."""
-    program = [sys.executable, "-m", "dreamlab.cli", *arguments]
+    program = [sys.executable, "-m", "dreamlab", *arguments]
     subprocess.run(program, check=True, capture_output=True)
 
 

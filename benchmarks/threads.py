@@ -55,7 +55,7 @@ def updates_per_s(experiment: str, setting: str, seconds: float) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "run" / "metrics.jsonl"
         line = [
-            sys.executable, "-m", "dreamlab.cli", "train", f"+experiment={experiment}",
+            sys.executable, "-m", "dreamlab", "train", f"+experiment={experiment}",
             f"run.dir={path.parent}", f"log.every_frames={RECORDS[experiment]}", "log.chain=false",
             "eval.every_frames=0", "checkpoint.every_frames=0", "checkpoint.every_s=0",
             "log.terminal=off", "device=cpu", "seed=1", *options,

@@ -53,7 +53,7 @@ class Reinforce(Workflow[ReinforceConfig]):
 
 
 if __name__ == "__main__":
-    ours = "+workflow={_target_: write_an_algorithm.Reinforce, hidden: 32}"
-    node = compose(["+experiment=ppo_cartpole", "~workflow", ours, "training.total_frames=30_000"])
+    ours = "workflow={_target_: write_an_algorithm.Reinforce, hidden: 32}"
+    node = compose(["+experiment=ppo_cartpole", ours, "training.total_frames=30_000"])
     run, status = train.train(load_config(node))
     print(status, run.manifest["final_eval"]["eval/return"])

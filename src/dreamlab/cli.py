@@ -155,8 +155,10 @@ def _fault(error: click.ClickException, ctx: click.Context | None) -> str:
         return f"there is no option {error.option_name!r}.{near}"
     if isinstance(error, click.BadParameter) and ctx is not None and error.param is not None:
         of = error.param.get_error_hint(ctx).replace("'", "").split(" / ")[-1]
-        missing = isinstance(error, click.MissingParameter)
-        return f"argument {of} is missing" if missing else f"argument {of}: {error.message}"
+        if isinstance(error, click.MissingParameter):
+            usage = " ".join(ctx.get_usage().split()).removeprefix("Usage: ")
+            return f"argument {of} is missing: {usage}"
+        return f"argument {of}: {error.message}"
     return error.format_message()
 
 

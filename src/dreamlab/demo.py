@@ -63,8 +63,8 @@ def _summary(
         "",
         "try next:",
         f"  dreamlab eval {folder} --checkpoint best --episodes 20 --video",
-        f"  dreamlab train +experiment=ppo_cartpole env.suite=imagined env.id={folder}",
-        "  dreamlab train +experiment=sac_pendulum seed=1",
+        f"  dreamlab train ppo_cartpole env.suite=imagined env.id={folder}",
+        "  dreamlab train sac_pendulum seed=1",
     ]
     for line in lines:
         terminal.say(line)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
-from dreamlab.core.config import Part, defaults, locate
+from dreamlab.core.config import Part, defaults
+from dreamlab.core.locate import locate
 from dreamlab.core.workflow import Workflow
 from dreamlab.envs.suites import SUITES
 from dreamlab.envs.vector import EnvConfig

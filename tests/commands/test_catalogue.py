@@ -190,7 +190,7 @@ def test_listing_does_without_torch_and_a_reader_who_leaves_is_no_error(made):
     code = "import sys; from dreamlab.cli import main; main(sys.argv[1:])\n"
     code += "assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, "list", made], check=True, capture_output=True)
-    command = f"{shlex.quote(sys.executable)} -m dreamlab.cli list {made} | true"
+    command = f"{shlex.quote(sys.executable)} -m dreamlab list {made} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
 

@@ -13,6 +13,7 @@ import pytest
 from dreamlab import cli
 from dreamlab.cli import SUMMARIES, main
 from dreamlab.commands.arguments import Argument, Verb
+from dreamlab.runs.run import Run
 
 CONTEXT = click.Context(cli.app, info_name="dreamlab")
 HELPERS = {
@@ -78,16 +79,25 @@ def test_the_list_of_verbs_is_grouped_and_whole(capsys):
     assert helped(capsys, "help", "list") == helped(capsys, "list", "--help")
 
 
+def test_the_page_has_every_verb():
+    rows = (Path(__file__).parents[2] / "docs" / "commands.md").read_text().splitlines()
+    told = [r.split("|") for r in rows if re.match(r"\| \w+ \| `", r)]
+    known = {name: about.rstrip(".") for name, about in SUMMARIES.items()}
+    assert {r[2].strip(" `"): r[3].strip() for r in told} == known
+
+
 def test_a_verb_is_a_file():
     files = {p.stem for p in Path(cli.__file__).parent.joinpath("commands").glob("[!_]*.py")}
     verbs = {cli.MODULES.get(v, v.replace("-", "_")) for v in SUMMARIES}
     assert files == verbs | HELPERS
 
 
-def test_the_module_is_the_command():
-    line = [sys.executable, "-m", "dreamlab", "--version"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"dreamlab \d+\.\d+\.\d+\n", done.stdout)
+def test_the_module_is_the_command(tmp_path):
+    words = ("train", "random_cartpole", "tiny=true", "training.total_frames=40", "device=cpu")
+    quiet = ("eval.episodes=1", "eval.video=false", "log.terminal=off", f"run.dir={tmp_path}/r")
+    line = [sys.executable, "-m", "dreamlab", *words, *quiet]
+    subprocess.run(line, capture_output=True, check=True)
+    assert Run(tmp_path / "r").manifest["command"] == ["dreamlab", *words, *quiet]
 
 
 def test_help_and_lists_load_nothing_heavy(tmp_path):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dreamlab.config import migrate
-from dreamlab.core.config import dump, load, locate
+from dreamlab.core.config import dump, load
+from dreamlab.core.locate import locate
 
 LAPROP = {
     "lr": 4e-5, "agc": 0.3, "warmup": 1000, "schedule": "const", "optimizer": "laprop",

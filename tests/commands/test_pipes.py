@@ -51,7 +51,7 @@ WALKED = [
     "check env=CartPole-v1", "resume RUN", "completion bash",
     "import dreamerv3 AGENT IDENTITY run.dir=NEW",
 ]  # fmt: skip
-SLOW = ["doctor", "demo training.total_frames=300 log.terminal=plain run.dir=NEW"]
+SLOW = ["doctor", "demo training.total_frames=800 log.terminal=plain run.dir=NEW"]
 
 
 def test_every_verb_is_walked():
@@ -87,7 +87,7 @@ def test_a_training_goes_on_when_nobody_looks(tmp_path, left):
 
 def test_an_error_that_nobody_reads_is_no_traceback(tmp_path):
     make(tmp_path / "a")
-    dreamlab = f"{shlex.quote(sys.executable)} -m dreamlab.cli"
+    dreamlab = f"{shlex.quote(sys.executable)} -m dreamlab"
     for command in (
         f"{dreamlab} sweep {SWEEPS / 'ppo_cartpole_grid.yaml'} --dry-run | head -1",
         f"{dreamlab} list {tmp_path / 'nothing'} 2>&1 | true",

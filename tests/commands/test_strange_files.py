@@ -69,4 +69,5 @@ def test_an_import_asks_for_trust_and_takes_it(hub, tmp_path, capsys, monkeypatc
     assert "add --trust-code" in capsys.readouterr().err
     assert not Path("new").exists()
     assert main([*words, "run.dir=new", "--trust-code"]) == 0
+    assert "is trusted to run" in capsys.readouterr().err
     assert Path("new", "config.yaml").exists()

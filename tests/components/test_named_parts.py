@@ -7,8 +7,9 @@ import torch
 
 from dreamlab.components import PARTS
 from dreamlab.components.world_models.rssm import RSSM
-from dreamlab.core.config import dump, load, locate
+from dreamlab.core.config import dump, load
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.locate import locate
 from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
 from tests.components import own_parts

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from dreamlab.config import load_config
-from dreamlab.core.config import Part, dump, load, optional_part, ours_only, part
+from dreamlab.core.config import Part, dump, load, optional_part, part
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.locate import ours_only
 from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.workflows.ppo import PPOConfig
 from tests.core.parts import Configured, ConfiguredConfig, Plain

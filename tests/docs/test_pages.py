@@ -65,11 +65,8 @@ def test_a_command_is_one_that_works(page, folder, words, monkeypatch, capsys):
             build.check(load_config(compose(overrides)))
     elif verb == "check":
         assert build.env_config(compose(args)).suite in SUITES
-    elif verb == "resume":
-        assert args[0] == "FOLDER"
-        assert all(re.fullmatch(r"training\.total_frames=[\d_]+", o) for o in args[1:])
-    elif verb == "eval":  # gets as far as looking for the folder: its options are known
-        assert cli.main(["eval", *args]) == 2
+    elif verb in ("eval", "resume"):  # gets as far as looking for the folder: options are known
+        assert cli.main([verb, *args]) == 2
         assert "is not a run folder" in capsys.readouterr().err
 
 

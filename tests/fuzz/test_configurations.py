@@ -103,7 +103,7 @@ COMMANDS = [
 )
 def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(arguments, tmp_path):
     (tmp_path / "given.yaml").write_text(source("ppo_cartpole") + ENDINGS["an alias bomb"])
-    command = [sys.executable, "-m", "dreamlab.cli", *arguments]
+    command = [sys.executable, "-m", "dreamlab", *arguments]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )

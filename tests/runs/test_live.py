@@ -179,7 +179,7 @@ def test_a_terminal_is_drawn_until_ctrl_c(tmp_path):
     add(run.folder, env_frames=300, **{"episode/return": 7.5, "time/wall_s": 30})
     child, terminal = pty.fork()
     if child == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "dreamlab.cli", "watch", str(tmp_path)])
+        os.execv(sys.executable, [sys.executable, "-m", "dreamlab", "watch", str(tmp_path)])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     text = b""
     while b"cart/3" not in text or b"70 s" not in text:

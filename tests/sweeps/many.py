@@ -51,7 +51,7 @@ class Script(Job):
 @contextmanager
 def begun(verb: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start the command; it does not outlive the test."""
-    command = [sys.executable, "-m", "dreamlab.cli", verb, *arguments]
+    command = [sys.executable, "-m", "dreamlab", verb, *arguments]
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

@@ -66,8 +66,8 @@ def command(
 ) -> int:
     """Say what old runs would give back, in MiB; with --yes remove it.
 
-    Checkpoints and buffers go; configuration, metrics, events and reports stay. Kept are runs that
-    are going on, the best and the newest, and those tagged `keep`.
+    Checkpoints, buffers and videos go; configuration, metrics, events and reports stay. Kept are
+    runs that are going on, the best and the newest, and those tagged `keep`.
     """
     # whoever names an age means all runs of that age
     recent = (0 if older_than else RECENT) if keep_recent is None else keep_recent

@@ -28,7 +28,9 @@ from dreamlab.runs.query import COLUMNS, ask, parse_filter
 @click.option(
     "--filter", "conditions", multiple=True, metavar="KEY=VALUE", help="With = != > >= < <= or ~."
 )
-@click.option("--sort", default="", metavar="KEY", help="Numbers from the highest.")
+@click.option(
+    "--sort", default="", show_default=False, metavar="KEY", help="Numbers from the highest."
+)
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @click.option("--limit", type=POSITIVE_INT, help="At most so many runs.")
 @as_json

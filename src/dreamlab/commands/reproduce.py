@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dreamlab.config import compose, dump, load_config
-from dreamlab.core.config import ours_only
 from dreamlab.core.errors import LabError
+from dreamlab.core.locate import ours_only
 from dreamlab.core.readers import read_text
 from dreamlab.core.text import one_line
 from dreamlab.results.groups import Group, Groups, Member

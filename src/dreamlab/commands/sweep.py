@@ -30,7 +30,7 @@ def command(ctx: click.Context, **given: Any) -> int:
     """Run every job of a sweep that is not over yet.
 
     Jobs are runs: each option in `parameters` times each seed. Typed again, the sweep goes on where
-    it was. Limits of a job are in threads, GiB of memory and hours.
+    it was. Limits of a job are in threads, GB of memory and minutes.
     """
     asked = Asked(**given)
     if asked.file is None:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.limits import Limit, shown
+from dreamlab.core.locate import check_kind, locate
 
 T = TypeVar("T")
-PACKAGE = f"{__name__.partition('.')[0]}."
-_OURS_ONLY: ContextVar[bool] = ContextVar("ours_only", default=False)
-
-
-@contextmanager
-def ours_only() -> Iterator[None]:
-    """While open, a name of a class outside of this package is refused before it is imported."""
-    token = _OURS_ONLY.set(True)
-    try:
-        yield
-    finally:
-        _OURS_ONLY.reset(token)
 
 
 @dataclass(frozen=True)
@@ -87,75 +73,6 @@ def part(target: str, home: str = "dreamlab.nn", kind: type | None = None, **opt
 def optional_part(home: str = "dreamlab.nn", kind: type | None = None) -> Any:
     """Declare a dataclass field that holds a part of a kind or, by default, None."""
     return field(default=None, metadata={"base": Part("", None, home, kind)})
-
-
-def locate(name: str, where: str, home: str = "") -> Any:
-    """Return what `name` means: a short name from `home`, or `package.module.Class`."""
-    table = getattr(importlib.import_module(home), "PARTS", {}) if home else {}
-    path = table.get(name, name)
-    words = path.replace(":", ".").split(".")
-    if len(words) == 1:
-        raise ConfigError(unknown("part", name, table, where))
-    if not all(w.isidentifier() for w in words):
-        raise ConfigError(f"{where}: {name!r} is no name of a class: package.module.Class is one")
-    module_name, attr = ".".join(words[:-1]), words[-1]
-    if _OURS_ONLY.get() and not module_name.startswith(PACKAGE):
-        raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
-    module = _import(module_name, where)
-    if not hasattr(module, attr):
-        names = [n for n, v in vars(module).items() if inspect.isclass(v)]
-        raise ConfigError(unknown(f"class in {module_name}", attr, names, where))
-    return getattr(module, attr)
-
-
-def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
-    """Raise if what a name means is no class of the wanted kind; nothing is called."""
-    if kind is None:
-        from torch import nn  # listing runs shall not wait for torch
-
-        kind = nn.Module
-    path = f"{kind.__module__}.{kind.__name__}".replace("torch.nn.modules.module", "torch.nn")
-    if not isinstance(found, type):
-        what = type(found).__name__
-        raise ConfigError(f"{where}: {name} is a {what}, and a class is wanted: a {path}")
-    if _OURS_ONLY.get() and not found.__module__.startswith(PACKAGE):
-        raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
-    if getattr(kind, "_is_protocol", False):
-        bases = [b for b in kind.__mro__ if getattr(b, "_is_protocol", False)]
-        methods = {n: v for b in reversed(bases) for n, v in vars(b).items() if n[0] != "_"}
-        wanted = [n for n, v in methods.items() if _is_behaviour(v)]
-        lacks = [n for n in wanted if not hasattr(found, n)]
-        remedy = f"a class like {path} is wanted, with {', '.join(lacks)}"
-    else:
-        lacks, remedy = not issubclass(found, kind), f"a class derived from {path} is wanted"
-    if lacks:
-        raise ConfigError(f"{where}: {name} is not a {kind.__name__}: {remedy}")
-    if inspect.isabstract(found):
-        raise ConfigError(f"{where}: {name} is abstract: name a class derived from it")
-
-
-def _is_behaviour(value: Any) -> bool:
-    return inspect.isfunction(value) or isinstance(value, property)
-
-
-def _import(name: str, where: str) -> types.ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise
-        parent = name.rsplit(".", 1)[0] if "." in name else ""
-        raise ConfigError(unknown("module", name, _siblings(parent), where)) from None
-
-
-def _siblings(package: str) -> list[str]:
-    import pkgutil
-
-    try:
-        paths = getattr(importlib.import_module(package), "__path__", []) if package else []
-    except ModuleNotFoundError:
-        return []
-    return [f"{package}.{m.name}" for m in pkgutil.iter_modules(paths)]
 
 
 def load(cls: type[T], node: Mapping[str, Any], where: str, base: T | None = None) -> T:
@@ -418,6 +335,6 @@ def dump(config: Any) -> Any:
 
 
 __all__ = [
-    "Part", "arguments", "check_presets", "convert", "defaults", "dump", "load", "locate",
-    "optional_part", "part",
+    "Part", "arguments", "check_presets", "convert", "defaults", "dump", "load", "optional_part",
+    "part",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dreamlab.core.config import locate
+from dreamlab.core.locate import locate
 from dreamlab.envs.suites import SUITES
 
 # A dream is made from a folder with a configuration of its own.

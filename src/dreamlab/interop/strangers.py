@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dreamlab.config import LabConfig, load_config, migrate, read_yaml
-from dreamlab.core.config import ours_only
 from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.locate import ours_only
 from dreamlab.core.text import one_line, print
 from dreamlab.core.tree import tree_leaves
 from dreamlab.envs.allowed import foreign
@@ -89,13 +89,7 @@ def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> 
         node = migrate(read_plain(folder / "config.yaml"))
         node = {k: v for k, v in node.items() if k not in NOT_THEIRS}
         code = foreign_code(node)
-        if code and not trust_code:
-            where, what = code[0]
-            raise LabError(f"{label(folder)} wants to run {what[:120]} ({where}). {ONLY}")
-        if code and not quiet:
-            lines = (f"  {where:24s} {what}" for where, what in code)
-            said = f"{label(folder)} is trusted to run what is not part of dreamlab:"
-            print(said, *lines, sep="\n", file=sys.stderr)
+        _trust(label(folder), code, trust_code, quiet)
         return load_config(node)
 
 
@@ -109,11 +103,23 @@ def check_files(arguments: Sequence[str], trust_code: bool = False) -> bool:
     for path in found:
         node = migrate(read_plain(path))
         theirs = [(k, "options of your machine") for k in NOT_THEIRS if k in node]
-        code = [*foreign_code(node), *theirs]
-        if code and not trust_code:
-            where, what = code[0]
-            raise LabError(f"{path} wants to run {what[:120]} ({where}). {ONLY}")
+        _trust(str(path), [*foreign_code(node), *theirs], trust_code)
     return bool(found)
+
+
+def _trust(whose: str, code: Sequence[tuple[str, str]], trusted: bool, quiet: bool = False) -> None:
+    """Say what will run that is not ours, or refuse it."""
+    if code and not trusted:
+        where, what = code[0]
+        raise LabError(f"{whose} wants to run {what[:120]} ({where}). {ONLY}")
+    if code and not quiet:
+        lines = (f"  {where:24s} {what}" for where, what in code)
+        print(
+            f"{whose} is trusted to run what is not part of dreamlab:",
+            *lines,
+            sep="\n",
+            file=sys.stderr,
+        )
 
 
 @contextmanager

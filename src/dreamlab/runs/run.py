@@ -279,4 +279,6 @@ def _cpu_name() -> str:
 
 def command_line() -> list[str]:
     """Return the command that started this process, without the interpreter's path."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    program = Path(sys.argv[0])
+    of_ours = program.name == "__main__.py" and program.parent.name == "dreamlab"
+    return ["dreamlab" if of_ours else program.name, *sys.argv[1:]]

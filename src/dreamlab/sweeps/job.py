@@ -184,7 +184,7 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
 def program() -> list[str]:
     """Return the command that starts this lab with this Python."""
     script = Path(sys.executable).parent / "dreamlab"
-    return [str(script)] if script.exists() else [sys.executable, "-m", "dreamlab.cli"]
+    return [str(script)] if script.exists() else [sys.executable, "-m", "dreamlab"]
 
 
 def shell(command: Sequence[str]) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 from gymnasium import Env
 
-from dreamlab.core.config import arguments, locate
+from dreamlab.core.config import arguments
 from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.locate import locate
 
 # The function `make(task, **options)` of each suite; imported when asked for.
 SUITES: dict[str, str] = {
