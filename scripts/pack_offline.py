@@ -23,7 +23,7 @@ DROPPED = (
     *(f"pygame/{x}" for x in ("docs", "examples", "_camera*", "mixer*.so", "_sdl2/mixer*.so")),
 )
 LIBRARIES = {"pygame_ce.libs": "pygame", "pygame.libs": "pygame"}
-SCIPY = '''"""Stands for scipy where there is none: the control suite imports it, and few tasks use it."""
+SCIPY = '''"""Stands for scipy: the control suite imports it, and few of its tasks use it."""
 
 import sys
 from importlib.machinery import PathFinder
