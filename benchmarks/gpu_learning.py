@@ -43,6 +43,8 @@ GRACE_S = 60.0
 """How long a run may take to save before it is killed; its last checkpoint stays."""
 TELL_S = 60.0
 LINUX = sys.platform == "linux"
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 MPS = "nvidia-cuda-mps-control"
 LONGEST_PIPE = 80
 """Characters of MPS's folder: a socket's whole path has at most 107."""
@@ -137,7 +139,7 @@ def make_jobs(folder: Path, entries: Sequence[Entry], extra: Sequence[str]) -> l
     """Return every seed of every entry: the first seeds of all, then the second ones."""
     most = max((e.seeds for e in entries), default=0)
     chosen = [(e, seed) for seed in range(1, most + 1) for e in entries if seed <= e.seeds]
-    usual = ("eval.video=false", "log.terminal=plain")
+    usual = ("eval.video=false", "log.terminal=plain", "checkpoint.every_s=120")
     return [
         Job(
             e, seed, folder / e.task / e.name / f"seed_{seed}",
@@ -162,8 +164,7 @@ def installed(entries: Sequence[Entry]) -> list[Entry]:
 
 def _end_with_parent() -> None:
     """Let this process be told to save and stop when the command that started it is killed."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass
@@ -201,14 +202,20 @@ class Crew:
                 print(f"FAILED {job.label} (exit code {code}), {job.log} ends with", flush=True)
                 print("\n".join(_last_lines(job.log)), flush=True)
 
-    def stop(self, patience_s: float = GRACE_S) -> None:
-        """Let all save and end; kill those that do not."""
+    def ask(self) -> None:
+        """Let all save and end."""
         for process in self.running.values():
             process.send_signal(signal.SIGTERM)
+
+    def wait(self, patience_s: float) -> None:
+        """Wait until all have ended, or for so long."""
         until = time.monotonic() + patience_s
         while self.running and time.monotonic() < until:
             self.look()
             time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End what did not stop."""
         for job, process in self.running.items():
             print(f"killed {job.label}: it did not stop; its last checkpoint stays", flush=True)
             os.killpg(process.pid, signal.SIGKILL)
@@ -259,7 +266,16 @@ def work(crew: Crew, jobs: Sequence[Job], clock: Clock, watcher: Watcher) -> Non
             told = time.monotonic()
             tell(watcher)
         time.sleep(0.2)
-    crew.stop()
+
+
+def stop(crew: Crew, folder: Path) -> None:
+    """Let all save and end; kill those that do not. The record does not wait for the slow ones."""
+    crew.ask()
+    crew.wait(RECORD_S / 2)
+    if crew.running:
+        write_record(folder)
+        crew.wait(GRACE_S)
+    crew.kill()
 
 
 def _next_free(waiting: Sequence[Job]) -> Job | None:
@@ -350,7 +366,7 @@ def train(options: argparse.Namespace, entries: Sequence[Entry]) -> int:
         try:
             work(crew, jobs, clock, Watcher([folder]))
         finally:
-            crew.stop()
+            stop(crew, folder)
     left = [job.label for job in jobs if not job.finished()]
     print(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished", flush=True)
     return int(bool(crew.failed))

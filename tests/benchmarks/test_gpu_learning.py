@@ -128,7 +128,7 @@ def test_runs_are_told_to_save_when_the_time_is_up(command, tmp_path, capsys):
     crew = command.Crew(1, dict(os.environ))
     crew.start(stand_in(command, tmp_path, SAVES.format(folder=str(tmp_path))))
     wait_for(tmp_path / "up")
-    crew.stop()
+    command.stop(crew, tmp_path)
     assert (tmp_path / "saved").exists()
     assert not crew.failed
     assert "stopped walker_walk" in capsys.readouterr().out
@@ -142,15 +142,18 @@ def test_a_run_that_fails_is_told_with_its_last_words(command, tmp_path, capsys)
     assert "no room left" in capsys.readouterr().out
 
 
-def test_a_run_that_does_not_stop_is_killed(command, tmp_path, capsys):
+def test_a_run_that_does_not_stop_is_recorded_and_killed(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "RECORD_S", 0.2)
+    monkeypatch.setattr(command, "GRACE_S", 0.1)
     up = tmp_path / "up"
     deaf = "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     deaf += f"pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
     crew = command.Crew(1, dict(os.environ))
     crew.start(stand_in(command, tmp_path, deaf))
     wait_for(up)
-    crew.stop(patience_s=0.2)
+    command.stop(crew, tmp_path)
     assert not crew.running
+    assert (tmp_path / "record/gpu_learning.md").exists()
     assert "killed walker_walk" in capsys.readouterr().out
 
 
