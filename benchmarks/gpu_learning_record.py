@@ -28,6 +28,8 @@ from dreamlab.runs.run import Run
 NAME = "gpu_learning"
 STRETCH = 50_000
 """Env frames that a score is the mean of, where nothing is published."""
+NEARLY = 0.9
+"""Share of the first published stretch from which on there is something to compare with."""
 INTRO = f"""\
 Made by `python benchmarks/gpu_learning.py FOLDER --minutes M`. A score is the mean return of the
 training episodes in the stretch that ends at these env frames, as long as one of the published
@@ -54,6 +56,12 @@ class Curve:
         if not self.episodes[there].sum():
             return None
         return float(np.average(self.returns[there], weights=self.episodes[there]))
+
+    def scores(self, stretch: float) -> tuple[list[int], list[float]]:
+        """Return the same at every record since the first stretch was (nearly) whole."""
+        at = [f for f in self.frames.tolist() if f >= NEARLY * stretch]
+        points = [(f, s) for f in at if (s := self.score(f, stretch)) is not None]
+        return [f for f, _ in points], [s for _, s in points]
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ def _row(result: Result, curves: Sequence[Curve], at: int) -> Row:
     scores = {c.seed: c.score(at, result.stretch) for c in curves}
     known = {seed: score for seed, score in scores.items() if score is not None}
     p = result.published
-    if p is None or at < 0.9 * p.frames[0]:  # before it there is nothing to compare with
+    if p is None or at < NEARLY * p.frames[0]:
         return Row(result.task, result.name, at, known, None, None)
     mean, std = (float(np.interp(at, p.frames, y)) for y in (p.mean, p.std))
     return Row(result.task, result.name, at, known, mean, std)
@@ -174,8 +182,9 @@ def draw(task: str, results: Sequence[Result]) -> bytes:
     axes = figure.subplots()
     for i, result in enumerate(results):
         for n, curve in enumerate(result.curves):
-            label = f"{result.name} ({len(result.curves)} seeds)" if n == 0 else None
-            axes.plot(curve.frames, curve.returns, lw=1, alpha=0.8, label=label, **look(i))
+            label = f"{result.name}, seeds: {len(result.curves)}" if n == 0 else None
+            axes.plot(curve.frames, curve.returns, lw=0.7, alpha=0.35, **look(i))
+            axes.plot(*curve.scores(result.stretch), lw=1.8, label=label, **look(i))
         evals = [m.curve("eval/return") for m in result.members]
         for frames, values in evals:
             axes.plot(frames, values, "o", ms=4, color=look(i)["color"])
@@ -187,7 +196,9 @@ def draw(task: str, results: Sequence[Result]) -> bytes:
     furthest = max(c.reached for r in results for c in r.curves)
     axes.set_xlim(0, 1.05 * max(furthest, 1))
     axes.xaxis.set_major_formatter(short_number)
-    axes.set(xlabel="env frames", ylabel="return", title=f"{task} (dots: evaluations)")
+    about = "thick: mean of the stretch before, as published; thin: each record; dots: evaluations"
+    axes.set(xlabel="env frames", ylabel="return")
+    axes.set_title(f"{task}\n{about}", fontsize=8)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return render(figure, "png")

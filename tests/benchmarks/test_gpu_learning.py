@@ -238,6 +238,7 @@ def test_a_score_is_the_mean_of_the_episodes_in_its_stretch(recording):
     assert curve.score(30, 20) == (2 + 3 * 5) / 4
     assert curve.score(20, 20) == 1.5
     assert curve.score(5, 20) is None
+    assert curve.scores(20) == ([20, 30], [1.5, 4.25])
 
 
 def test_episodes_of_a_record_are_those_since_the_one_before(recording, tmp_path):
