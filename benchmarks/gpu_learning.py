@@ -1,0 +1,418 @@
+"""Learning on a GPU, beside the published curves: one command that can be stopped and run again.
+
+    python benchmarks/gpu_learning.py FOLDER --minutes 25 --together 4
+    python benchmarks/gpu_learning.py FOLDER --minutes 9 --only walker_walk --seeds 1
+    python benchmarks/gpu_learning.py FOLDER --minutes 0 --record
+
+Works through a list of tasks (`--list`), the first seeds of all before the second ones. Each is an
+ordinary run in FOLDER/TASK/NAME/seed_N, trained by `dreamlab train` in a process of its own. When
+the minutes are over, all save and stop; the same command goes on from there. At the end (with
+`--minutes 0` it is all that happens) FOLDER/record gets figures, a table and raw numbers;
+`--record` copies them into benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_learning_record import publish, write_record
+
+from dreamlab.core.readers import FileError
+from dreamlab.core.text import print
+from dreamlab.runs.live import Watcher
+from dreamlab.runs.locks import is_writing
+from dreamlab.runs.readers import read_config_node, read_manifest
+
+RESULTS = Path(__file__).resolve().parent / "results"
+RECORD_S = 20.0
+"""Seconds of the time given that are kept for saving and for the record."""
+GRACE_S = 60.0
+"""How long a run may take to save before it is killed; its last checkpoint stays."""
+TELL_S = 60.0
+LINUX = sys.platform == "linux"
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+MPS = "nvidia-cuda-mps-control"
+LONGEST_PIPE = 80
+"""Characters of MPS's folder: a socket's whole path has at most 107."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One task, how it is trained, and for how long."""
+
+    task: str
+    name: str
+    options: tuple[str, ...]
+    frames: int
+    needs: str
+    """The package that its simulator is in."""
+    seeds: int = 3
+
+
+def _entries() -> tuple[Entry, ...]:
+    lengths = {
+        "walker_walk": 200_000, "cartpole_swingup": 100_000, "reacher_easy": 100_000,
+        "cheetah_run": 150_000, "finger_spin": 100_000, "hopper_stand": 200_000,
+    }  # fmt: skip
+    now = [
+        Entry(t, "dreamer_v3", ("+experiment=dreamer_walker", f"env.id={t}"), n, "dm_control")
+        for t, n in lengths.items()
+    ]
+    then = ("+experiment=dreamer_v3_2023_dmc_proprio", "env.id=walker_walk")
+    old = Entry("walker_walk", "dreamer_v3_2023", then, 200_000, "dm_control")
+    atari = [
+        Entry(
+            game, "dreamer_v3",
+            ("+experiment=dreamer_atari100k", f"env.id={game}", "workflow.size=12m"),
+            400_000, "ale_py", seeds=1,
+        )
+        for game in ("boxing", "pong")
+    ]  # fmt: skip
+    crafter = ("+experiment=dreamer_crafter", "workflow.size=12m")
+    last = Entry("crafter", "dreamer_v3", crafter, 200_000, "crafter", seeds=1)
+    return (now[0], old, *now[1:], *atari, last)
+
+
+ENTRIES = _entries()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One seed of an entry."""
+
+    entry: Entry
+    seed: int
+    folder: Path
+    options: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.entry.task}/{self.entry.name}/seed_{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def command(self) -> list[str]:
+        """Return what trains it, or goes on with it."""
+        here = f"run.dir={self.folder}"
+        return [sys.executable, "-m", "dreamlab", "train", *self.options, here]
+
+    def finished(self) -> bool:
+        """Tell whether it came to the end that it is to have now."""
+        try:
+            done = read_manifest(self.folder).get("status") == "finished"
+            training: Any = read_config_node(self.folder).get("training", {})
+        except FileError:
+            return False
+        return done and (training.get("total_frames") or 0) >= self.entry.frames
+
+
+def choose(only: Sequence[str], seeds: int | None, frames: int | None) -> list[Entry]:
+    """Return the entries that are wanted, by task or `task/name`, with other seeds and frames."""
+    known = {e.task for e in ENTRIES} | {f"{e.task}/{e.name}" for e in ENTRIES}
+    if strange := sorted(set(only) - known):
+        raise SystemExit(f"--only: {', '.join(strange)} is none of {', '.join(sorted(known))}")
+    wanted = [e for e in ENTRIES if not only or {e.task, f"{e.task}/{e.name}"} & set(only)]
+    return [
+        Entry(e.task, e.name, e.options, frames or e.frames, e.needs, seeds or e.seeds)
+        for e in wanted
+    ]
+
+
+def make_jobs(folder: Path, entries: Sequence[Entry], extra: Sequence[str]) -> list[Job]:
+    """Return every seed of every entry: the first seeds of all, then the second ones."""
+    most = max((e.seeds for e in entries), default=0)
+    chosen = [(e, seed) for seed in range(1, most + 1) for e in entries if seed <= e.seeds]
+    usual = ("eval.video=false", "log.terminal=plain", "checkpoint.every_s=120")
+    return [
+        Job(
+            e, seed, folder / e.task / e.name / f"seed_{seed}",
+            (*e.options, f"name={e.name}", f"seed={seed}", f"training.total_frames={e.frames}",
+             *usual, *extra),
+        )
+        for e, seed in chosen
+    ]  # fmt: skip
+
+
+def installed(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries whose simulator is here; say which are left out."""
+    missing = sorted({e.needs for e in entries if importlib.util.find_spec(e.needs) is None})
+    for package in missing:
+        tasks = ", ".join(dict.fromkeys(e.task for e in entries if e.needs == package))
+        print(f"skipped, {package} is not installed: {tasks}", flush=True)
+    return [e for e in entries if e.needs not in missing]
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def _end_with_parent() -> None:
+    """Let this process be told to save and stop when the command that started it is killed."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass
+class Crew:
+    """The runs in training, and what became of those that ended."""
+
+    together: int
+    environment: dict[str, str]
+    running: dict[Job, subprocess.Popen[bytes]] = field(default_factory=dict)
+    failed: list[Job] = field(default_factory=list)
+
+    def start(self, job: Job) -> None:
+        """Train a job in a process, and session, of its own."""
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("ab") as log:
+            self.running[job] = subprocess.Popen(
+                job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.environment, start_new_session=True,
+                preexec_fn=_end_with_parent if LINUX else None,  # noqa: PLW1509 (one thread)
+            )  # fmt: skip
+        print(f"started {job.label}", flush=True)
+
+    def look(self) -> None:
+        """Take note of those that ended."""
+        for job, process in list(self.running.items()):
+            if (code := process.poll()) is None:
+                continue
+            del self.running[job]
+            if job.finished():
+                print(f"finished {job.label}", flush=True)
+            elif code in (130, -signal.SIGTERM):
+                print(f"stopped {job.label}", flush=True)
+            else:
+                self.failed.append(job)
+                print(f"FAILED {job.label} (exit code {code}), {job.log} ends with", flush=True)
+                print("\n".join(_last_lines(job.log)), flush=True)
+
+    def ask(self) -> None:
+        """Let all save and end."""
+        for process in self.running.values():
+            process.send_signal(signal.SIGTERM)
+
+    def wait(self, patience_s: float) -> None:
+        """Wait until all have ended, or for so long."""
+        until = time.monotonic() + patience_s
+        while self.running and time.monotonic() < until:
+            self.look()
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End what did not stop."""
+        for job, process in self.running.items():
+            print(f"killed {job.label}: it did not stop; its last checkpoint stays", flush=True)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.running.clear()
+
+
+def _last_lines(path: Path, number: int = 15) -> list[str]:
+    return [f"  {line}" for line in path.read_text(errors="replace").splitlines()[-number:]]
+
+
+class Clock:
+    """When to stop: the time is up, or somebody asked."""
+
+    def __init__(self, seconds: float) -> None:
+        self.until = time.monotonic() + max(seconds - RECORD_S, seconds / 2)
+        self.asked = False
+
+    @property
+    def over(self) -> bool:
+        return self.asked or time.monotonic() >= self.until
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take Ctrl-C and SIGTERM for the end of the time."""
+
+        def ask(number: int, frame: Any) -> None:
+            self.asked = True
+
+        before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def work(crew: Crew, jobs: Sequence[Job], clock: Clock, watcher: Watcher) -> None:
+    """Train jobs, a few at a time, until all are done or the time is up."""
+    waiting = [job for job in jobs if not job.finished()]
+    told = time.monotonic()
+    while (waiting or crew.running) and not clock.over:
+        crew.look()
+        while len(crew.running) < crew.together and (job := _next_free(waiting)):
+            waiting.remove(job)
+            crew.start(job)
+        if time.monotonic() - told > TELL_S:
+            told = time.monotonic()
+            tell(watcher)
+        time.sleep(0.2)
+
+
+def stop(crew: Crew, folder: Path) -> None:
+    """Let all save and end; kill those that do not. The record does not wait for the slow ones."""
+    crew.ask()
+    crew.wait(RECORD_S / 2)
+    if crew.running:
+        write_record(folder)
+        crew.wait(GRACE_S)
+    crew.kill()
+
+
+def _next_free(waiting: Sequence[Job]) -> Job | None:
+    """Return the first job that no process is writing: one may still be saving after a kill."""
+    return next((job for job in waiting if not is_writing(job.folder)), None)
+
+
+def tell(watcher: Watcher) -> None:
+    """Print how far the runs in training are."""
+    for view in watcher.look():
+        task, name, seed = view.folder.parts[-3:]
+        score = f", return {view.last:.1f}" if view.last is not None else ""
+        speed = f", {view.speed:.0f}/s" if view.speed else ""
+        print(f"  {task}/{name}/{seed}: {view.frames:,} frames{speed}{score}", flush=True)
+
+
+# -- several on one GPU ---------------------------------------------------------------------------
+
+
+def share(together: int) -> dict[str, str]:
+    """Return the environment of one of several runs: a share of the cores as its threads."""
+    every = dict(os.environ)
+    every.setdefault("MUJOCO_GL", "disable")  # nothing is rendered
+    if together > 1:
+        cores = len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1
+        threads = str(max(cores // together, 1))
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        every |= dict.fromkeys(names, threads)
+    return every
+
+
+@contextmanager
+def mps(folder: Path, together: int, environment: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Give NVIDIA's MPS to several runs on one GPU where it is there; yield their environment."""
+    places = {"PIPE": folder / "mps" / "pipe", "LOG": folder / "mps" / "log"}
+    if together < 2 or shutil.which(MPS) is None:
+        yield environment
+        return
+    if len(str(places["PIPE"])) > LONGEST_PIPE:
+        print(f"no MPS: {places['PIPE']} is too long a path for its sockets", flush=True)
+        yield environment
+        return
+    for place in places.values():
+        place.mkdir(parents=True, exist_ok=True)
+    ours = environment | {f"CUDA_MPS_{k}_DIRECTORY": str(v) for k, v in places.items()}
+    if _mps(["get_server_list"], ours) and _start_mps(ours):
+        yield environment
+        return
+    print("MPS shares the GPU", flush=True)
+    try:
+        yield ours
+    finally:
+        _mps(["quit"], ours)
+
+
+def _mps(lines: Sequence[str], environment: dict[str, str]) -> int:
+    """Tell the daemon something; return 0 if it is there."""
+    try:
+        return subprocess.run(
+            [MPS], input="\n".join(lines) + "\n", text=True, env=environment, timeout=15,
+            capture_output=True, check=False,
+        ).returncode  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 1
+
+
+def _start_mps(environment: dict[str, str]) -> int:
+    """Start the daemon; say why not, where it does not start."""
+    done = subprocess.run(
+        [MPS, "-d"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        print(f"no MPS: `{MPS} -d` ended with {done.returncode}", flush=True)
+    return done.returncode
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def train(options: argparse.Namespace, entries: Sequence[Entry]) -> int:
+    """Train what time allows; return 1 if a run failed."""
+    folder, clock = options.folder, Clock(60 * options.minutes)
+    jobs = make_jobs(folder, installed(entries), options.extra)
+    folder.mkdir(parents=True, exist_ok=True)
+    with clock.listening(), mps(folder, options.together, share(options.together)) as environment:
+        crew = Crew(options.together, environment)
+        try:
+            work(crew, jobs, clock, Watcher([folder]))
+        finally:
+            stop(crew, folder)
+    left = [job.label for job in jobs if not job.finished()]
+    print(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished", flush=True)
+    return int(bool(crew.failed))
+
+
+def _show(entries: Sequence[Entry]) -> None:
+    for e in entries:
+        line = f"{e.task}/{e.name}: {e.frames:,} frames, {e.seeds} seed{'s' * (e.seeds > 1)}"
+        print(f"{line}: {' '.join(e.options)}")
+
+
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=0.0, help="0 writes the record only")
+    parser.add_argument("--together", type=int, default=1, metavar="K", help="runs at once")
+    parser.add_argument("--only", default="", help="tasks or task/name, with commas between")
+    parser.add_argument("--seeds", type=int, help="how many of each")
+    parser.add_argument("--frames", type=int, help="env frames of each run")
+    parser.add_argument("--extra", action="append", default=[], help="one more option of dreamlab")
+    parser.add_argument("--list", action="store_true", help="show the entries and end")
+    parser.add_argument("--record", action="store_true", help="copy into benchmarks/results")
+    options = parser.parse_args()
+    for name in ("together", "seeds", "frames"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name}: at least 1")
+    options.folder = options.folder.absolute()
+    return options
+
+
+def main() -> int:
+    options = arguments()
+    only = [w for w in options.only.split(",") if w]
+    entries = choose(only, options.seeds, options.frames)
+    if options.list:
+        _show(entries)
+        return 0
+    failed = train(options, entries) if options.minutes > 0 else 0
+    print(write_record(options.folder))
+    print(f"written to {options.folder / 'record'}")
+    if options.record:
+        print("\n".join(map(str, publish(options.folder, RESULTS))))
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,333 @@
+"""The list of tasks is trained in order, stopped in time and told beside the published curves."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dreamlab import build
+from dreamlab.config import compose, load_config, to_yaml
+from dreamlab.results.published import Published
+from tests.helpers import need
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def command(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu_learning")
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu_learning_record")
+
+
+# -- the list -------------------------------------------------------------------------------------
+
+
+def test_the_first_seeds_of_all_tasks_come_first(command, tmp_path):
+    jobs = command.make_jobs(tmp_path, command.choose([], None, None), [])
+    seeds = [j.seed for j in jobs]
+    assert seeds == sorted(seeds)
+    assert len({j.entry.task for j in jobs if j.seed == 1}) == 9
+    assert len({j.folder for j in jobs}) == len(jobs)
+
+
+def test_a_task_or_one_of_its_variants_is_chosen(command, tmp_path):
+    both = command.choose(["walker_walk"], 2, 100_000)
+    assert [e.name for e in both] == ["dreamer_v3", "dreamer_v3_2023"]
+    one = command.choose(["walker_walk/dreamer_v3_2023"], 1, None)
+    jobs = command.make_jobs(tmp_path, one, ["tiny=true"])
+    assert [j.folder for j in jobs] == [tmp_path / "walker_walk/dreamer_v3_2023/seed_1"]
+    assert jobs[0].options[-1] == "tiny=true"
+    with pytest.raises(SystemExit, match="walker_wlak"):
+        command.choose(["walker_wlak"], None, None)
+
+
+def test_every_entry_is_a_configuration_that_holds(command, tmp_path):
+    for job in command.make_jobs(tmp_path, command.choose([], 1, None), []):
+        config = load_config(compose(list(job.options)))
+        build.check(config)
+        assert not config.eval.video
+        assert config.training.total_frames == job.entry.frames
+
+
+def test_what_is_not_installed_is_skipped_and_said(command, capsys):
+    entries = [replace(command.ENTRIES[0], needs="no_such_simulator"), command.ENTRIES[2]]
+    entries[1] = replace(entries[1], needs="numpy")
+    assert command.installed(entries) == entries[1:]
+    assert "no_such_simulator is not installed: walker_walk" in capsys.readouterr().out
+
+
+def test_the_experiment_of_2023_is_that_of_2023():
+    c = load_config(compose(["+experiment=dreamer_v3_2023_dmc_proprio"]))
+    w = c.workflow.config
+    kinds = [o.target for o in (w.optimizer, w.actor_optimizer, w.critic_optimizer)]
+    assert kinds == ["adam"] * 3
+    assert [o.config.lr for o in (w.optimizer, w.actor_optimizer, w.critic_optimizer)] == [
+        1e-4, 3e-5, 3e-5,
+    ]  # fmt: skip
+    assert (w.optimizer.config.clip, w.optimizer.config.agc) == (1000, 0)
+    assert w.optimizer.config.warmup_steps == 0
+    parts = (w.rssm, w.encoder, w.decoder, w.reward, w.cont, w.actor, w.critic)
+    assert {p.config.norm for p in parts} == {"layer"}
+    assert {w.reward.config.bins, w.critic.config.bins} == {"symlog"}
+    assert (w.actor_grad, w.scales.dyn, w.scales.repval) == ("dynamics", 0.5, 0.0)
+    assert (w.rssm.config.deter, w.rssm.config.hidden, w.rssm.config.classes) == (512, 512, 32)
+    assert (c.env.repeat, c.env.num_envs, c.training.phases[0].train_ratio) == (2, 4, 512)
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def stand_in(command, folder: Path, code: str):
+    """Return a job that runs a few lines of Python instead of a training."""
+
+    class StandIn(command.Job):
+        @property
+        def command(self):
+            return [sys.executable, "-c", code]
+
+    return StandIn(command.ENTRIES[0], 1, folder / "seed_1", ())
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, path
+        time.sleep(0.02)
+
+
+SAVES = """
+import pathlib, signal, sys, time
+here = pathlib.Path({folder!r})
+def save(*_):
+    (here / "saved").touch()
+    sys.exit(130)
+signal.signal(signal.SIGTERM, save)
+(here / "up").touch()
+time.sleep(60)
+"""
+
+
+def test_runs_are_told_to_save_when_the_time_is_up(command, tmp_path, capsys):
+    crew = command.Crew(1, dict(os.environ))
+    crew.start(stand_in(command, tmp_path, SAVES.format(folder=str(tmp_path))))
+    wait_for(tmp_path / "up")
+    command.stop(crew, tmp_path)
+    assert (tmp_path / "saved").exists()
+    assert not crew.failed
+    assert "stopped walker_walk" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_is_told_with_its_last_words(command, tmp_path, capsys):
+    crew = command.Crew(1, dict(os.environ))
+    job = stand_in(command, tmp_path, "raise SystemExit('no room left')")
+    command.work(crew, [job], command.Clock(60), command.Watcher([tmp_path]))
+    assert crew.failed == [job]
+    assert "no room left" in capsys.readouterr().out
+
+
+def test_a_run_that_does_not_stop_is_recorded_and_killed(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "RECORD_S", 0.2)
+    monkeypatch.setattr(command, "GRACE_S", 0.1)
+    up = tmp_path / "up"
+    deaf = "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    deaf += f"pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
+    crew = command.Crew(1, dict(os.environ))
+    crew.start(stand_in(command, tmp_path, deaf))
+    wait_for(up)
+    command.stop(crew, tmp_path)
+    assert not crew.running
+    assert (tmp_path / "record/gpu_learning.md").exists()
+    assert "killed walker_walk" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_runs_save_when_the_command_is_killed(command, tmp_path):
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(BENCHMARKS)!r}]\n"
+        "import os, pathlib, gpu_learning, time\n"
+        "from tests.benchmarks.test_gpu_learning import SAVES, stand_in\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "job = stand_in(gpu_learning, folder, SAVES.format(folder=str(folder)))\n"
+        "gpu_learning.Crew(1, dict(os.environ)).start(job)\n"
+        "time.sleep(60)\n"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code])
+    wait_for(tmp_path / "up")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    wait_for(tmp_path / "saved")
+
+
+def test_several_runs_share_the_cores(command, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert "OMP_NUM_THREADS" not in command.share(1)
+    assert int(command.share(10_000)["OMP_NUM_THREADS"]) == 1
+
+
+def daemon(folder: Path, code: int) -> None:
+    """Write a program that is called like MPS's, and notes what it is asked."""
+    lines = f"""#!/bin/sh
+if [ "$1" = -d ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {folder}/asked; exit {code}; fi
+read line; echo "$line" >> {folder}/asked
+[ "$line" = get_server_list ] && exit 1
+exit 0
+"""
+    path = folder / "nvidia-cuda-mps-control"
+    path.write_text(lines)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(("code", "used"), [(0, True), (1, False)])
+def test_mps_is_started_and_stopped_where_it_works(command, tmp_path, monkeypatch, code, used):
+    daemon(tmp_path, code)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(command, "LONGEST_PIPE", 500)  # the test's folder may have a long name
+    with command.mps(tmp_path, 2, dict(os.environ)) as environment:
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in environment) == used
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[:2] == ["get_server_list", f"start {tmp_path}/mps/pipe"]
+    assert asked[2:] == ["quit"] * used
+    with command.mps(tmp_path, 1, dict(os.environ)) as environment:
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in environment
+
+
+# -- the record -----------------------------------------------------------------------------------
+
+
+def write_run(folder: Path, seed: int, points: list[tuple[int, int, float]], *options: str) -> None:
+    """Write a run's folder with these frames, episodes so far and returns."""
+    options = options or ("+experiment=dreamer_walker",)
+    folder.mkdir(parents=True)
+    config = load_config(compose([*options, f"seed={seed}"]))
+    (folder / "config.yaml").write_text(to_yaml(config))
+    about = {"id": "1", "name": "n", "seed": seed, "status": "interrupted"}
+    about |= {"command": ["dreamlab", "train", "run.dir=/private/x", f"seed={seed}"]}
+    about |= {"git": {"commit": "abcdef0123456789"}, "hardware": {"gpus": ["A GPU"]}}
+    (folder / "manifest.json").write_text(json.dumps({**about, "versions": {"torch": "2.9"}}))
+    lines = [
+        {"env_frames": f, "episodes": n, "episode/return": r, "time/wall_s": f / 100}
+        for f, n, r in points
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+
+
+def steady(until: int, score: float) -> list[tuple[int, int, float]]:
+    return [(f, f // 500, score) for f in range(2_000, until + 1, 2_000)]
+
+
+def test_a_score_is_the_mean_of_the_episodes_in_its_stretch(recording):
+    frames, returns = np.array([10, 20, 30]), np.array([1.0, 2.0, 5.0])
+    curve = recording.Curve(1, frames, returns, np.array([1, 1, 3]), 30)
+    assert curve.score(30, 20) == (2 + 3 * 5) / 4
+    assert curve.score(20, 20) == 1.5
+    assert curve.score(5, 20) is None
+    assert curve.scores(20) == ([20, 30], [1.5, 4.25])
+
+
+def test_episodes_of_a_record_are_those_since_the_one_before(recording, tmp_path):
+    write_run(tmp_path / "a", 1, [(100, 2, 1.0), (200, 5, 2.0), (300, 6, 3.0)])
+    curve = recording.curve_of(recording.read_member(tmp_path / "a"))
+    assert curve.episodes.tolist() == [2, 3, 1]
+    assert curve.reached == 300
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(105.0, "yes"), (111.0, "above"), (89.0, "below")])
+def test_inside_is_within_one_deviation_of_the_published_mean(recording, ours, verdict):
+    row = recording.Row("t", "n", 1, {1: ours}, 100.0, 10.0)
+    assert row.verdict == verdict
+    assert recording.Row("t", "n", 1, {1: ours}, None, None).verdict == "-"
+
+
+def test_rows_are_where_all_seeds_were_and_where_fewer_went_on(recording):
+    curves = [
+        recording.Curve(s, np.array([n]), np.array([1.0]), np.array([1]), n)
+        for s, n in ((1, 200_000), (2, 100_000), (3, 96_000))
+    ]
+    points = [np.array(x) for x in ([50_000.0, 100_000.0], [100.0, 200.0], [10.0, 20.0])]
+    published = Published("s", "t", "dreamerv3", 5, "dreamerv3", *points)
+    rows = recording.rows_of(recording.Result("t", "n", (), tuple(curves), published))
+    assert [r.frames for r in rows] == [96_000, 200_000]
+    assert [list(r.scores) for r in rows] == [[3], [1]]  # episodes only at the end of each
+    assert rows[0].mean == pytest.approx(192.0)
+    assert (rows[1].mean, rows[1].std) == (200.0, 20.0)  # held against the end of the curve
+
+
+def test_the_record_tells_runs_beside_the_published_curve(recording, tmp_path):
+    for seed in (1, 2):
+        write_run(tmp_path / f"walker_walk/dreamer_v3/seed_{seed}", seed, steady(100_000, 460.0))
+    write_run(tmp_path / "crafter/dreamer_v3/seed_1", 1, steady(4_000, 3.0),
+              "+experiment=dreamer_crafter")  # fmt: skip
+    begun = tmp_path / "pong/dreamer_v3/seed_1"
+    write_run(begun, 1, [], "+experiment=dreamer_atari100k")
+    text = recording.write_record(tmp_path)
+    lines = text.splitlines()
+    assert lines[0] == "| task | frames | ours (seeds) | published mean and std | inside |"
+    assert lines[2] == "| crafter, dreamer_v3 | 4,000 | 3 (1: 3) | - | - |"
+    assert "| walker_walk, dreamer_v3 | 100,000 | 460 (1: 460, 2: 460) | " in lines[3]
+    assert lines[3].endswith("| yes |")
+    assert len(lines) == 4
+    data = json.loads((tmp_path / "record/gpu_learning.json").read_text())
+    one = data["results"][1]
+    assert (one["task"], one["seed"], one["reached"]) == ("walker_walk", 1, 100_000)
+    assert len(one["frames"]) == len(one["returns"]) == 50
+    assert one["commit"] == "abcdef0123456789"
+    assert one["options"] == ["dreamlab", "train", "seed=1"]
+    page = (tmp_path / "record/gpu_learning.md").read_text()
+    assert text in page
+    assert "A GPU, torch 2.9, commit abcdef0123" in page
+
+
+def test_a_damaged_run_is_left_out_and_said(recording, tmp_path, capsys):
+    folder = tmp_path / "walker_walk/dreamer_v3/seed_1"
+    write_run(folder, 1, steady(4_000, 1.0))
+    (folder / "config.yaml").write_text("{")
+    assert recording.read_results(tmp_path) == []
+    assert "config.yaml" in capsys.readouterr().out
+
+
+def test_a_record_replaces_the_published_one(recording, tmp_path):
+    write_run(tmp_path / "walker_walk/dreamer_v3/seed_1", 1, steady(4_000, 1.0))
+    recording.write_record(tmp_path)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "gpu_learning_gone.png").touch()
+    (results / "learning.md").touch()
+    recording.publish(tmp_path, results)
+    assert {p.name for p in results.iterdir()} == {
+        "gpu_learning.md", "gpu_learning.json", "gpu_learning_walker_walk.png", "learning.md",
+    }  # fmt: skip
+
+
+# -- the whole ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_what_the_time_cut_off_goes_on_and_finishes(tmp_path):
+    need("dm_control")
+    tiny = ("tiny=true", "device=cpu", "env.vector=sync", "log.every_frames=50", "eval.episodes=1")
+    extra = [word for option in tiny for word in ("--extra", option)]
+    line = [sys.executable, str(BENCHMARKS / "gpu_learning.py"), str(tmp_path / "x"), *extra]
+    line += ["--only", "cartpole_swingup", "--seeds", "2", "--together", "2", "--frames", "600"]
+    for minutes in ("0.7", "10"):
+        ask = [*line, "--minutes", minutes]
+        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 runs are finished" in done.stdout
+    assert "| cartpole_swingup, dreamer_v3 | 600 |" in done.stdout
