@@ -37,7 +37,7 @@ def foreign(suite: Any, task: Any, options: Any) -> str | None:
     """Return what of an environment a stranger may not ask for; None if there is nothing odd."""
     if not isinstance(suite, str) or suite not in ALLOWED:
         return f"{task!r} of suite {suite!r}"
-    if not isinstance(task, str) or not TASK.fullmatch(task):
+    if not isinstance(task, str) or (task and not TASK.fullmatch(task)):  # none may be named
         return f"{task!r}"
     if not isinstance(options, Mapping):
         return f"{task!r} with {options!r}"
