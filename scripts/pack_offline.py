@@ -8,22 +8,29 @@ import tarfile
 from pathlib import Path
 
 TOP = "site"
-LIMIT_BYTES = 64_000_000
 DROPPED = (
-    *("bin", "**/__pycache__", "**/tests", "**/*.pyi", "**/*.md", "**/include"),
+    *(
+        "bin",
+        "**/__pycache__",
+        "**/tests",
+        "**/*.pyi",
+        "**/*.md",
+        "**/include",
+        "**/*.c",
+        "**/*.pyx",
+    ),
     *("*.dist-info/RECORD", "*.dist-info/WHEEL", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED"),
     # the control suite: what its tasks do not import, and the dog, larger than all others
     *(f"dm_control/{x}" for x in ("locomotion", "composer", "entities", "manipulation", "blender")),
     *(f"dm_control/{x}" for x in ("autowrap", "viewer", "mjcf/test_assets", "mujoco/testing")),
     *("dm_control/**/*_test.py", "dm_control/suite/dog_assets", "dm_control/suite/*.png"),
     *("mujoco/mjx", "mujoco/plugin", "mujoco/usd", "mujoco/bin", "mujoco/sample"),
-    *("OpenGL/DLLS", "OpenGL/Tk"),
+    *("OpenGL/DLLS", "OpenGL/Tk", "fontTools/**/*.so", "pydevd_plugins"),
     *("matplotlib/mpl-data/sample_data", "matplotlib/mpl-data/images", "matplotlib/testing"),
     # classic control draws: no sounds, fonts or cameras
     *(f"pygame/{x}" for x in ("docs", "examples", "_camera*", "mixer*.so", "_sdl2/mixer*.so")),
 )
-LIBRARIES = {"pygame_ce.libs": "pygame", "pygame.libs": "pygame"}
-SCIPY = '''"""Stands for scipy where there is none: the control suite imports it, and few tasks use it."""
+SCIPY = '''"""Stands for scipy where there is none: the control suite imports it, few tasks use it."""
 
 import sys
 from importlib.machinery import PathFinder
