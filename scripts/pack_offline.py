@@ -8,22 +8,20 @@ import tarfile
 from pathlib import Path
 
 TOP = "site"
-LIMIT_BYTES = 64_000_000
 DROPPED = (
-    *("bin", "**/__pycache__", "**/tests", "**/*.pyi", "**/*.md", "**/include"),
+    *("bin", "**/__pycache__", "**/tests", "**/include"),
+    *(f"**/*.{ending}" for ending in ("pyi", "md", "c", "pyx")),
     *("*.dist-info/RECORD", "*.dist-info/WHEEL", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED"),
     # the control suite: what its tasks do not import, and the dog, larger than all others
     *(f"dm_control/{x}" for x in ("locomotion", "composer", "entities", "manipulation", "blender")),
     *(f"dm_control/{x}" for x in ("autowrap", "viewer", "mjcf/test_assets", "mujoco/testing")),
     *("dm_control/**/*_test.py", "dm_control/suite/dog_assets", "dm_control/suite/*.png"),
-    *("mujoco/mjx", "mujoco/plugin", "mujoco/usd", "mujoco/bin", "mujoco/sample"),
-    *("OpenGL/DLLS", "OpenGL/Tk"),
+    *(f"mujoco/{x}" for x in ("*_test.py", "testdata", "mjx", "plugin", "usd", "bin")),
+    *("OpenGL/DLLS", "OpenGL/Tk", "fontTools/**/*.so", "pydevd_plugins"),
+    *("pygame/docs", "pygame/examples"),
     *("matplotlib/mpl-data/sample_data", "matplotlib/mpl-data/images", "matplotlib/testing"),
-    # classic control draws: no sounds, fonts or cameras
-    *(f"pygame/{x}" for x in ("docs", "examples", "_camera*", "mixer*.so", "_sdl2/mixer*.so")),
 )
-LIBRARIES = {"pygame_ce.libs": "pygame", "pygame.libs": "pygame"}
-SCIPY = '''"""Stands for scipy: the control suite imports it, and few of its tasks use it."""
+SCIPY = '''"""Stands for scipy where there is none: the control suite imports it, hardly uses it."""
 
 import sys
 from importlib.machinery import PathFinder
@@ -62,7 +60,7 @@ def add_scipy_stub(site: Path) -> None:
 def pack(site: Path, out: Path) -> None:
     """Write the folder as one file: the same for the same content."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(out, "w:xz", preset=9) as tar:
+    with tarfile.open(out, "w:xz") as tar:
         for path in sorted(p for p in site.rglob("*") if p.is_file()):
             tar.add(path, Path(TOP) / path.relative_to(site), filter=_anonymous)
 

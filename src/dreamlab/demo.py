@@ -46,8 +46,9 @@ def run_demo(overrides: list[str]) -> int:
 def _summary(
     terminal: Terminal, folder: Path, returns: tuple[float, float, float], seconds: float
 ) -> None:
-    def last(pattern: str) -> Path | None:
-        return next(iter(sorted(folder.glob(pattern), reverse=True)), None)
+    def last(*patterns: str) -> Path | None:
+        found = (p for pattern in patterns for p in sorted(folder.glob(pattern), reverse=True))
+        return next(found, None)
 
     before, best, after = returns
     lines = [
@@ -57,9 +58,9 @@ def _summary(
         f"return after training   {after:8.1f}   ({seconds:.0f} s)",
         f"run folder              {folder}",
         f"learning curve          {last('report/learning_curve.png')}",
-        f"truth, dream and error  {last('report/openloop_*.mp4')}",
+        f"truth, dream and error  {last('report/openloop_*.mp4', 'report/openloop_*.frames.*')}",
         f"the same as curves      {last('report/openloop_state_*.png')}",
-        f"episode video           {last('videos/*.mp4')}",
+        f"episode video           {last('videos/*.mp4', 'videos/*.frames.*')}",
         "",
         "try next:",
         f"  dreamlab eval {folder} --checkpoint best --episodes 20 --video",

@@ -44,6 +44,35 @@ def test_without_opengl_pixels_say_what_to_install(monkeypatch: pytest.MonkeyPat
         rendering.setup_gl()
 
 
+DRAWN = """
+from dreamlab.envs.vector import EnvConfig, Envs
+envs = Envs(EnvConfig({task!r}, {suite!r}), seed=0)
+envs.reset()
+assert envs.render() is None
+envs.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("suite", "task"),
+    [
+        pytest.param("dmc", "walker_walk", marks=pytest.mark.env("dmc")),
+        pytest.param("mujoco", "HalfCheetah-v5", marks=pytest.mark.env("mujoco")),
+        pytest.param("gym", "HalfCheetah-v5", marks=pytest.mark.env("mujoco")),
+    ],
+)
+def test_where_nothing_is_drawn_a_state_is_seen_and_there_is_no_video(suite, task):
+    code = DRAWN.format(suite=suite, task=task)  # elsewhere: MuJoCo reads MUJOCO_GL but once
+    env = {**os.environ, "MUJOCO_GL": "disable"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
+def test_pixels_are_refused_where_drawing_is_switched_off(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "disable")
+    with pytest.raises(EnvError, match="MUJOCO_GL=disable"):
+        rendering.setup_gl()
+
+
 def test_the_first_backend_that_draws_is_chosen(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUJOCO_GL", "")
     monkeypatch.setattr(rendering, "probe", lambda b, **_: b == "osmesa")

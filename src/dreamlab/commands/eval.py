@@ -103,8 +103,9 @@ def _keep(
 ) -> dict[str, OSError]:
     """Write what was measured, and the video; return what the disk refused, and why."""
     from dreamlab.core.files import write_json
-    from dreamlab.engine.video import write_video
+    from dreamlab.engine.video import Films
 
+    films = Films(lambda text: print(f"eval: {text}", file=sys.stderr))
     faults: dict[str, OSError] = {}
     if out is None:
         return faults
@@ -114,7 +115,7 @@ def _keep(
         faults["result"] = error
     if result.frames:
         try:
-            result.video = write_video(out / "videos" / film, result.frames)
+            result.video = films.write(out / "videos" / film, result.frames)
         except OSError as error:
             faults["video"] = error
     return faults

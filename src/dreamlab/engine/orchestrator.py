@@ -29,7 +29,7 @@ from dreamlab.engine.loop_parts import EngineConfig, LoopParts
 from dreamlab.engine.phase_scheduler import UPDATE, PhaseScheduler
 from dreamlab.engine.report import write_report
 from dreamlab.engine.signals import on_stop
-from dreamlab.engine.video import write_video
+from dreamlab.engine.video import Films
 from dreamlab.engine.watch import Watch, not_finite, private
 
 
@@ -59,6 +59,7 @@ class Orchestrator:
         self.stop_requested = False
         self.owed = False  # an evaluation that was interrupted, to be made up for first
         self.said_cut = False
+        self.films = Films(self._say_and_record)
         self.batch: Batch | None = None
         self.score: float | None = None
         self.wall_s = 0.0
@@ -263,7 +264,7 @@ class Orchestrator:
             self.workflow, statistics, wanted, lambda: self.stop_requested
         )
         if result.frames:
-            result.video = write_video(path, result.frames)
+            result.video = self.films.write(path, result.frames)
         metrics = result.metrics()
         self.parts.logger.add(metrics)
         self.score = metrics["eval/return"]
@@ -285,8 +286,8 @@ class Orchestrator:
         if report is None:
             return []
         self.parts.logger.add(report.metrics, "report/")
-        folder = self.run_log.folder / "report"
-        return write_report(report, folder, clock.name, self.config.report.fps, self.parts.paint)
+        folder, fps = self.run_log.folder / "report", self.config.report.fps
+        return write_report(report, folder, clock.name, fps, self.parts.paint, self.films.write)
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""

@@ -12,7 +12,7 @@ import numpy as np
 from dreamlab.core.limits import Range
 from dreamlab.core.types import Array, Curves, Report
 from dreamlab.engine.every import EveryConfig
-from dreamlab.engine.video import write_video
+from dreamlab.engine.video import Film, write_video
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,12 @@ GREEN, RED = (0, 200, 0), (220, 0, 0)
 
 
 def write_report(
-    report: Report, folder: Path, stamp: str, fps: int, paint: Paint | None = None
+    report: Report,
+    folder: Path,
+    stamp: str,
+    fps: int,
+    paint: Paint | None = None,
+    write_film: Film = write_video,
 ) -> list[Path]:
     """Write films and curves under `folder`, named by what they show and when.
 
@@ -42,7 +47,7 @@ def write_report(
         films["openloop/state"] = painted(report.curves["openloop/state"], paint)
     for name, film in films.items():
         path = folder / f"{_safe(name)}_{stamp}.mp4"
-        paths.append(write_video(path, list(film), fps))
+        paths.append(write_film(path, list(film), fps))
     for name, curves in report.curves.items():
         paths.append(draw(curves, folder / f"{_safe(name)}_{stamp}.png", name))
     return paths

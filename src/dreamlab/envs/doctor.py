@@ -123,7 +123,7 @@ def _video() -> Finding:
                 container.mux(stream.encode(frame))
             container.mux(stream.encode())
     except Exception as error:
-        return Finding("warning", f"no videos: {type(error).__name__}: {error}")
+        return Finding("warning", f"no videos, pictures instead: {type(error).__name__}: {error}")
     return Finding("ok", f"videos: av {av.__version__} encodes H.264")
 
 

@@ -14,6 +14,8 @@ import gymnasium as gym
 from dreamlab.core.errors import EnvError
 
 BACKENDS = ("egl", "osmesa")
+OFF = ("disable", "disabled", "off", "false", "0")
+"""What MuJoCo reads in MUJOCO_GL as a wish not to draw."""
 PROBE = """
 import mujoco
 model = mujoco.MjModel.from_xml_string(
@@ -25,6 +27,10 @@ renderer = mujoco.Renderer(model, 16, 16)
 renderer.update_scene(data)
 assert renderer.render().max() > 0
 """
+
+
+class CannotDrawError(EnvError, NotImplementedError):
+    """Nothing can be drawn here: an error where pixels are observed, else no video is made."""
 
 
 def probe(backend: str, timeout_s: float = 60) -> bool:
@@ -52,12 +58,14 @@ def setup_gl(required: bool = True) -> str | None:
     it is, for environments that only need drawing for videos.
     """
     if chosen := os.environ.get("MUJOCO_GL"):
+        if required and chosen.lower() in OFF:
+            raise CannotDrawError(f"MUJOCO_GL={chosen}: nothing is drawn. Unset it, or set egl")
         return chosen
     backend = find_backend()
     if backend is not None:
         os.environ["MUJOCO_GL"] = backend
     elif required:
-        raise EnvError(
+        raise CannotDrawError(
             "no OpenGL backend draws on this machine (tried: egl, osmesa). Install one, e.g. "
             "`apt install libegl1 libegl-mesa0 libgl1-mesa-dri` or `apt install libosmesa6`, or "
             "set MUJOCO_GL to one that works"

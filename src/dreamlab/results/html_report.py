@@ -247,9 +247,10 @@ def typical(group: Group, comparison: Comparison) -> list[Member]:
 def newest_media(folder: Path) -> list[Path]:
     """Return a run's newest video or picture of each kind; names end in the frames so far."""
     newest: dict[str, Path] = {}
-    for sub, ending in (("videos", "mp4"), ("report", "mp4"), ("report", "png")):
+    kinds = (("videos", "mp4"), ("videos", "png"), ("report", "mp4"), ("report", "png"))
+    for sub, ending in kinds:
         for path in sorted(p for p in (folder / sub).glob(f"*.{ending}") if p.is_file()):
-            kind = re.sub(r"_\d+$", "", path.stem)
+            kind = re.sub(r"_\d+(?=$|\.frames$)", "", path.stem)
             newest[f"{sub}/{kind}.{ending}"] = path
     return [p for p in newest.values() if p.name != "learning_curve.png"]
 

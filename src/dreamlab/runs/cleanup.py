@@ -31,7 +31,7 @@ TEMPORARY = r"\..+\.\d+\.tmp(\.mp4)?"
 KINDS = {
     "checkpoints": rf"(damaged_)?\d+(_\d+)?|latest|best|\.\d+\.old|{TEMPORARY}",
     "buffers": rf"[^/]+/((steps|patch)_\d+_\d+(_[0-9a-f]{{8}})?\.pt|map_.+\.bin|{TEMPORARY})",
-    "videos": rf"eval_.+\.mp4|{TEMPORARY}",
+    "videos": rf"eval_.+\.(mp4|frames\.(png|npy))|{TEMPORARY}",
 }
 """The folders that are emptied, and what a run calls its files there."""
 OURS = ("id", "name", "seed", "created", "status")

@@ -86,6 +86,7 @@ class ControlSuite(gym.Env[Any, Any]):
         return self._obs(step), float(step.reward or 0.0), terminated, truncated, {}
 
     def render(self) -> Any:
+        setup_gl()
         return self._draw(240, 320)
 
     def close(self) -> None:
