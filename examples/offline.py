@@ -11,7 +11,7 @@ YAML = Path(__file__).with_name("offline.yaml")
 
 
 def main() -> None:
-    first = ["dqn_cartpole", "tiny=true", "training.total_frames=3_000", "eval.video=false"]
+    first = ["dqn_cartpole", "tiny=true", "training.total_frames=1_000", "eval.video=false"]
     played, _ = train.train(load_config(compose([*first, "run.dir=experiments/played"])))
     data = f"buffers.replay.run={played.folder}"
     config = load_config(compose([str(YAML), data, "run.dir=experiments/studied"]))
@@ -21,7 +21,7 @@ def main() -> None:
     # with an environment named, the policy is measured there; nothing is collected
     named = [
         "env.id=CartPole-v1",
-        "eval.every_updates=1_000",
+        "eval.every_updates=200",
         "eval.episodes=2",
         "eval.video=false",
     ]

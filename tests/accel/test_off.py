@@ -17,7 +17,7 @@ from dreamlab.nn.ensemble import EnsembleMLP
 from dreamlab.nn.mlp import MLP, MLPConfig
 from dreamlab.ops.functional import log_softmax, softmax, tanh
 from dreamlab.ops.losses import clipped_surrogate
-from tests.contract.found import CASES, IDS
+from tests.contract.found import CASES
 from tests.contract.test_workflows import make
 from tests.helpers import config_of, open_loop
 
@@ -51,7 +51,7 @@ def learnt(loop: Orchestrator, batch: Batch, reference: bool) -> tuple[list[Any]
     return results, weights
 
 
-@pytest.mark.parametrize(("cls", "name"), CASES, ids=IDS)
+@pytest.mark.parametrize(("cls", "name"), CASES)
 def test_every_workflow_learns_the_same_with_accel_off(cls, name, tmp_path):
     loop = make(tmp_path, name)
     buffer = loop.parts.buffers[loop.scheduler.phases[-1].buffer]

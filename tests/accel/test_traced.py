@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from dreamlab.core.workflow import marked
-from tests.contract.found import CASES
+from tests.contract.found import PAIRS
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("dreamer_debug", "ppo_cartpole", "dqn_rainbow_cartpole", "sac_pendulum")
-COMPILED = [name for cls, name in CASES if marked(cls, "compilable")]
-CAPTURED = [name for cls, name in CASES if marked(cls, "capturable")]
+COMPILED = [name for cls, name in PAIRS if marked(cls, "compilable")]
+CAPTURED = [name for cls, name in PAIRS if marked(cls, "capturable")]
 
 
 def trace(folder: Path, precision: str, *names: str) -> None:

@@ -25,7 +25,7 @@ from dreamlab.core.types import Batch, Mode
 from dreamlab.core.workflow import marked
 from dreamlab.engine.orchestrator import Orchestrator
 from tests.accel import gpu_form
-from tests.contract.found import CASES
+from tests.contract.found import PAIRS
 from tests.contract.test_workflows import make
 from tests.helpers import open_loop
 
@@ -107,7 +107,7 @@ def trace(name: str, folder: Path, precision: str) -> None:
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
         traced = front_end_only(patch)
-        cls = next(cls for cls, each in CASES if each == name)
+        cls = next(cls for cls, each in PAIRS if each == name)
         graphs = bool(marked(cls, "capturable"))
         loop = make(folder, name, options=SCAN if graphs else ())
         methods = captured(loop, patch, precision == "bf16") if graphs else updated(loop)

@@ -6,8 +6,11 @@ import importlib
 import inspect
 import json
 import pkgutil
+from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
+import pytest
 import yaml
 
 import dreamlab.workflows
@@ -58,5 +61,16 @@ def different(names: list[str]) -> list[str]:
     return list({signature(name): name for name in reversed(names)}.values())[::-1]
 
 
-CASES = [(cls, name) for cls in workflows() for name in different(experiments_of(cls))]
-IDS = [name for _, name in CASES]
+MOST = 2
+"""Experiments of a workflow that the default tests run; the others are for `make slow`."""
+
+
+def _cases() -> Iterator[Any]:
+    for cls in workflows():
+        for number, name in enumerate(different(experiments_of(cls))):
+            marks = () if number < MOST else pytest.mark.slow
+            yield pytest.param(cls, name, id=name, marks=marks)
+
+
+CASES = list(_cases())
+PAIRS = [(cls, name) for cls in workflows() for name in different(experiments_of(cls))[:MOST]]

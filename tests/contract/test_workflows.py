@@ -18,7 +18,7 @@ from dreamlab.core.types import Mode
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.export import policy_files
 from dreamlab.export.policy_export import Actions, Exported, Normalize, random_obs
-from tests.contract.found import CASES, IDS, experiments_of, workflows
+from tests.contract.found import CASES, experiments_of, workflows
 from tests.helpers import config_of, metrics, need, open_config, run_for, run_until
 
 SMALL = (
@@ -66,7 +66,7 @@ def test_every_workflow_has_an_experiment_and_calls_something_tiny(cls):
     )
 
 
-@pytest.mark.parametrize(("cls", "name"), CASES, ids=IDS)
+@pytest.mark.parametrize(("cls", "name"), CASES)
 def test_interrupted_and_resumed_equals_uninterrupted(cls, name, tmp_path):
     straight = make(tmp_path / "a", name)
     assert run_for(straight, None) == "finished"
@@ -112,7 +112,7 @@ def plain(tree):
     ]
 
 
-@pytest.mark.parametrize(("cls", "name"), CASES, ids=IDS)
+@pytest.mark.parametrize(("cls", "name"), CASES)
 def test_gradients_reach_every_parameter_and_metrics_are_finite(cls, name, tmp_path):
     loop = make(tmp_path, name, learn=True)
     params = {k: v for k, v in loop.workflow.named_parameters() if v.requires_grad}

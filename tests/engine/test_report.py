@@ -66,7 +66,8 @@ def test_an_ancestors_pictures_become_films_and_squashed_rewards_are_compared_as
     first[:, 0] = True
     action = torch.randint(0, 2, (2, 8))
     batch = Batch({"image": image}, action, torch.full((2, 8), 50.0), first, flags, flags)
-    agent = DreamerV2(DreamerV2Config(**DreamerV2.tiny, squash_reward=True), spec)
+    options = {**DreamerV2.tiny, "squash_reward": True}
+    agent = DreamerV2(load(DreamerV2Config, options, "workflow"), spec)
     seen = agent.report(batch)
     assert seen.films["openloop/image"].shape == (18, 3 * 64, 2 * 64, 3)
     assert (seen.curves["openloop/reward"].truth == 1).all()

@@ -163,7 +163,7 @@ def test_every_output_says_how_scores_were_normalised(tmp_path):
     assert "normalised: divided by 1,000" in tables.text(found)
     lines = tables.in_format([found], "csv").splitlines()
     assert "all,a,eval/return,4000,frames,dmc,2,4,mean,0.55," in lines[8]
-    assert lines[1].startswith("cheetah_run,a,eval/return,4000,none,1,2,iqm,600.0,")
+    assert lines[1].startswith("cheetah_run,a,eval/return,4000,frames,none,1,2,iqm,600.0,")
     raw = only(folders, "none")
     assert raw.data()["normalization"] == {"asked": "none", "used": "none", "tasks": {}}
     assert "scores of several tasks are pooled as they are, not normalised" in remarks(

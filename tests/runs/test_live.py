@@ -21,7 +21,7 @@ from dreamlab.cli import main
 from dreamlab.commands.dashboard import picture
 from dreamlab.core.readers import Tail
 from dreamlab.runs.live import Alert, RunView, Watcher, recent_speed, sparkline
-from dreamlab.runs.readers import total_frames
+from dreamlab.runs.readers import planned_count
 from dreamlab.runs.run import FolderLock, Run
 
 
@@ -118,9 +118,9 @@ def test_a_sparkline_rises_where_the_values_do():
 
 def test_frames_come_from_the_total_or_the_phases():
     phases = [{"duration_steps": 10}, {"duration_updates": 5}, {"duration_steps": 20}]
-    assert total_frames({"training": {"phases": phases}}) == 30
-    assert total_frames({"training": {"phases": phases, "total_frames": 99}}) == 99
-    assert total_frames({}) is None
+    assert planned_count({"training": {"phases": phases}}) == 30
+    assert planned_count({"training": {"phases": phases, "total_frames": 99}}) == 99
+    assert planned_count({}) is None
     assert RunView(Path(), "n", 0, "running", 5, None, speed=1.0).eta_s is None
 
 

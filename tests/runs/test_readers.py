@@ -14,11 +14,11 @@ from dreamlab.runs.options import counts, differences, flatten
 from dreamlab.runs.readers import (
     in_order,
     newest_metrics,
+    planned_count,
     problems,
     read_events,
     read_manifest,
     read_metrics,
-    total_frames,
 )
 from dreamlab.runs.run import Run
 from tests.results.test_compare import make_run
@@ -241,7 +241,7 @@ def test_problems_are_named_one_by_one(copy):
 
 @pytest.mark.parametrize("training", [None, [], "x", {"phases": 3}, {"total_frames": "many"}])
 def test_the_length_of_a_run_is_unknown_where_its_configuration_is_odd(training):
-    assert total_frames({"training": training}) is None
+    assert planned_count({"training": training}) is None
 
 
 # -- one rule for options -------------------------------------------------------------------------

@@ -28,9 +28,10 @@ from dreamlab.runs.run import FolderLock
 from dreamlab.runs.run_row import BROKEN, heard_of, last_heard, row_of
 
 TEMPORARY = r"\..+\.\d+\.tmp(\.mp4)?"
+STEPS = r"(steps|patch)_\d+_\d+(_[0-9a-f]{8})?\.pt"
 KINDS = {
-    "checkpoints": rf"(damaged_)?\d+(_\d+)?|latest|best|\.\d+\.old|{TEMPORARY}",
-    "buffers": rf"[^/]+/((steps|patch)_\d+_\d+(_[0-9a-f]{{8}})?\.pt|map_.+\.bin|{TEMPORARY})",
+    "checkpoints": rf"(damaged_|undone_)?\d+(_\d+)*|latest|best|\.[\d_]+\.old|{TEMPORARY}",
+    "buffers": rf"[^/]+/(spec\.json|{STEPS}|map_.+\.bin|{TEMPORARY})",
     "videos": rf"eval_.+\.(mp4|frames\.(png|npy))|{TEMPORARY}",
 }
 """The folders that are emptied, and what a run calls its files there."""

@@ -104,7 +104,7 @@ def planned_count(config: Mapping[str, Any]) -> int | None:
         return int(total)
     phases = found if isinstance(found := training.get("phases"), list) else []
     known = [p for p in phases if isinstance(p, dict)]
-    collects = any("collect" in (p.get("workflow_hooks") or ()) for p in known)
+    collects = any(p.get("duration_steps") is not None for p in known)
     lengths = [p.get("duration_steps" if collects else "duration_updates") for p in known]
     return sum(int(n) for n in lengths if is_number(n)) or None
 
