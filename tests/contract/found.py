@@ -73,4 +73,4 @@ def _cases() -> Iterator[Any]:
 
 
 CASES = list(_cases())
-PAIRS = [(cls, name) for cls in workflows() for name in different(experiments_of(cls))[:MOST]]
+PAIRS = [(cls, name) for cls in workflows() for name in different(experiments_of(cls))]

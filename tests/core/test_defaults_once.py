@@ -13,7 +13,7 @@ from torch import nn
 from dreamlab.config import LabConfig
 from dreamlab.core.config import Part, part
 from dreamlab.nn.layers import NetConfig
-from tests.contract.found import CASES
+from tests.contract.found import PAIRS
 from tests.options import modules, parts
 
 BUILDING = ("dreamlab.nn", "dreamlab.components", "dreamlab.workflows", "dreamlab.data")
@@ -34,7 +34,7 @@ def nested(config: Any) -> Iterator[Any]:
 
 def roots() -> list[type]:
     """Return the configs from which all others are reached."""
-    workflows = {cls.Config for cls, _ in CASES}
+    workflows = {cls.Config for cls, _ in PAIRS}
     named = {cls.Config for cls in parts() if hasattr(cls, "Config")}
     return sorted({LabConfig, *workflows, *named}, key=lambda c: c.__name__)
 

@@ -276,9 +276,8 @@ class Orchestrator:
     def report(self) -> list[Path]:
         """Look inside the algorithm, if it lets us, and write down what is seen."""
         clock, source = self.scheduler.clock(), self._source()
-        batch = None
-        if source is not None and source.ready():
-            batch = source.peek(clock.count, self.config.report.length)
+        ready = source is not None and source.ready()
+        batch = source.peek(clock.count, self.config.report.length) if source and ready else None
         if batch is None:
             return []
         with random.fork(clock.count):
