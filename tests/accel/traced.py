@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 
 from dreamlab.accel.bf16_weights import Bf16Weights
@@ -38,6 +39,13 @@ SCAN = (
     "buffers.replay.length=5", "buffers.replay.min_steps=40", "buffers.replay.capacity=1000",
 )  # fmt: skip
 """Sizes that the kernels of the recurrence take."""
+
+
+def unchecked_quantile(x: Tensor, q: Tensor) -> Tensor:
+    """Return what torch.quantile does; older versions look at `q`, on a CPU only."""
+    rank = q * (x.shape[0] - 1)
+    ranked, below = x.sort().values, rank.floor()
+    return torch.lerp(ranked[below.long()], ranked[rank.ceil().long()], rank - below)
 
 
 def front_end_only(patch: pytest.MonkeyPatch) -> dict[Any, int]:
@@ -69,6 +77,8 @@ def captured(loop: Orchestrator, patch: pytest.MonkeyPatch, bf16: bool) -> list[
     """Run what a GPU would capture, its compiled methods traced."""
     agent, batch = loop.workflow, prepared(loop)
     launched = gpu_form.take(patch)
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        patch.setattr(torch, "quantile", unchecked_quantile)
     methods = compile_methods(agent, except_for=marked(type(agent), "capturable"))
     layout = lay_out(agent, bf16)
     first, obs = batch.is_first[:, 0], {k: v[:, 0] for k, v in batch.obs.items()}
