@@ -11,7 +11,7 @@ TOP = "site"
 DROPPED = (
     *("bin", "**/__pycache__", "**/tests", "**/include"),
     *(f"**/*.{ending}" for ending in ("pyi", "md", "c", "pyx")),
-    *("*.dist-info/RECORD", "*.dist-info/WHEEL", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED"),
+    *(f"*.dist-info/{x}" for x in ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")),
     # the control suite: what its tasks do not import, and the dog, larger than all others
     *(f"dm_control/{x}" for x in ("locomotion", "composer", "entities", "manipulation", "blender")),
     *(f"dm_control/{x}" for x in ("autowrap", "viewer", "mjcf/test_assets", "mujoco/testing")),

@@ -127,6 +127,7 @@ def test_what_is_packed_trains_where_only_torch_and_numpy_are(tmp_path):
     unwanted = ("torch", "numpy", "av", "mujoco", "ale_py", "bin")
     assert not [name for name in unwanted if (site / name).exists()]
     assert not list(site.rglob("*.pyi"))
+    assert not list(site.glob("*.dist-info/direct_url.json"))
     own = str(ROOT).encode()
     assert not [p for p in site.rglob("*") if p.is_file() and own in p.read_bytes()]
     path = f"{site}:{beside(tmp_path / 'there')}"
