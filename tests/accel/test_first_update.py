@@ -169,7 +169,7 @@ def test_a_wrong_loss_is_named(loop):
 
     def fast() -> Any:
         found, extras = updates.fast()
-        return {**found, "loss/rew": found["loss/rew"] * 1.1}, extras
+        return {**found, "loss/rew": found["loss/rew"] + 0.5}, extras
 
     with pytest.raises(LabError, match=r"loss/rew = .*, in the reference"):
         updates.compare(fast)
@@ -207,7 +207,7 @@ def test_a_slow_critic_that_stays_is_named(loop, monkeypatch):
 def test_a_critic_whose_gradient_bfloat16_turns_a_little_is_let_pass():
     long, short = torch.ones(100), 1e-3 * torch.ones(100)
     turned = short.clone()
-    turned[:3] *= -1
+    turned[:2] *= -1
     limits = LIMITS[torch.bfloat16]
     reference = {"model": long, "critic": short}
     assert not wrong_tensors("g", reference, {"model": long, "critic": turned}, limits, 10.0)
@@ -234,6 +234,8 @@ def test_heads_are_moved_off_zero_and_the_optimizer_past_its_warm_up(loop):
     assert not any(h.any() for h in heads)
     move_off_zero(agent)
     assert all(h.any() for h in heads)
+    value = agent.critic.mean(agent.critic(torch.randn(50, agent.model.rssm.out_dim)))
+    assert 1e-6 < value.abs().max() < 10  # bins reach 4.85e8
     assert not torch.equal(agent.critic.net[0].linear.weight, agent.slow.net[0].linear.weight)
     opt = agent.optimizers["agent"]
     assert opt.inner.pace(opt.inner.count) == 1
