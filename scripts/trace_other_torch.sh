@@ -60,4 +60,4 @@ export LD_PRELOAD=$folder/stubs/others.so
 export PYTHONPATH=$folder/site:$root/src:$root CUDA_VISIBLE_DEVICES=
 "$python" -c "import torch; print('torch', torch.__version__)"
 cd "$root"
-exec "$python" -m tests.accel.traced "$(mktemp -d)" "$precision" "${names[@]}"
+exec "$python" -m "tests.accel.${SCRIPT:-traced}" "$(mktemp -d)" "$precision" "${names[@]}"
