@@ -118,7 +118,7 @@ def test_gradients_reach_every_parameter_and_metrics_are_finite(cls, name, tmp_p
     params = {k: v for k, v in loop.workflow.named_parameters() if v.requires_grad}
     before = {k: v.clone() for k, v in params.items()}
     still = lambda: [k for k, v in params.items() if torch.equal(v, before[k])]  # noqa: E731
-    run_until(loop, lambda: loop.log_due.last > 0 and not still())
+    run_until(loop, lambda: loop.log_due.frames.last > 0 and not still())
     assert not still()
     assert metrics(tmp_path)
     for record in metrics(tmp_path):

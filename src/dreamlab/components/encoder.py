@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from dreamlab.core.config import Part, part
 from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.mlp import Identity
+from dreamlab.nn.named import NamedModules
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig, obs: dict[str, ArraySpec]) -> None:
         super().__init__()
         self.obs = dict(sorted(obs.items()))
-        self.images = nn.ModuleDict(
+        self.images = NamedModules(
             {k: config.image.build(s.shape) for k, s in self.obs.items() if s.is_image}
         )
         vector_dim = sum(_width(s) for s in self.obs.values() if not s.is_image)

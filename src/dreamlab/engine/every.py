@@ -56,11 +56,6 @@ class Due:
             self.done(clock)
         return fires
 
-    @property
-    def fired(self) -> bool:
-        """Tell whether it ever fired by frames."""
-        return self.frames.last > 0
-
     def get_state(self) -> list[int]:
         return [self.frames.last, self.updates.last]
 

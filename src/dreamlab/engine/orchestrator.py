@@ -187,8 +187,7 @@ class Orchestrator:
 
     def _source(self) -> Source | None:
         """Return what the phase draws batches from; an exam may have none."""
-        index = min(self.scheduler.index, len(self.scheduler.phases) - 1)
-        return self.sources[index]
+        return self.sources[min(self.scheduler.index, len(self.sources) - 1)]
 
     # -- around the loop --------------------------------------------------------------------------
 
@@ -231,11 +230,10 @@ class Orchestrator:
         self.flush()
         self.save()
         self.run_log.event("finished", **self._now())
-        final = {}
-        if result is not None:
-            video = str(result.video.relative_to(self.run_log.folder)) if result.video else None
-            final = {"final_eval": result.metrics(), "video": video}
-        self.run_log.update(status="finished", **final)
+        video = result.video if result is not None else None
+        shown = str(video.relative_to(self.run_log.folder)) if video is not None else None
+        final = result.metrics() if result is not None else None
+        self.run_log.update(status="finished", final_eval=final, video=shown)
         return "finished"
 
     def _now(self) -> dict[str, int]:
@@ -277,9 +275,9 @@ class Orchestrator:
     def report(self) -> list[Path]:
         """Look inside the algorithm, if it lets us, and write down what is seen."""
         clock, source = self.scheduler.clock(), self._source()
-        if source is None or not source.ready():
-            return []
-        batch = source.peek(clock.count, self.config.report.length)
+        batch = None
+        if source is not None and source.ready():
+            batch = source.peek(clock.count, self.config.report.length)
         if batch is None:
             return []
         with random.fork(clock.count):

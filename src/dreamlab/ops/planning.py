@@ -23,7 +23,12 @@ from dreamlab.core.limits import NonNegative, Positive, PositiveInt
 
 PLANNERS = __name__
 """Where a `_target_` finds them."""
-Score = Callable[[Float[Tensor, "b n h a"]], Float[Tensor, "b n"]]
+Plans = Float[Tensor, "b h a"]
+"""One for each of b problems: h actions of a numbers."""
+Candidates = Float[Tensor, "b n h a"]
+Scores = Float[Tensor, "b n"]
+Noise = Float[Tensor, "#b n h a"]
+Score = Callable[[Candidates], Scores]
 """Candidates of b problems to how good each is; more is better."""
 
 
@@ -72,15 +77,15 @@ class Planner(ABC, Generic[C, P]):
         self.config = config
 
     @abstractmethod
-    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> P:
+    def start(self, mean: Plans, std: Plans) -> P:
         """Return what is known before anything was scored."""
 
     @abstractmethod
-    def ask(self, plan: P, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
+    def ask(self, plan: P, noise: Noise) -> Candidates:
         """Return candidates in [-1, 1] made of standard normal noise."""
 
     @abstractmethod
-    def tell(self, plan: P, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]) -> P:
+    def tell(self, plan: P, candidates: Candidates, score: Scores) -> P:
         """Return what is known once the candidates have their scores."""
 
     def zeros(self, like: Float[Tensor, "b a"]) -> Float[Tensor, "b h a"]:
@@ -126,7 +131,7 @@ def shifted(mean: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:
     return torch.cat([mean[:, 1:], torch.zeros_like(mean[:, :1])], 1)
 
 
-def _noise(mean: Float[Tensor, "b h a"], num: int) -> Float[Tensor, "b {num} h a"]:
+def _noise(mean: Plans, num: int) -> Candidates:
     b, h, a = mean.shape
     return torch.randn(b, num, h, a, device=mean.device, dtype=mean.dtype)
 
@@ -147,7 +152,7 @@ def best(
     return candidates.gather(1, index), top.values
 
 
-def _unknown(mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"], num: int) -> Plan:
+def _unknown(mean: Plans, std: Plans, num: int) -> Plan:
     """Return a plan of which no candidate was scored yet."""
     elites = mean[:, None].expand(-1, num, -1, -1)
     score = torch.full_like(elites[:, :, 0, 0], -math.inf)
@@ -173,15 +178,13 @@ class CEM(Planner[CEMConfig, Plan]):
 
     Config = CEMConfig
 
-    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> Plan:
+    def start(self, mean: Plans, std: Plans) -> Plan:
         return _unknown(mean, std, self.config.elites)
 
-    def ask(self, plan: Plan, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
+    def ask(self, plan: Plan, noise: Noise) -> Candidates:
         return draw(plan.mean, plan.std, noise)
 
-    def tell(
-        self, plan: Plan, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]
-    ) -> Plan:
+    def tell(self, plan: Plan, candidates: Candidates, score: Scores) -> Plan:
         elites, score = best(candidates, score, self.config.elites)
         var, mean = torch.var_mean(elites, 1, correction=0)
         return Plan(mean, torch.sqrt(var + 1e-6), elites, score, plan.weight)
@@ -216,15 +219,13 @@ class MPPI(Planner[MPPIConfig, Plan]):
 
     Config = MPPIConfig
 
-    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> Plan:
+    def start(self, mean: Plans, std: Plans) -> Plan:
         return _unknown(mean, std, self.config.elites)
 
-    def ask(self, plan: Plan, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
+    def ask(self, plan: Plan, noise: Noise) -> Candidates:
         return draw(plan.mean, plan.std, noise)
 
-    def tell(
-        self, plan: Plan, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]
-    ) -> Plan:
+    def tell(self, plan: Plan, candidates: Candidates, score: Scores) -> Plan:
         c = self.config
         elites, score = best(candidates, score, c.elites)
         weight = F.softmax(c.temperature * score, 1)
@@ -266,18 +267,16 @@ class RandomShooting(Planner[RandomShootingConfig, Shots]):
 
     Config = RandomShootingConfig
 
-    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> Shots:
+    def start(self, mean: Plans, std: Plans) -> Shots:
         plan = _unknown(mean, std, self.config.elites)
         only = torch.zeros_like(plan.weight)
         only[:, 0] = 1
         return Shots(mean, std, plan.elites, plan.score, only, mean)
 
-    def ask(self, plan: Shots, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
+    def ask(self, plan: Shots, noise: Noise) -> Candidates:
         return draw(plan.centre, 3**0.5 * plan.std, torch.erf(noise / 2**0.5))
 
-    def tell(
-        self, plan: Shots, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]
-    ) -> Shots:
+    def tell(self, plan: Shots, candidates: Candidates, score: Scores) -> Shots:
         known, scores = torch.cat([plan.elites, candidates], 1), torch.cat([plan.score, score], 1)
         elites, score = best(known, scores, self.config.elites, order=True)
         return replace(plan, mean=elites[:, 0], elites=elites, score=score)
@@ -342,10 +341,10 @@ class CMAES(Planner[CMAESConfig, Evolution]):
 
     Config = CMAESConfig
 
-    def rates(self, mean: Float[Tensor, "b h a"]) -> Rates:
+    def rates(self, mean: Plans) -> Rates:
         return Rates(mean[0].numel(), self.config.elites)
 
-    def start(self, mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"]) -> Evolution:
+    def start(self, mean: Plans, std: Plans) -> Evolution:
         plan, flat = _unknown(mean, std, self.config.elites), std.flatten(1)
         zeros = torch.zeros_like(flat)
         return Evolution(
@@ -356,14 +355,12 @@ class CMAES(Planner[CMAESConfig, Evolution]):
             path_sigma=zeros, path_cov=zeros, calm=torch.ones_like(flat[:, 0]), told=0,
         )  # fmt: skip
 
-    def ask(self, plan: Evolution, noise: Float[Tensor, "#b n h a"]) -> Float[Tensor, "b n h a"]:
+    def ask(self, plan: Evolution, noise: Noise) -> Candidates:
         step = noise.flatten(2) @ plan.root  # it is symmetric
         step = (plan.sigma[:, None, None] * step).unflatten(-1, noise.shape[2:])
         return (plan.mean[:, None] + step).clamp(-1, 1)
 
-    def tell(
-        self, plan: Evolution, candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"]
-    ) -> Evolution:
+    def tell(self, plan: Evolution, candidates: Candidates, score: Scores) -> Evolution:
         elites, score = best(candidates, score, self.config.elites, order=True)
         rates = self.rates(plan.mean)
         steps = (elites - plan.mean[:, None]).flatten(2) / plan.sigma[:, None, None]

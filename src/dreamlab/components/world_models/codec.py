@@ -16,6 +16,7 @@ from dreamlab.core.limits import Items, Width
 from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.image import PoolEncoder, UpDecoder
 from dreamlab.nn.layers import NetConfig, NormMLP, dense
+from dreamlab.nn.named import NamedModules
 from dreamlab.ops.scaling import symexp, symlog
 
 
@@ -133,7 +134,7 @@ class Decoder(nn.Module):
         if self.vectors:
             self.mlp = NormMLP(deter + stoch, config.units, config.layers, config)
             dim = self.mlp.out_dim
-            self.out = nn.ModuleDict({k: dense(dim, width(s)) for k, s in self.vectors.items()})
+            self.out = NamedModules({k: dense(dim, width(s)) for k, s in self.vectors.items()})
         if self.images:
             check_blocks(config, deter)
             self.cnn = UpDecoder(
