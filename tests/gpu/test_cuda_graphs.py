@@ -20,9 +20,6 @@ SMALL = (
 )  # fmt: skip
 
 
-VECTORS = ("env.id=identity", "~env.options.size")
-
-
 def loop_of(folder, *options):
     return open_loop(folder, *SMALL, *options)
 
@@ -85,12 +82,7 @@ def test_results_survive_the_next_replay(tmp_path):
 
 def test_resume_of_captured_training(tmp_path):
     # vectors alone: what is compiled for determinism is compiled anew
-    options = (
-        "deterministic=true",
-        "training.total_frames=300",
-        "env.id=identity",
-        "env.options={}",
-    )
+    options = ("deterministic=true", "training.total_frames=300", "env.id=counting")
     try:
         loop_of(tmp_path / "whole", *options).run()
         run_for(loop_of(tmp_path / "r", *options), 30)
