@@ -1,7 +1,7 @@
 #!/bin/bash
 # Trace what a GPU compiles with another version of torch than the one installed, without a GPU:
 #
-#     scripts/trace_other_torch.sh 2.11.0 /var/tmp/torch-2.11 [precision] [experiment ...]
+#     scripts/trace_other_torch.sh 2.11.0 FOLDER [precision] [experiment ...]
 #
 # PyPI has builds for CUDA only, and their libraries take gigabytes. Nothing of CUDA is called while
 # a CPU traces, so libraries of the same names that answer every call with "no device" stand in.
@@ -60,4 +60,4 @@ export LD_PRELOAD=$folder/stubs/others.so
 export PYTHONPATH=$folder/site:$root/src:$root CUDA_VISIBLE_DEVICES=
 "$python" -c "import torch; print('torch', torch.__version__)"
 cd "$root"
-exec "$python" -m tests.accel.traced "$(mktemp -d)" "$precision" "${names[@]}"
+exec "$python" -m "tests.accel.${SCRIPT:-traced}" "$(mktemp -d)" "$precision" "${names[@]}"

@@ -10,6 +10,7 @@ import pytest
 
 from dreamlab.core.workflow import marked
 from tests.contract.found import PAIRS
+from tests.shapes import ROOMS
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("dreamer_debug", "ppo_cartpole", "dqn_rainbow_cartpole", "sac_pendulum")
@@ -17,8 +18,8 @@ COMPILED = [name for cls, name in PAIRS if marked(cls, "compilable")]
 CAPTURED = [name for cls, name in PAIRS if marked(cls, "capturable")]
 
 
-def trace(folder: Path, precision: str, *names: str) -> None:
-    command = [sys.executable, "-m", "tests.accel.traced", str(folder), precision, *names]
+def trace(folder: Path, precision: str, *names: str, script: str = "traced") -> None:
+    command = [sys.executable, "-m", f"tests.accel.{script}", str(folder), precision, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["same"], done.stdout[-500:] + done.stderr[-3000:]
 
@@ -29,6 +30,18 @@ def test_what_a_gpu_would_compile_can_be_traced(tmp_path):
 
 def test_minibatches_of_any_size_are_compiled_once(tmp_path):
     trace(tmp_path, "fp32", "varying_rows")
+
+
+def test_no_kernel_is_where_shapes_are_checked():
+    assert "accel" not in ROOMS
+    files = [f for room in ROOMS for f in (ROOT / "src/dreamlab" / room).rglob("*.py")]
+    assert len(files) > 50
+    assert not [f for f in files if "triton.jit" in f.read_text()]
+
+
+@pytest.mark.slow
+def test_what_a_gpu_would_compile_can_be_traced_while_shapes_are_checked(tmp_path):
+    trace(tmp_path, "bf16", "dreamer_debug", script="traced_checked")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from dreamlab.engine.observer import Observer
 from tests.helpers import metrics, open_loop, run_for
 
 pytestmark = pytest.mark.gpu
@@ -23,13 +24,27 @@ def loop_of(folder, *options):
     return open_loop(folder, *SMALL, *options)
 
 
+class Interlude(Observer):
+    """Evaluates and reports once, in the middle of training."""
+
+    def started(self, loop):
+        self.loop, self.left = loop, 60
+
+    def after(self, action):
+        self.left -= 1
+        if self.left == 0:
+            assert self.loop.counters.updates > 3  # by then updates are replayed
+            assert self.loop.evaluate() is not None  # outside of the update's precision
+            self.loop.report()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_captured_training_evaluates_reports_and_goes_on(precision, tmp_path):
     loop = loop_of(tmp_path / "r", f"precision={precision}", "training.total_frames=400")
-    run_for(loop, 60)
-    loop.evaluate()  # outside of the update's precision
-    loop.report()
-    loop.run()
+    interlude = Interlude()
+    loop.observers.add(interlude)
+    assert loop.run() == "finished"
+    assert interlude.left < 0
     losses = [v for r in metrics(tmp_path / "r") for k, v in r.items() if k.endswith("loss")]
     assert losses
     assert all(math.isfinite(v) for v in losses)
@@ -66,7 +81,8 @@ def test_results_survive_the_next_replay(tmp_path):
 
 
 def test_resume_of_captured_training(tmp_path):
-    options = ("deterministic=true", "training.total_frames=300")
+    # vectors alone: what is compiled for determinism is compiled anew
+    options = ("deterministic=true", "training.total_frames=300", "env.id=counting")
     try:
         loop_of(tmp_path / "whole", *options).run()
         run_for(loop_of(tmp_path / "r", *options), 30)

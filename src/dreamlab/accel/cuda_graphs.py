@@ -17,20 +17,15 @@ import torch
 from torch import Tensor
 
 from dreamlab.accel.bf16_weights import Bf16Weights, product_weights
-from dreamlab.accel.dispatch import reference_kernels, use_triton
+from dreamlab.accel.dispatch import use_triton
+from dreamlab.accel.first_update import compare_with_reference
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
-from dreamlab.core import rng as random
-from dreamlab.core.errors import LabError
 from dreamlab.core.optim import LaProp
-from dreamlab.core.tree import tree_map, tree_split
+from dreamlab.core.tree import tree_split
 from dreamlab.core.workflow import Workflow
 
 WARM_UP = 2
 """Calls before the capture: libraries choose their kernels and compilers compile."""
-
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far a loss of the first update may be from that of the reference: a share of it, or of 1
-where it is smaller. In bfloat16 a few random choices fall otherwise."""
 
 Around = Callable[[], AbstractContextManager[None]]
 
@@ -65,36 +60,6 @@ def graph_methods(
         graphed = GraphedMethod(getattr(workflow, name), around)
         graphed.check = partial(compare_with_reference, workflow, dtype)
         object.__setattr__(workflow, name, graphed)
-
-
-def compare_with_reference(
-    workflow: Workflow[Any], dtype: torch.dtype, plain: Callable[[], Any], fast: Callable[[], Any]
-) -> Any:
-    """Return what the fast update gives, or raise if its losses are not those of the reference."""
-    before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, workflow.state_dict())
-    chance = random.get_state()
-    low = torch.autocast("cuda", dtype) if dtype == torch.bfloat16 else nullcontext()
-    with reference_kernels(), low:
-        expected = losses(plain())
-    workflow.load_state_dict(before)
-    random.set_state(chance)
-    out = fast()
-    for name, value in losses(out).items():
-        wanted, limit = expected[name], TOLERANCE[dtype] * max(abs(expected[name]), 1.0)
-        if not abs(value - wanted) <= limit:
-            raise LabError(
-                f"on this GPU the fast update gives {name} = {value:.6g}, the reference "
-                f"{wanted:.6g}: train with accel=off, and please report it"
-            )
-    return out
-
-
-def losses(out: Any) -> dict[str, float]:
-    """Return the losses among a method's results, by name."""
-    metrics = out[0] if isinstance(out, tuple) else out
-    if not isinstance(metrics, dict):
-        return {}
-    return {k: float(v) for k, v in metrics.items() if "loss" in k}
 
 
 @contextmanager

@@ -84,6 +84,8 @@ class Optimizer:
         """What losses are computed from: the parameters, or copies of lower precision."""
         self.fused: Callable[[Grads], Tensor] | None = None
         """Takes the whole step and returns the norm, where a GPU has a faster way."""
+        self.heard: Callable[[Grads], None] | None = None
+        """Hears the gradients of every step before they are clipped."""
         self.grad_norms: Tensor | None = None
         """The norm of each parameter's last gradient before clipping, if somebody wants it."""
         self.inner = rule(self.config, self.params, _groups(self.config, self.params, names or {}))
@@ -127,6 +129,8 @@ class Optimizer:
 
     def follow(self, new: Grads) -> Tensor:
         """Clip gradients and move the weights along them; return the norm before clipping."""
+        if self.heard is not None:
+            self.heard(new)
         if self.grad_norms is not None:
             self._note(new, self.grad_norms)
         if self.config.ema:  # the average begins with the weights that nothing has moved yet

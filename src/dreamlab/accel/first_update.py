@@ -1,0 +1,308 @@
+"""A run's first fast update, compared with the reference tensor by tensor before it counts.
+
+Output layers that start at zero let no gradient through, and a learning rate that starts at zero
+moves nothing: both updates begin from a copy of the state with these moved off zero. The optimizer
+is compared by what it makes of the same gradients: most divide a first gradient by its size, and a
+number near zero that rounding turned round would count as much as a large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dreamlab.accel.dispatch import reference_kernels
+from dreamlab.core import rng as random
+from dreamlab.core.errors import LabError
+from dreamlab.core.optim import Optimizer
+from dreamlab.core.tree import tree_map
+from dreamlab.core.workflow import Workflow
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a fast update may be from the reference."""
+
+    loss: float
+    """Share of a loss, or of 1 where it is smaller."""
+    cosine: float
+    """Least cosine between both gradients of a tensor."""
+    small: float
+    """The same for a tensor whose gradient is short beside the longest."""
+    size: float
+    """Share by which their lengths may differ."""
+
+
+LIMITS = {
+    torch.float32: Limits(loss=1e-3, cosine=0.999, small=0.99, size=0.02),
+    torch.bfloat16: Limits(loss=0.1, cosine=0.98, small=0.95, size=0.2),
+}
+"""Measured on a CPU, size 1m with 8 x 16 steps: in float32 cosines are 1.0000, but a single random
+choice of a dream that falls otherwise turns the gradients of what learns from dreams. In bfloat16
+some do: those have 0.990 and more, the others 0.997. Lengths differ by up to 4 %."""
+SMALL = 0.02
+"""Share of the longest gradient below which one is short."""
+FLOOR = 1e-9
+"""Share of the longest gradient below which one is nothing."""
+STEP = Limits(loss=0.0, cosine=0.99, small=0.99, size=0.05)
+"""For what an optimizer makes of the same gradients, in full precision always."""
+HEAD = 0.3
+"""Size of the outputs that a layer of zeros is given, for inputs of size 1."""
+SLOPE = 25.0
+"""How much lower logits are at the ends than in the middle: bins grow with the 20th power of e."""
+
+
+@dataclass
+class Trial:
+    """What an update did."""
+
+    losses: dict[str, float]
+    grads: dict[str, list[Tensors]]
+    """Of each optimizer, at each of its steps, by the parameter's name."""
+    change: Tensors
+    """Of every number that is part of the state."""
+
+
+def compare_with_reference(
+    workflow: Workflow[Any], dtype: torch.dtype, plain: Callable[[], Any], fast: Callable[[], Any]
+) -> Any:
+    """Return what the fast update gives, or raise if it is not what the reference gives.
+
+    The comparison costs one update of each kind and leaves no trace.
+    """
+    limits = LIMITS[dtype]
+    with undone(workflow) as again:
+        with as_written(workflow, dtype):
+            wanted = attempt(workflow, plain)
+        again()
+        found = attempt(workflow, fast)
+        again()
+        stepped = as_the_rule_says(workflow, found.grads)
+    faults = [
+        *wrong_losses(wanted.losses, found.losses, limits),
+        *wrong_grads(wanted.grads, found.grads, limits),
+        *wrong_tensors("a change", stepped, {k: found.change[k] for k in stepped}, STEP),
+        *wrong_tensors("a change", *others(wanted.change, found.change, stepped), limits),
+    ]
+    if faults:
+        raise LabError(
+            f"on this {workflow.device.type} the fast update is not that of the reference: "
+            f"{'; '.join(faults[:3])}{f' (and {len(faults) - 3} more)' if faults[3:] else ''}: "
+            "train with accel=off, and please report it"
+        )
+    return fast()
+
+
+@contextmanager
+def undone(workflow: Workflow[Any]) -> Iterator[Callable[[], None]]:
+    """Undo at the end of the block what was done to a workflow and to chance, or when asked to."""
+    copies: Any = tree_map(_copy, workflow.state_dict())
+    grads = [(p, p.grad) for p in workflow.parameters()]
+    chance = random.get_state()
+
+    def again() -> None:
+        workflow.load_state_dict(copies)
+        random.set_state(chance)
+        for p, grad in grads:
+            p.grad = grad
+
+    try:
+        yield again
+    finally:
+        again()
+
+
+def _copy(x: Any) -> Any:
+    """Return a tensor's copy in the host's memory: the GPU's peak stays what it would be."""
+    return x.detach().to("cpu", copy=True) if isinstance(x, Tensor) else x
+
+
+@contextmanager
+def as_written(workflow: Workflow[Any], dtype: torch.dtype) -> Iterator[None]:
+    """Compute with reference kernels, optimizers included, in this precision."""
+    kind = workflow.device.type
+    # nothing cached: weights change between two uses, and outer blocks would not know
+    low = torch.autocast(kind, torch.bfloat16, dtype == torch.bfloat16, cache_enabled=False)
+    fused = [(opt, opt.fused) for opt in workflow.optimizers.values()]
+    for opt, _ in fused:
+        opt.fused = None
+    try:
+        with reference_kernels(), low:
+            yield
+    finally:
+        for opt, step in fused:
+            opt.fused = step
+
+
+def attempt(workflow: Workflow[Any], update: Callable[[], Any]) -> Trial:
+    """Return what an update does from the present state, moved off zero."""
+    move_off_zero(workflow)
+    start = numbers(workflow)
+    names = {id(p): name for name, p in workflow.named_parameters()}
+    heard: dict[str, list[Tensors]] = {key: [] for key in workflow.optimizers}
+    for key, opt in workflow.optimizers.items():
+        mine = [names[id(p)] for p in opt.params]
+        opt.heard = lambda grads, key=key, mine=mine: heard[key].append(_named(mine, grads))
+    try:
+        found = losses(update())
+    finally:
+        for opt in workflow.optimizers.values():
+            opt.heard = None
+    return Trial(found, heard, {k: v - start[k] for k, v in numbers(workflow).items()})
+
+
+def _named(names: Sequence[str], grads: Sequence[Tensor | None]) -> Tensors:
+    pairs = zip(names, grads, strict=True)
+    return {name: _copy(g).float() for name, g in pairs if g is not None}
+
+
+@torch.no_grad()
+def move_off_zero(workflow: Workflow[Any]) -> None:
+    """Let nothing be zero that would hide a fault.
+
+    Layers of zeros get small random weights, copies move away from what they follow, optimizers are
+    past their warm-up.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for p in workflow.parameters():
+        noise = HEAD * torch.randn(p.shape, generator=generator).to(p.device)
+        if p.ndim > 1 and not p.any():
+            p.copy_(noise / p[0].numel() ** 0.5)
+            _lower_ends(workflow, p)
+        elif not p.requires_grad:
+            p.add_(noise * p.square().mean().sqrt().clamp(min=HEAD))
+    for opt in workflow.optimizers.values():
+        opt.inner.allocate().clamp_(min=opt.config.warmup_steps)
+
+
+def _lower_ends(workflow: Workflow[Any], weight: Tensor) -> None:
+    """Let a layer of logits prefer what is in the middle, as a trained one does.
+
+    Values over bins that reach 4.85e8 would be in the millions, and a single random choice that
+    falls otherwise would decide over the policy's loss.
+    """
+    owners = [m for m in workflow.modules() if any(p is weight for p in m.parameters(False))]
+    for bias in (getattr(owner, "bias", None) for owner in owners):
+        if isinstance(bias, Tensor) and bias.numel() > 1 and not bias.any():
+            bias.copy_(-SLOPE * torch.linspace(-1, 1, bias.numel()).abs().view(bias.shape))
+
+
+def numbers(workflow: Workflow[Any]) -> Tensors:
+    """Return copies of all parameters and buffers that are not whole numbers."""
+    state: Mapping[str, Any] = workflow.state_dict()
+    there = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    return {k: _copy(v) for k, v in there.items()}
+
+
+def losses(out: Any) -> dict[str, float]:
+    """Return the losses among a method's results, by name."""
+    metrics = out[0] if isinstance(out, tuple) else out
+    if not isinstance(metrics, dict):
+        return {}
+    return {k: float(v) for k, v in metrics.items() if "loss" in k}
+
+
+def as_the_rule_says(workflow: Workflow[Any], grads: dict[str, list[Tensors]]) -> Tensors:
+    """Return by how much gradients move the parameters, the optimizer's step taken as written."""
+    move_off_zero(workflow)
+    start = numbers(workflow)
+    with as_written(workflow, torch.float32):
+        for key, opt in workflow.optimizers.items():
+            _follow(workflow, opt, grads[key])
+    mine = {id(p) for opt in workflow.optimizers.values() for p in opt.params}
+    names = [name for name, p in workflow.named_parameters() if id(p) in mine]
+    now = numbers(workflow)
+    return {name: now[name] - start[name] for name in names}
+
+
+def _follow(workflow: Workflow[Any], opt: Optimizer, steps: Sequence[Tensors]) -> None:
+    names = {id(p): name for name, p in workflow.named_parameters()}
+    for grads in steps:
+        mine = [grads.get(names[id(p)]) for p in opt.params]
+        opt.follow([None if g is None else g.to(workflow.device) for g in mine])
+
+
+def others(wanted: Tensors, found: Tensors, but: Tensors) -> tuple[Tensors, Tensors]:
+    """Return both without some: what is not an optimizer's to move."""
+    a, b = ({k: v for k, v in x.items() if k not in but} for x in (wanted, found))
+    return a, b
+
+
+def wrong_losses(
+    wanted: Mapping[str, float], found: Mapping[str, float], limits: Limits
+) -> list[str]:
+    """Return what is wrong with the losses."""
+    pairs = {name: (found[name], value) for name, value in wanted.items()}
+    return [
+        f"{name} = {a:.6g}, in the reference {b:.6g}"
+        for name, (a, b) in pairs.items()
+        if not abs(a - b) <= limits.loss * max(abs(b), 1.0)
+    ]
+
+
+def wrong_grads(
+    wanted: Mapping[str, list[Tensors]], found: Mapping[str, list[Tensors]], limits: Limits
+) -> list[str]:
+    """Return what is wrong with the gradients, the worst first."""
+    faults: list[str] = []
+    for key, steps in wanted.items():
+        if len(steps) != len(found[key]):
+            faults.append(f"{key}: {len(found[key])} steps, in the reference {len(steps)}")
+        for a, b in zip(steps, found[key], strict=False):
+            longest = max((float(v.norm()) for v in a.values()), default=0.0)
+            faults += wrong_tensors("a gradient", a, b, limits, longest)
+    return faults
+
+
+def wrong_tensors(
+    what: str, wanted: Tensors, found: Tensors, limits: Limits, longest: float = 0.0
+) -> list[str]:
+    """Return which tensors are off, and by how much, the worst first."""
+    names = sorted(wanted.keys() | found.keys())
+    faults: list[tuple[float, str]] = []
+    for name in names:
+        near = Likeness.of(wanted.get(name), found.get(name))
+        if not near.within(limits, longest):
+            faults.append((near.cosine, f"{name} has {what} {near}"))
+    return [text for _, text in sorted(faults)]
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How alike two tensors are."""
+
+    cosine: float
+    size: float
+    wanted: float
+    """The length of the reference's."""
+
+    @classmethod
+    def of(cls, wanted: Tensor | None, found: Tensor | None) -> Likeness:
+        """Compare two tensors; one that is not there is zero."""
+        if wanted is None or found is None:
+            length = [0.0 if x is None else float(x.norm()) for x in (wanted, found)]
+            return cls(0.0, length[1], length[0])
+        a, b = wanted.flatten().double(), found.flatten().double()
+        size, length = float(b.norm()), float(a.norm())
+        both = size * length
+        return cls(float(a @ b) / both if both else 0.0, size, length)
+
+    def within(self, limits: Limits, longest: float) -> bool:
+        """Tell whether they are alike, or both as good as nothing beside the longest."""
+        if self.wanted <= FLOOR * longest:
+            return self.size <= 2 * FLOOR * longest
+        least = limits.small if self.wanted < SMALL * longest else limits.cosine
+        return self.cosine >= least and abs(self.size / self.wanted - 1) <= limits.size
+
+    def __str__(self) -> str:
+        return (
+            f"of length {self.size:.3g}, in the reference {self.wanted:.3g}, "
+            f"at a cosine of {self.cosine:.4f}"
+        )
