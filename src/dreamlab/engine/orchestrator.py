@@ -146,7 +146,9 @@ class Orchestrator:
         assert collector is not None, "a run that collects has environments"
         with autocast(self.config, self.workflow.device):
             store = cast(Store, self.parts.buffers[phase.buffer])
-            done = collector.collect(phase.collect_ticks, store, phase.random_actions)
+            done = collector.collect(
+                phase.collect_ticks, store, phase.random_actions, phase.fresh_episodes
+            )
         self.counters.env_frames += done.frames
         self.counters.decisions += done.decisions
         self.counters.episodes += len(done.returns)

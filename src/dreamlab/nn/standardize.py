@@ -1,0 +1,46 @@
+"""Numbers as distances from their mean so far, in deviations."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Standardize(nn.Module):
+    """Mean and variance of everything that `watch` was shown, each row counting the same."""
+
+    mean: Float[Tensor, " d"]
+    var: Float[Tensor, " d"]
+    count: Float[Tensor, ""]
+
+    def __init__(self, dim: int, least: float = 1e-3) -> None:
+        """Begin with mean 0 and deviation 1; a deviation is never below `least`."""
+        super().__init__()
+        self.least = least
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("var", torch.ones(dim))
+        self.register_buffer("count", torch.zeros(()))
+
+    @torch.no_grad()
+    def watch(self, x: Float[Tensor, "*b d"]) -> None:
+        """Take rows into account."""
+        rows = x.detach().float().flatten(0, -2)
+        new = self.count + rows.shape[0]
+        share = rows.shape[0] / new
+        var, mean = torch.var_mean(rows, 0, correction=0)
+        gap = mean - self.mean
+        self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * gap.square())
+        self.mean.add_(share * gap)
+        self.count.copy_(new)
+
+    @property
+    def std(self) -> Float[Tensor, " d"]:
+        return self.var.sqrt().clamp(min=self.least)
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        return (x - self.mean) / self.std
+
+    def inverse(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """Return numbers in their own units."""
+        return x * self.std + self.mean
