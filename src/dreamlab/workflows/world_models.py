@@ -248,9 +248,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         latent = self.model.follow(z, past, led, batch.is_first, nothing)
         return map_latent(lambda x: x[rows, -1], latent), ~batch.is_last[rows, -1]
 
-    def dream_returns(
-        self, start: Latent, awake: Bool[Tensor, " k"]
-    ) -> Float[Tensor, "p k"]:
+    def dream_returns(self, start: Latent, awake: Bool[Tensor, " k"]) -> Float[Tensor, "p k"]:
         """Return what each candidate gets from each start; chance is the same for all of them."""
         weights, model = self.evolution.candidates, self.model
         p, k = weights.shape[0], start.z.shape[0]
