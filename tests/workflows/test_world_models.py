@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from tests.helpers import config_of, metrics, need, open_loop, run_for, run_until
 
 from dreamlab.components.world_models.mdn_rnn import MDNRNN, Latent, MDNConfig, Target, VMModel
 from dreamlab.components.world_models.vae import Code, ConvVAE, VAEConfig, VectorVAE, vae_losses
@@ -16,7 +18,6 @@ from dreamlab.core.types import ArraySpec, Batch, Mode, Spec
 from dreamlab.nn.lstm import OneBiasLSTM
 from dreamlab.ops.mixtures import mixture_log_prob, sample_mixture
 from dreamlab.workflows.world_models import LinearController, first_returns
-from tests.helpers import config_of, metrics, need, open_loop, run_for, run_until
 
 IMAGE = {"image": ArraySpec((64, 64, 3), "uint8")}
 CAR = ArraySpec((3,), low=-1.0, high=1.0)
@@ -311,8 +312,8 @@ def _copied(value):
 # -- a whole curriculum ---------------------------------------------------------------------------
 
 CURRICULUM = (
-    "+experiment=world_models_cartpole", "tiny=true", "device=cpu", "eval.episodes=2", "eval.video=false",
-    "log.every_updates=1", "checkpoint.every_s=0",
+    "+experiment=world_models_cartpole", "tiny=true", "device=cpu", "eval.episodes=2",
+    "eval.video=false", "log.every_updates=1", "checkpoint.every_s=0",
 )  # fmt: skip
 
 
@@ -352,7 +353,8 @@ def test_resume_is_exact_in_the_middle_of_every_phase(name, tmp_path):
     phases = len(config_of(*options).training.phases)
     for index in range(phases):
         loop = open_loop(tmp_path / "b", *options)
-        assert run_until(loop, lambda: _inside(loop, index)) == "interrupted", index
+        stop = partial(_inside, loop, index)
+        assert run_until(loop, stop) == "interrupted", index
         assert loop.scheduler.index == index
     resumed = open_loop(tmp_path / "b", *options)
     assert run_for(resumed, None) == "finished"

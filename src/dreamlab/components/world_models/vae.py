@@ -201,4 +201,4 @@ def _inner(size: tuple[int, ...], c: VAEConfig) -> tuple[int, int]:
     return height, width
 
 
-__all__ = ["Code", "ConvVAE", "VAE", "VAEConfig", "VectorVAE", "make_vae", "vae_losses"]
+__all__ = ["VAE", "Code", "ConvVAE", "VAEConfig", "VectorVAE", "make_vae", "vae_losses"]
