@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Standardize(nn.Module):
-    """Mean and variance of everything that `watch` was shown, each row counting the same."""
+    """Mean and variance of everything that `watch` was shown, early and late rows alike."""
 
     mean: Float[Tensor, " d"]
     var: Float[Tensor, " d"]
@@ -23,12 +23,14 @@ class Standardize(nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
     @torch.no_grad()
-    def watch(self, x: Float[Tensor, "*b d"]) -> None:
-        """Take rows into account."""
-        rows = x.detach().float().flatten(0, -2)
-        new = self.count + rows.shape[0]
-        share = rows.shape[0] / new
-        var, mean = torch.var_mean(rows, 0, correction=0)
+    def watch(self, x: Float[Tensor, "n d"], weight: Float[Tensor, " n"] | None = None) -> None:
+        """Take rows into account, each as often as its weight says."""
+        weight = torch.ones_like(x[:, 0]) if weight is None else weight
+        new = self.count + weight.sum()
+        share = weight.sum() / new.clamp(min=1e-6)
+        each = weight[:, None] / weight.sum().clamp(min=1e-6)
+        mean = (each * x).sum(0)
+        var = (each * (x - mean).square()).sum(0)
         gap = mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * gap.square())
         self.mean.add_(share * gap)

@@ -30,6 +30,10 @@ from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, 
 from dreamlab.core.workflow import Workflow, hook
 
 
+LOOK_EVERY = 50
+"""Steps of a dream after which it is asked whether anybody is still alive: a GPU has to wait."""
+
+
 @dataclass(frozen=True)
 class ControllerConfig:
     """What the controller sees, and on how many episodes it is measured."""
@@ -255,7 +259,9 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         latent = map_latent(lambda x: x.repeat(p, 1), start)
         going = awake.float().repeat(p)
         total = torch.zeros_like(going)
-        for _ in range(self.config.dream.horizon):
+        for step in range(self.config.dream.horizon):
+            if step % LOOK_EVERY == LOOK_EVERY - 1 and not bool(going.any()):
+                break
             feature = self.features(latent).view(p, k, -1)
             action = self.controller(feature, weights).flatten(0, 1)
             chance = model.noise(k, device=total.device).repeat(p, 1, 1)

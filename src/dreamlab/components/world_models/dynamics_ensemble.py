@@ -212,10 +212,8 @@ class DynamicsEnsemble(nn.Module):
     def watch(self, batch: Batch) -> None:
         """Learn the scales of what enters and leaves the networks."""
         x, change, weight = self._transitions(batch)
-        there = weight[:, None]  # what leads over a seam is replaced by something that counts
-        first = weight.argmax()
-        self.enter.watch(torch.where(there > 0, x, x[first]))
-        self.leave.watch(torch.where(there > 0, change, change[first]))
+        self.enter.watch(x, weight)
+        self.leave.watch(change, weight)
 
     def losses(self, batch: Batch) -> dict[str, Float[Tensor, ""]]:
         """Return the loss of the networks; each learns from a share of the batch of its own."""

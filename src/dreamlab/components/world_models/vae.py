@@ -129,7 +129,7 @@ class VectorVAE(nn.Module):
 
     def watch(self, ready: Float[Tensor, "*b d"]) -> None:
         """Learn mean and deviation of the numbers from a batch that `preprocess` returned."""
-        self.scale.watch(self.scale.inverse(ready))
+        self.scale.watch(self.scale.inverse(ready).flatten(0, -2))
 
     def encode(self, ready: Float[Tensor, "*b d"]) -> Code:
         """Return the codes of vectors."""
