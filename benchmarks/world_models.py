@@ -143,7 +143,8 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         "# World Models on CartPole", "",
         f"Made by `{result['command']}` at {result['commit']}, {result['hardware']}.",
-        f"A core measures {speed(result):.0f} controllers per second in dreams of at most 500 steps.",
+        f"A core measures {speed(result):.0f} controllers per second, each in a dream of at most "
+        "500 steps.",
         f"Controllers are evolved in dreams alone; V and M saw {int(result['frames']):,} frames of "
         f"random play. Means over {EPISODES} real episodes of at most 500 steps.", "",
         "| seed | real return | deviation | dreamt return | seconds |", "|---|---|---|---|---|",
@@ -154,8 +155,10 @@ def page(result: dict[str, Any]) -> str:
             f"| {r['dream']:.1f} | {r['seconds']:.0f} |"
         )
     shown = ", ".join(f"{x:.1f}" for x in result["random"])
-    lines += ["", f"Uniformly random actions: {shown}.", "", "![temperature](world_models.png)", "",
-              "| temperature | real returns | mean | dreamt returns | mean |", "|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "", f"Uniformly random actions: {shown}.", "", "![temperature](world_models.png)", "",
+        "| temperature | real returns | mean | dreamt returns | mean |", "|---|---|---|---|---|",
+    ]  # fmt: skip
     for heat in sorted(result["temperatures"], key=float):
         runs = result["temperatures"][heat]
         cells = [[r["real"]["return"] for r in runs], [r["dream"] for r in runs]]

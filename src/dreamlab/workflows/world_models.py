@@ -29,7 +29,6 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, hook
 
-
 LOOK_EVERY = 50
 """Steps of a dream after which it is asked whether anybody is still alive: a GPU has to wait."""
 
