@@ -32,10 +32,10 @@ class Tuning(NamedTuple):
 TUNING = {
     "stoch": Tuning(128, 4, 3),
     "hidden": Tuning(512, 4, 3),
-    "gates": Tuning(128, 4, 3),
+    "gates": Tuning(256, 4, 3),
     "look": Tuning(256, 4, 3),
     "sample": Tuning(256, 4, 3),
-    "sample_back": Tuning(256, 8, 3),
+    "sample_back": Tuning(512, 8, 3),
     "memory_back": Tuning(256, 8, 3),
     "gates_back": Tuning(256, 4, 3),
     "hidden_back": Tuning(256, 4, 3),
@@ -120,6 +120,11 @@ def launch(kernel: str, **sizes: int) -> dict[str, int]:
     return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
+def turned(weight: Tensor) -> Tensor:
+    """Return a weight with its last two dimensions exchanged, in memory too."""
+    return weight.transpose(-1, -2).contiguous()
+
+
 def power(size: int) -> int:
     """Return the smallest power of two that is not below `size`."""
     return 1 << (size - 1).bit_length()
@@ -162,8 +167,8 @@ def forward(
     cols, part = n.u // TILE, torch.empty(b, n.parts, device=device)
     part0 = v.p0[0].float().square().view(b, cols, TILE).sum(-1)
     part1, part_o = torch.empty_like(part0), torch.empty_like(part0)
-    cp, pu = power(n.c), power(cols)
-    at_once = max(1, TILE // cp)
+    pu = power(cols)
+    hidden, gates = turned(w.hidden), turned(w.gates)
     for i in range(t):
         last = i == t - 1
         j = i if last else i + 1
@@ -173,11 +178,11 @@ def forward(
         )  # fmt: skip
         k.hidden_kernel[(n.parts, n.row_tiles)](
             v.h[i], keep[i], v.p0[i], part0, inv[0, i], w.memory_scale, v.p1[i], part1, inv[1, i],
-            w.stoch_scale, x2[i], w.hidden, w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts,
+            w.stoch_scale, x2[i], hidden, w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts,
             PARTS=pu, BN=TILE, **launch("hidden", BW=n.w, BU=n.u),
         )  # fmt: skip
         k.gates_kernel[(n.parts, n.row_tiles)](
-            v.h[i], keep[i], v.q[i], part, w.hidden_scale, w.gates, w.gates_bias, v.gate[i],
+            v.h[i], keep[i], v.q[i], part, w.hidden_scale, gates, w.gates_bias, v.gate[i],
             inv[2, i], v.h[i + 1], b, n.d, n.w, n.parts, PARTS=power(n.parts), BN=TILE,
             **launch("gates", BW=n.w),
         )  # fmt: skip
@@ -186,9 +191,9 @@ def forward(
             keep[j], v.p0[j], part0, b, n.d, n.u, w.look.stride(0), BN=TILE,
             **launch("look", BK=n.d),
         )  # fmt: skip
-        k.sample_kernel[(-(-n.s // at_once), n.row_tiles)](
+        k.sample_kernel[(n.s, n.row_tiles)](
             v.o[i], part_o, inv[3, i], w.look_scale, w.logits, w.logits_bias, noise[i], v.logit[i],
-            v.z[i + 1], n.unimix, b, n.u, cols, PARTS=pu, S=n.s, C=n.c, VARS=at_once, CP=cp,
+            v.z[i + 1], n.unimix, b, n.u, cols, PARTS=pu, S=n.s, C=n.c, CP=max(TILE, power(n.c)),
             **launch("sample", BU=n.u),
         )  # fmt: skip
     return v
@@ -230,18 +235,19 @@ def backward(
     none = torch.zeros(b, n.u, dtype=dtype, device=device)
     cols = n.u // TILE
     part_o, cp = zeros(cols), power(n.c)
-    at_once = max(1, TUNING["sample_back"].chunk // 2 // cp)
+    at_once = max(1, min(n.s, TUNING["sample_back"].chunk // cp))
+    look, memory, stoch, logits = map(turned, (w.look, w.memory, w.stoch, w.logits))
     for i in reversed(range(t)):
         last = i == t - 1
         k.sample_back_kernel[(cols, n.row_tiles)](
-            gz[i], dz, gl[i], v.logit[i], w.logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
+            gz[i], dz, gl[i], v.logit[i], logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
             out.o_out[i], part_o, n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE,
             **launch("sample_back"),
         )  # fmt: skip
         k.memory_back_kernel[(n.parts, n.row_tiles)](
-            out.o_out[i], part_o, v.o[i], v.inv[3, i], w.look_scale, w.look, out.o[i],
-            none if last else out.p0[i + 1], keep[i if last else i + 1], w.memory, gh[i], dh,
-            v.gate[i], v.h[i], keep[i], out.gate[i], direct, b, n.d, n.w, n.u, w.look.stride(0),
+            out.o_out[i], part_o, v.o[i], v.inv[3, i], w.look_scale, look, out.o[i],
+            none if last else out.p0[i + 1], keep[i if last else i + 1], memory, gh[i], dh,
+            v.gate[i], v.h[i], keep[i], out.gate[i], direct, b, n.d, n.w, n.u,
             PARTS=power(cols), BN=TILE, **launch("memory_back", BU=n.u),
         )  # fmt: skip
         k.gates_back_kernel[(n.parts, n.row_tiles)](
@@ -255,7 +261,7 @@ def backward(
         )  # fmt: skip
         k.inputs_back_kernel[(n.z // TILE + 1, n.row_tiles)](
             shares[i], v.p0[i], v.inv[0, i], w.memory_scale, v.p1[i], v.inv[1, i], w.stoch_scale,
-            w.stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
+            stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
             BN=TILE, **launch("inputs_back", BU=n.u),
         )  # fmt: skip
     return out

@@ -25,12 +25,19 @@ from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
 from dreamlab.core.config import Part, check_presets
 from dreamlab.core.limits import Natural, NonNegative, PositiveInt
-from dreamlab.core.optim import optimizer_field, optional_optimizer, step_together
+from dreamlab.core.optim import (
+    Grads,
+    Optimizer,
+    add_grads,
+    gradients_of,
+    optimizer_field,
+    optional_optimizer,
+)
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
-from dreamlab.nn.target import TargetNetwork, frozen_copy
+from dreamlab.nn.target import TargetNetwork, frozen_copy, passed_through
 from dreamlab.ops.overlap import overlapped
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import update_return_range
@@ -118,6 +125,16 @@ class Dream:
     weight: Float[Tensor, "n t"]
     ret: Float[Tensor, "n t-1"]
     """Returns of every state but the last."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Losses, and the gradients of their weighted sum for each optimizer."""
+
+    losses: dict[str, Float[Tensor, " ..."]]
+    metrics: Metrics
+    total: Float[Tensor, ""]
+    grads: dict[str, Grads]
 
 
 class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
@@ -223,34 +240,48 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
         known = [x[:, recent] for x in (seen.feature, reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
-        (more, metrics), (losses, model_metrics) = overlapped(
+        dream, (losses, metrics) = overlapped(
             self.device,
-            lambda: self.actor_critic_losses(self.dream(origin), *known),
+            lambda: self.dream(origin),
             lambda: self.model.losses(seen, obs, reward, terminal),
         )
-        metrics = model_metrics | metrics | self.learn(losses | more)
-        metrics |= {f"loss/{k}": v.mean() for k, v in (losses | more).items()}
+        acting, world = overlapped(  # neither of these gradients needs the other
+            self.device,
+            lambda: self.followed_losses(*self.behaviour_losses(dream)),
+            lambda: self.followed_losses(losses | self.replay_losses(dream, *known), metrics),
+        )
+        metrics = world.metrics | acting.metrics | self.move(acting, world)
+        metrics |= {f"loss/{k}": v.mean() for k, v in (world.losses | acting.losses).items()}
         return {k: v.detach() for k, v in metrics.items()}, self.compress_latent(
             seen.latent.detach()
         )
 
     def learn(self, losses: dict[str, Float[Tensor, " ..."]]) -> Metrics:
         """Follow the gradient of the weighted losses, then move the slow critic."""
-        weighted = {k: v.mean() * self.config.scales.of(k) for k, v in losses.items()}
-        opts = self.optimizers
-        if "agent" in opts:
-            total = torch.stack(list(weighted.values())).sum()
-            norms = {"grad_norm": opts["agent"].step(total)}
-        else:  # the gradient of returns flows through the model, that of the model through values
-            policy, value = weighted.pop("policy"), weighted.pop("value")
-            total = torch.stack([value, *weighted.values()]).sum()
-            names = ("actor", "critic", "model")
-            steps = zip((opts[k] for k in names), (policy, total, total), strict=True)
-            norms = dict(
-                zip((f"{k}_grad_norm" for k in names), step_together(list(steps)), strict=True)
-            )
+        return self.move(self.followed_losses(losses, {}))
+
+    def followed_losses(
+        self, losses: dict[str, Float[Tensor, " ..."]], metrics: Metrics
+    ) -> Followed:
+        """Return losses with the gradients of their weighted sum."""
+        weighted = [v.mean() * self.config.scales.of(k) for k, v in losses.items()]
+        total = torch.stack(weighted).sum()
+        return Followed(losses, metrics, total, gradients_of(self._learners, total))
+
+    @property
+    def _learners(self) -> dict[str, Optimizer]:
+        """Return the optimizers of an update: one for everything, or one for each part."""
+        names = ("agent", "actor", "critic", "model")
+        return {k: self.optimizers[k] for k in names if k in self.optimizers}
+
+    def move(self, *followed: Followed) -> Metrics:
+        """Take one step along the sum of gradients, then move the slow critic."""
+        norms: Metrics = {}
+        for name, opt in self._learners.items():
+            grads = add_grads([f.grads[name] for f in followed])
+            norms["grad_norm" if name == "agent" else f"{name}_grad_norm"] = opt.follow(grads)
         self.target_network.update(self.config.slow_rate)
-        return {**norms, "loss": total}
+        return {**norms, "loss": torch.stack([f.total for f in followed]).sum()}
 
     def sequences(self, batch: Batch) -> Sequences:
         """Return windows to look at; their first step only lends its stored state and action."""
@@ -279,7 +310,8 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     ) -> Dream:
         """Dream from every state and value what is seen there."""
         through = self.config.actor_grad == "dynamics"
-        with torch.set_grad_enabled(through):
+        fixed = (self.model, self.critic) if through else ()
+        with torch.set_grad_enabled(through), passed_through(*fixed):
             latent, action = self.model.imagine(
                 start.detach(), policy or self.policy, self.config.imagine, noise,
                 self.dream_step if policy is None else None,
@@ -305,7 +337,6 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             slow_value = self.slow.mean(self.slow(feature))
         return reward, cont, value, slow_value
 
-    @compilable
     def actor_critic_losses(
         self,
         dream: Dream,
@@ -313,22 +344,40 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         reward: Float[Tensor, "b t"],
         last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
-    ) -> tuple[dict[str, Float[Tensor, "b ..."]], Metrics]:
+    ) -> tuple[dict[str, Float[Tensor, " ..."]], Metrics]:
         """Return the losses of actor and critic, in dreams and on the sequences themselves."""
+        losses, metrics = self.behaviour_losses(dream)
         shape = reward.shape
+        losses = {k: v.view(shape) for k, v in losses.items()}
+        return losses | self.replay_losses(dream, feature, reward, last, terminal), metrics
+
+    @compilable
+    def behaviour_losses(self, dream: Dream) -> tuple[dict[str, Float[Tensor, " n"]], Metrics]:
+        """Return the losses of actor and critic in each dream."""
         policy, metrics = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
         value = self.critic_loss(
             dream.feature[:, :-1].detach(), dream.ret, dream.slow_value[:, :-1]
         )
         value = value * dream.weight[:, :-1]
-        losses = {"policy": policy.mean(1).view(shape), "value": value.mean(1).view(shape)}
-        if self.config.scales.repval:
-            ret = self.replay_return(dream.ret[:, 0].view(shape), reward, last, terminal)
-            with torch.no_grad():
-                slow = self.slow.mean(self.slow(feature[:, :-1]))
-            error = self.critic_loss(feature[:, :-1], ret, slow)
-            losses["repval"] = error * (~last[:, :-1]).float()
-        return losses, metrics
+        return {"policy": policy.mean(1), "value": value.mean(1)}, metrics
+
+    @compilable
+    def replay_losses(
+        self,
+        dream: Dream,
+        feature: Float[Tensor, "b t d"],
+        reward: Float[Tensor, "b t"],
+        last: Bool[Tensor, "b t"],
+        terminal: Bool[Tensor, "b t"],
+    ) -> dict[str, Float[Tensor, "b t-1"]]:
+        """Return the loss of the critic on the sequences themselves; it shapes the model too."""
+        if not self.config.scales.repval:
+            return {}
+        ret = self.replay_return(dream.ret[:, 0].view(reward.shape), reward, last, terminal)
+        with torch.no_grad():
+            slow = self.slow.mean(self.slow(feature[:, :-1]))
+        error = self.critic_loss(feature[:, :-1], ret, slow)
+        return {"repval": error * (~last[:, :-1]).float()}
 
     def actor_loss(
         self, dream: Dream, scale: Float[Tensor, ""]
