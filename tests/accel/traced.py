@@ -94,7 +94,8 @@ def captured(loop: Orchestrator, patch: pytest.MonkeyPatch, bf16: bool) -> list[
     plain = agent.config.actor_grad == "reinforce"  # returns carry no gradient
     wanted = {"recurrence_kernel": plain, "hidden_kernel": scanned, "step_kernel": laprop}
     assert launched >= {k for k, used in wanted.items() if used}
-    return [m for m in methods if not (scanned and m.method.__name__ == "follow_step")]
+    idle = {"follow_step": scanned, "replay_losses": not agent.config.scales.repval}
+    return [m for m in methods if not idle.get(m.method.__name__)]
 
 
 def updated(loop: Orchestrator) -> list[CompiledMethod]:

@@ -30,15 +30,15 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    "stoch": Tuning(128, 4, 3),
-    "hidden": Tuning(512, 4, 3),
-    "gates": Tuning(256, 4, 3),
-    "look": Tuning(256, 4, 3),
-    "sample": Tuning(256, 4, 3),
-    "sample_back": Tuning(512, 8, 3),
-    "memory_back": Tuning(256, 8, 3),
-    "gates_back": Tuning(256, 4, 3),
-    "hidden_back": Tuning(256, 4, 3),
+    "stoch": Tuning(256, 2, 3),
+    "hidden": Tuning(128, 4, 3),
+    "gates": Tuning(128, 2, 3),
+    "look": Tuning(512, 2, 3),
+    "sample": Tuning(128, 8, 3),
+    "sample_back": Tuning(128, 4, 3),
+    "memory_back": Tuning(128, 4, 3),
+    "gates_back": Tuning(256, 2, 3),
+    "hidden_back": Tuning(256, 4, 1),
     "inputs_back": Tuning(256, 8, 3),
 }
 """Chosen on an H200 by benchmarks/scan_kernels.py, before the kernels shared their sums."""

@@ -235,13 +235,20 @@ class Optimizer:
             self.average = [x.to(p.device).clone() for p, x in pairs]
 
 
-def gradients_of(optimizers: Mapping[str, Optimizer], loss: Tensor) -> dict[str, Grads]:
-    """Return the gradient of one loss at the parameters of several optimizers; nothing moves."""
-    opts = list(optimizers.values())
-    sources = [p for opt in opts for p in opt.sources]
-    scaled = loss / opts[0].accumulate if opts[0].accumulate > 1 else loss
-    found = iter(torch.autograd.grad(scaled, sources, allow_unused=True))
-    return {k: [next(found) for _ in opt.sources] for k, opt in optimizers.items()}
+def gradients_at(
+    places: Mapping[str, Sequence[Tensor]], outputs: Sequence[Tensor], pulls: Grads = ()
+) -> dict[str, Grads]:
+    """Return the gradients of numbers at tensors, by the name of their place; nothing moves.
+
+    Other outputs than numbers are pulled at; one that is not, or that has no past, is left out.
+    """
+    pairs: Any = zip(outputs, pulls or [None] * len(outputs), strict=True)
+    if pulls:
+        pairs = [(x, g) for x, g in pairs if g is not None and x.requires_grad]
+    given, along = zip(*pairs, strict=True)
+    sources = [x for group in places.values() for x in group]
+    found = iter(torch.autograd.grad(given, sources, along, allow_unused=True))
+    return {k: [next(found) for _ in group] for k, group in places.items()}
 
 
 def add_grads(grads: Sequence[Grads]) -> list[Tensor | None]:
@@ -343,6 +350,6 @@ def _unread(x: Tensor) -> bool:
 __all__ = [
     "OPTIMIZERS", "PARTS", "SGD", "Adam", "AdamConfig", "AdamW", "AdamWConfig", "Group",
     "GroupConfig", "LaProp", "LaPropConfig", "OptimConfig", "Optimizer", "RMSprop",
-    "RMSpropConfig", "Rule", "SGDConfig", "add_grads", "clip_each", "gradients_of",
+    "RMSpropConfig", "Rule", "SGDConfig", "add_grads", "clip_each", "gradients_at",
     "optimizer_field", "optimizer_part", "optional_optimizer", "without_groups",
 ]  # fmt: skip

@@ -22,14 +22,14 @@ from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
-from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
+from dreamlab.components.world_models.world_model import Posterior, WorldModel, WorldModelConfig
 from dreamlab.core.config import Part, check_presets
 from dreamlab.core.limits import Natural, NonNegative, PositiveInt
 from dreamlab.core.optim import (
     Grads,
     Optimizer,
     add_grads,
-    gradients_of,
+    gradients_at,
     optimizer_field,
     optional_optimizer,
 )
@@ -121,15 +121,17 @@ class Dream:
     reward: Float[Tensor, "n t"]
     cont: Float[Tensor, "n t"]
     value: Float[Tensor, "n t"]
-    slow_value: Float[Tensor, "n t"]
     weight: Float[Tensor, "n t"]
     ret: Float[Tensor, "n t-1"]
     """Returns of every state but the last."""
 
 
+HERE = "here"
+
+
 @dataclass(frozen=True)
 class Followed:
-    """Losses, and the gradients of their weighted sum for each optimizer."""
+    """Losses, and the gradients of their weighted sum: for each optimizer, and at `HERE`."""
 
     losses: dict[str, Float[Tensor, " ..."]]
     metrics: Metrics
@@ -238,50 +240,78 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         reward, first, last, terminal = (x[:, 1:] for x in flags)
         seen = self.model.observe(obs, batch.action[:, :-1], first, start)
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
-        known = [x[:, recent] for x in (seen.feature, reward, last, terminal)]
+        here = seen.as_leaves()  # the gradients of all losses meet here, and go back together
+        known = [x[:, recent] for x in (here.feature, reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
-        dream, (losses, metrics) = overlapped(
+        dream, world = overlapped(
             self.device,
             lambda: self.dream(origin),
-            lambda: self.model.losses(seen, obs, reward, terminal),
+            lambda: self.follow_losses(*self.model.losses(here, obs, reward, terminal), here=here),
         )
-        acting, world = overlapped(  # neither of these gradients needs the other
+        acting, (replayed, before) = overlapped(
             self.device,
-            lambda: self.followed_losses(*self.behaviour_losses(dream)),
-            lambda: self.followed_losses(losses | self.replay_losses(dream, *known), metrics),
+            lambda: self.follow_losses(*self.behaviour_losses(dream)),
+            lambda: self.look_back(seen, here, world, self.replay_losses(dream, *known)),
         )
-        metrics = world.metrics | acting.metrics | self.move(acting, world)
-        metrics |= {f"loss/{k}": v.mean() for k, v in (world.losses | acting.losses).items()}
+        losses = world.losses | acting.losses | replayed.losses
+        total = world.total + acting.total + replayed.total
+        metrics = world.metrics | acting.metrics | {"loss": total}
+        metrics |= self.move(world.grads, replayed.grads, acting.grads, before)
+        metrics |= {f"loss/{k}": v.mean() for k, v in losses.items()}
         return {k: v.detach() for k, v in metrics.items()}, self.compress_latent(
             seen.latent.detach()
         )
 
     def learn(self, losses: dict[str, Float[Tensor, " ..."]]) -> Metrics:
         """Follow the gradient of the weighted losses, then move the slow critic."""
-        return self.move(self.followed_losses(losses, {}))
+        all_of_them = self.follow_losses(losses, {})
+        return {**self.move(all_of_them.grads), "loss": all_of_them.total}
 
-    def followed_losses(
-        self, losses: dict[str, Float[Tensor, " ..."]], metrics: Metrics
+    def follow_losses(
+        self,
+        losses: dict[str, Float[Tensor, " ..."]],
+        metrics: Metrics,
+        here: Posterior | None = None,
     ) -> Followed:
-        """Return losses with the gradients of their weighted sum."""
+        """Return losses with the gradients of their weighted sum at all weights, and at `here`."""
+        places = self._weights() | ({HERE: here.tensors} if here else {})
         weighted = [v.mean() * self.config.scales.of(k) for k, v in losses.items()]
+        if not weighted:
+            nothing: dict[str, Grads] = {k: [None] * len(v) for k, v in places.items()}
+            return Followed({}, {}, torch.zeros((), device=self.device), nothing)
         total = torch.stack(weighted).sum()
-        return Followed(losses, metrics, total, gradients_of(self._learners, total))
+        share = max(opt.accumulate for opt in self._learners().values())
+        grads = gradients_at(places, [total / share if share > 1 else total])
+        return Followed(losses, metrics, total, grads)
 
-    @property
+    def look_back(
+        self,
+        seen: Posterior,
+        here: Posterior,
+        world: Followed,
+        losses: dict[str, Float[Tensor, " ..."]],
+    ) -> tuple[Followed, dict[str, Grads]]:
+        """Return the last losses that shape the states, and the gradients of all that made them."""
+        replayed = self.follow_losses(losses, {}, here)
+        pulls = add_grads([world.grads[HERE], replayed.grads[HERE]])
+        return replayed, gradients_at(self._weights(), seen.tensors, pulls)
+
     def _learners(self) -> dict[str, Optimizer]:
         """Return the optimizers of an update: one for everything, or one for each part."""
         names = ("agent", "actor", "critic", "model")
         return {k: self.optimizers[k] for k in names if k in self.optimizers}
 
-    def move(self, *followed: Followed) -> Metrics:
-        """Take one step along the sum of gradients, then move the slow critic."""
+    def _weights(self) -> dict[str, Any]:
+        return {k: opt.sources for k, opt in self._learners().items()}
+
+    def move(self, *grads: dict[str, Grads]) -> Metrics:
+        """Take one step along the sum of gradients, then move the slow critic; return norms."""
         norms: Metrics = {}
-        for name, opt in self._learners.items():
-            grads = add_grads([f.grads[name] for f in followed])
-            norms["grad_norm" if name == "agent" else f"{name}_grad_norm"] = opt.follow(grads)
+        for name, opt in self._learners().items():
+            norm = opt.follow(add_grads([g[name] for g in grads]))
+            norms["grad_norm" if name == "agent" else f"{name}_grad_norm"] = norm
         self.target_network.update(self.config.slow_rate)
-        return {**norms, "loss": torch.stack([f.total for f in followed]).sum()}
+        return norms
 
     def sequences(self, batch: Batch) -> Sequences:
         """Return windows to look at; their first step only lends its stored state and action."""
@@ -317,25 +347,20 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
                 self.dream_step if policy is None else None,
             )  # fmt: skip
             feature = latent.feature
-            reward, cont, value, slow_value = self.predict_values(feature)
+            reward, cont, value = self.predict_values(feature)
             ret = lambda_return(reward, cont, value, self.config.lam)
         with torch.no_grad():
             weight = torch.cumprod(cont, 1)
-        return Dream(feature, action, reward, cont, value, slow_value, weight, ret)
+        return Dream(feature, action, reward, cont, value, weight, ret)
 
     @compilable
     def predict_values(
         self, feature: Float[Tensor, "n t d"]
-    ) -> tuple[
-        Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"]
-    ]:
-        """Return reward, continuation, value and the slow critic's value of states."""
+    ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"]]:
+        """Return reward, continuation and value of states."""
         reward = self.model.reward.mean(self.model.reward(feature))
         cont = torch.sigmoid(self.model.cont(feature))
-        value = self.critic.mean(self.critic(feature))
-        with torch.no_grad():
-            slow_value = self.slow.mean(self.slow(feature))
-        return reward, cont, value, slow_value
+        return reward, cont, self.critic.mean(self.critic(feature))
 
     def actor_critic_losses(
         self,
@@ -355,9 +380,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     def behaviour_losses(self, dream: Dream) -> tuple[dict[str, Float[Tensor, " n"]], Metrics]:
         """Return the losses of actor and critic in each dream."""
         policy, metrics = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
-        value = self.critic_loss(
-            dream.feature[:, :-1].detach(), dream.ret, dream.slow_value[:, :-1]
-        )
+        value = self.critic_loss(dream.feature[:, :-1].detach(), dream.ret)
         value = value * dream.weight[:, :-1]
         return {"policy": policy.mean(1), "value": value.mean(1)}, metrics
 
@@ -374,9 +397,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         if not self.config.scales.repval:
             return {}
         ret = self.replay_return(dream.ret[:, 0].view(reward.shape), reward, last, terminal)
-        with torch.no_grad():
-            slow = self.slow.mean(self.slow(feature[:, :-1]))
-        error = self.critic_loss(feature[:, :-1], ret, slow)
+        error = self.critic_loss(feature[:, :-1], ret)
         return {"repval": error * (~last[:, :-1]).float()}
 
     def actor_loss(
@@ -407,9 +428,11 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         )
 
     def critic_loss(
-        self, feature: Float[Tensor, "n t d"], ret: Float[Tensor, "n t"], slow: Float[Tensor, "n t"]
+        self, feature: Float[Tensor, "n t d"], ret: Float[Tensor, "n t"]
     ) -> Float[Tensor, "n t"]:
         """Return the distance of values from returns, and from the slow critic's values."""
+        with torch.no_grad():
+            slow = self.slow.mean(self.slow(feature))
         logits = self.critic(feature)
         return self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
 
