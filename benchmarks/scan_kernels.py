@@ -1,6 +1,6 @@
 """Microseconds of every kernel of `accel.rssm_scan` for several launch settings, on a GPU.
 
-    python benchmarks/scan_kernels.py [--size 12m] [--write]
+    python benchmarks/scan_kernels.py [--size 12m] [--settings 128,4,3 256,8,3] [--write]
 
 Settings are built side by side, each in a process of its own, and timed one after the other.
 Prints the fastest settings of each kernel; `--write` puts them into `TUNING` of accel/rssm_scan.py.
@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from dreamlab.workflows.dreamer_v3 import DreamerV3Config
 
 SETTINGS = [*product((128, 256, 512), (2, 4, 8), (3,)), (256, 4, 1), (512, 4, 1), (512, 8, 1)]
 """Columns read at once, warps, loads ahead."""
+Settings = Sequence[tuple[int, ...]]
 
 
 def once(rssm: RSSM, rows: int, steps: int, device: str) -> None:
@@ -57,10 +59,10 @@ def measure(size: str, device: str, setting: scan.Tuning) -> dict[str, float]:
     return {k: v for k, v in times.items() if k in scan.TUNING}
 
 
-def measure_all(size: str, device: str) -> dict[str, dict[scan.Tuning, float]]:
+def measure_all(size: str, device: str, settings: Settings) -> dict[str, dict[scan.Tuning, float]]:
     """Return the times of each kernel by setting; settings that cannot be built are left out."""
     started: list[tuple[scan.Tuning, subprocess.Popen[str]]] = []
-    for setting in SETTINGS:
+    for setting in settings:
         words = [sys.executable, __file__, "--size", size, "--device", device, "--one"]
         child = subprocess.Popen(
             [*words, *map(str, setting)],
@@ -95,13 +97,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="12m")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--settings", nargs="*", default=[], help="columns,warps,stages ...")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.size, options.device, scan.Tuning(*options.one))))
         return
-    found = measure_all(options.size, options.device)
+    given = [tuple(map(int, s.split(","))) for s in options.settings]
+    found = measure_all(options.size, options.device, given or SETTINGS)
     for name, times in found.items():
         best = sorted(times, key=lambda s: times[s])[:4]
         print(name, *(f"{tuple(s)}: {times[s]:.2f}" for s in best), sep="  ")

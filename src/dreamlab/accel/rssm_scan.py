@@ -42,6 +42,8 @@ TUNING = {
     "inputs_back": Tuning(256, 8, 3),
 }
 """Chosen on an H200 by benchmarks/scan_kernels.py, before the kernels shared their sums."""
+LAYER_ROWS = 64
+"""Rows that one tile of `layer_kernel` adds up."""
 SPLIT = 4
 """Shares in which a sum over all blocks is computed, so that no tile has to read them all."""
 
@@ -267,10 +269,23 @@ def backward(
     return out
 
 
-def slope(y: Tensor) -> Tensor:
-    """Return the derivative of silu."""
-    s = torch.sigmoid(y)
-    return s * (1 + y * (1 - s))
+def layer_grads(
+    p: Tensor, inv: Tensor, scale: Tensor, back: Tensor, dp: Tensor, act: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a layer put out in all steps, and the gradients of its scale and bias.
+
+    `back` [rows, n] or [shares, rows, n] is the gradient of its output, `dp` that before the norm.
+    """
+    num, n = p.numel() // p.shape[-1], p.shape[-1]
+    x, blocks = torch.empty_like(p), -(-num // LAYER_ROWS)
+    part = torch.empty(blocks, 2, n, device=p.device)
+    shares = back.shape[0] if back.ndim == 3 else 1
+    kernels("rssm_scan_back").layer_kernel[(n // TILE, blocks)](
+        p, inv, scale, back, dp, x, part, num, n, back.stride(-2), back.stride(0), SHARES=shares,
+        ACT=act, BM=LAYER_ROWS, BN=TILE, num_warps=4,
+    )  # fmt: skip
+    of_scale, of_bias = part.sum(0).unbind()
+    return x.view(num, n), of_scale, of_bias
 
 
 def weight_grads(
@@ -281,29 +296,27 @@ def weight_grads(
     flat = lambda x: x.reshape(num, -1)  # noqa: E731
     kept = keep.reshape(num, 1).to(dtype)
     memory, stoch = flat(v.h[:-1]) * kept, flat(v.z[:-1]) * kept
-    act = lambda hat, scale: F.silu((hat * scale).to(dtype))  # noqa: E731
-    layers = zip((v.p0, v.p1, v.q, v.o), v.inv, strict=True)
-    hats = [flat(x).float() * inv.reshape(num, 1) for x, inv in layers]
-    scales = (w.memory_scale, w.stoch_scale, w.hidden_scale, w.look_scale)
-    x0, x1, y, o = (act(h, s) for h, s in zip(hats, scales, strict=True))
-    dx = d.x.sum(1)
-    through = (dx[..., : n.u], dx[..., n.u :], None, d.o_out)
-    scale_grads: list[Tensor] = []
-    for hat, scale, back in zip(hats, scales, through, strict=True):
-        dy = flat(d.y).float() if back is None else flat(back).float() * slope(hat * scale)
-        scale_grads.append((dy * hat).sum(0))
+    dx = d.x.transpose(0, 1).reshape(d.x.shape[1], num, -1)
+    x0, memory_scale, memory_bias = layer_grads(
+        v.p0, v.inv[0], w.memory_scale, dx[..., : n.u], d.p0
+    )
+    x1, stoch_scale, stoch_bias = layer_grads(v.p1, v.inv[1], w.stoch_scale, dx[..., n.u :], d.p1)
+    y, hidden_scale, hidden_bias = layer_grads(
+        v.q, v.inv[2], w.hidden_scale, flat(d.y), d.q, act=False
+    )
+    o, look_scale, look_bias = layer_grads(v.o, v.inv[3], w.look_scale, flat(d.o_out), d.o)
     dq = flat(d.q)
     by_block = lambda x: x.reshape(num, n.g, -1).transpose(0, 1)  # noqa: E731
     memories, dqs = by_block(memory), by_block(dq)
     action = w.hidden[:, n.w + 2 * n.u :].transpose(1, 2).reshape(n.d, n.u)
     return dq @ action, [
-        flat(d.p0).t() @ memory, flat(d.p0).sum(0), scale_grads[0],
-        flat(d.p1).t() @ stoch, flat(d.p1).sum(0), scale_grads[1],
-        _hidden_grad(memories, torch.cat([x0, x1, flat(x2)], -1), dqs), dq.sum(0).view(n.g, -1),
-        scale_grads[2],
+        flat(d.p0).t() @ memory, memory_bias, memory_scale,
+        flat(d.p1).t() @ stoch, stoch_bias, stoch_scale,
+        _hidden_grad(memories, torch.cat([x0, x1, flat(x2)], -1), dqs),
+        hidden_bias.view(n.g, -1), hidden_scale,
         by_block(y).transpose(1, 2) @ by_block(flat(d.gate)),
         flat(d.gate).sum(0).view(n.g, -1),
-        flat(d.o).t() @ flat(v.h[1:]), flat(d.o).sum(0), scale_grads[3],
+        flat(d.o).t() @ flat(v.h[1:]), look_bias, look_scale,
         flat(d.logit).t() @ o, flat(d.logit).sum(0),
     ]  # fmt: skip
 

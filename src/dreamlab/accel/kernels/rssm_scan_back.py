@@ -264,3 +264,35 @@ def inputs_back_kernel(
             dx = sum_shares(dx_ptr, m, cols, u, rows, SPLIT)
             dp = before_norm(dx, p0_ptr, s0_ptr, inv, mean, m, cols, u, rows)
             tl.store(dp0_ptr + m[:, None] * u + cols[None, :], dp.to(like), mask=mask)
+
+
+@triton.jit
+def layer_kernel(
+    p_ptr, inv_ptr, scale_ptr, back_ptr, dp_ptr, x_ptr, part_ptr, num, n: tl.constexpr,
+    back_row: tl.constexpr, back_share: tl.constexpr, SHARES: tl.constexpr, ACT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Of all steps at once: what a layer put out, and shares of the sums over its rows.
+
+    These are the gradients of the norm's scale and, from `dp`, of the layer's bias. `back` is the
+    gradient after the activation, or before it if not `ACT`.
+    """
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    cols = tl.program_id(0) * BN + tl.arange(0, BN)
+    mask, at = (m < num)[:, None], m[:, None] * n + cols[None, :]
+    like = x_ptr.dtype.element_ty
+    dp = tl.load(dp_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    inv = tl.load(inv_ptr + m, mask=m < num, other=0.0)
+    unit = tl.load(p_ptr + at, mask=mask, other=0.0).to(tl.float32) * inv[:, None]
+    y = unit * tl.load(scale_ptr + cols)[None, :]
+    rounded = y.to(like).to(tl.float32)
+    tl.store(x_ptr + at, (rounded * tl.sigmoid(rounded)).to(like), mask=mask)
+    ways = back_ptr + m[:, None] * back_row + cols[None, :]
+    dy = tl.load(ways, mask=mask, other=0.0).to(tl.float32)
+    for share in tl.static_range(1, SHARES):
+        dy += tl.load(ways + share * back_share, mask=mask, other=0.0).to(tl.float32)
+    if ACT:
+        dy *= silu_slope(y)
+    part = part_ptr + tl.program_id(1) * 2 * n + cols
+    tl.store(part, tl.sum(dy * unit, 0))
+    tl.store(part + n, tl.sum(dp, 0))
