@@ -247,6 +247,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             self.device,
             lambda: self.dream(origin),
             lambda: self.follow_losses(*self.model.losses(here, obs, reward, terminal), here=here),
+            urgent=True,  # many small steps, each of which waits for the last
         )
         acting, (replayed, before) = overlapped(
             self.device,
