@@ -381,3 +381,26 @@ def test_codes_are_drawn_with_their_own_spread():
     code = Code(torch.zeros(10_000, 1), torch.full((10_000, 1), 2 * math.log(3.0)))
     drawn = code.at(torch.randn(10_000, 1))
     assert drawn.std().item() == pytest.approx(3.0, rel=0.05)
+
+
+def test_pictures_are_seen_dreamt_and_filmed(tmp_path):
+    need("cmaes")
+    options = ("env.suite=dummy", "env.id=pixels", "env.time_limit=null", "env.num_envs=2",
+               "workflow.vae.channels=[4, 8]", "workflow.vae.kernels=[6, 6]")  # fmt: skip
+    loop = open_loop(tmp_path, *CURRICULUM, *options, "training.phases.4.duration_updates=2")
+    assert loop.run() == "finished"
+    assert np.isfinite(metrics(tmp_path)[-1]["report/openloop/image_h4"])
+    assert [p.name for p in (tmp_path / "report").iterdir() if "image" in p.name]
+
+
+@pytest.mark.slow
+def test_a_car_is_driven_by_candidates_and_by_their_mean(tmp_path):
+    need("cmaes")
+    need("Box2D")
+    options = ("+experiment=world_models_carracing", "tiny=true", "device=cpu", "env.num_envs=2",
+               "env.vector=sync", "eval.episodes=1", "eval.num_envs=1", "eval.max_steps=5",
+               "eval.video=false", "training.total_frames=600", "log.every_frames=100")  # fmt: skip
+    loop = open_loop(tmp_path, *options)
+    assert loop.workflow.spec.obs["image"].shape == (64, 64, 3)
+    assert loop.run() == "finished"
+    assert any("train/fitness" in r for r in metrics(tmp_path))
