@@ -181,7 +181,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
 
     @hook
     @torch.no_grad()
-    def encode(self, batch: Batch, *, phase: Phase) -> tuple[Metrics, dict[str, Tensor]]:
+    def encode(self, batch: Batch, *, phase: Phase) -> tuple[Metrics, Obs]:
         """Write the codes that V gives to the steps of the batch now."""
         codes = self.codes(self.model.vae.encode(self.model.vae.preprocess(batch.obs)))
         return {"encoded_steps": torch.tensor(float(batch.reward.numel()))}, codes

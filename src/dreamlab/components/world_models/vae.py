@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from dreamlab.components.world_models.codec import one_hot, split_spec, width
@@ -171,7 +171,7 @@ def vae_losses(
     return {"reconstruction": error.mean(), "kl": kl.mean()}
 
 
-def _natural(part: Float[Tensor, "n k"], spec: ArraySpec) -> Tensor:
+def _natural(part: Float[Tensor, "n k"], spec: ArraySpec) -> Shaped[Tensor, "n ..."]:
     if spec.classes is None:
         return part.reshape(*part.shape[:-1], *spec.shape)
     if isinstance(spec.classes, int):
