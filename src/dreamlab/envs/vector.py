@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dreamlab.core.errors import ConfigError, EnvError
 from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
-from dreamlab.core.types import Array, ArraySpec, Spec, Step
+from dreamlab.core.types import Array, ArraySpec, Spec, Step, TaskSpec
 from dreamlab.envs import suites, wrappers
 from dreamlab.envs.guard import Guarded, making
 from dreamlab.envs.normalize import NormalizeConfig, Normalizer
@@ -66,6 +66,7 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
         raise ConfigError("env.id: no environment is named")
     with making(config.id, index):
         env = suites.make(config.suite, config.id, config.options)
+    length = _decisions(_steps(env), config)
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
@@ -78,7 +79,24 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
     env = Guarded(env, index, config.step_timeout_s)
-    return wrappers.Episodes(env, seed, index, context=config.frame_stack)
+    return wrappers.Episodes(env, seed, index, config.frame_stack, length)
+
+
+def _steps(env: gym.Env[Any, Any]) -> int | None:
+    """Return the steps of the longest episode, if a wrapper or the environment itself tells."""
+    found: list[int | None] = [getattr(env.unwrapped, "episode_length", None)]
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.TimeLimit):
+            found.append(env._max_episode_steps)
+        env = env.env
+    return min((n for n in found if n is not None), default=None)
+
+
+def _decisions(steps: int | None, config: EnvConfig) -> int | None:
+    """Return the decisions of the longest episode, of which the suite takes so many steps."""
+    limits = [-(-steps // config.repeat)] if steps is not None else []
+    limits += [config.time_limit] if config.time_limit is not None else []
+    return min(limits, default=None)
 
 
 def _make(parent: int, config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
@@ -132,12 +150,19 @@ def array_spec(space: spaces.Space[Any]) -> ArraySpec:
 
 def spec_of(env: gym.Env[Any, Any]) -> Spec:
     """Return the spec of one wrapped environment."""
-    return _spec(env.observation_space, env.action_space)
+    length, tasks = (getattr(env, k, d) for k, d in (("episode_length", None), ("tasks", ())))
+    return _spec(env.observation_space, env.action_space, length, tasks)
 
 
-def _spec(space: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
+def _spec(
+    space: spaces.Space[Any],
+    action: spaces.Space[Any],
+    length: int | None,
+    tasks: tuple[TaskSpec, ...],
+) -> Spec:
     named = dict(space.spaces) if isinstance(space, spaces.Dict) else {_name(space): space}
-    return Spec({k: array_spec(s) for k, s in named.items()}, array_spec(action))
+    obs = {k: array_spec(s) for k, s in named.items()}
+    return Spec(obs, array_spec(action), length, tasks)
 
 
 def _name(space: spaces.Space[Any]) -> str:
@@ -155,7 +180,8 @@ class Envs:
             config, [partial(_make, os.getpid(), config, seed, i) for i in range(config.num_envs)]
         )
         space = self.vec.single_observation_space
-        self.spec = _spec(space, self.vec.single_action_space)
+        length, tasks = (self.vec.get_attr(k)[0] for k in ("episode_length", "tasks"))
+        self.spec = _spec(space, self.vec.single_action_space, length, tasks)
         self.key = None if isinstance(space, spaces.Dict) else _name(space)
         self.frames_per_tick = config.repeat * int(self.vec.get_attr("frames_per_step")[0])
         self.normalizer = Normalizer(

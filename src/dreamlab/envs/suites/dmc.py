@@ -49,6 +49,12 @@ class ControlSuite(gym.Env[Any, Any]):
         }
         self.observation_space = spaces.Dict(self._spaces(env.observation_spec()))
 
+    @property
+    def episode_length(self) -> int | None:
+        """Return the steps after which it is cut off, if there is a limit."""
+        limit = float(getattr(self.env, "_step_limit", np.inf))
+        return int(np.ceil(limit)) if np.isfinite(limit) else None
+
     def _spaces(self, spec: Any) -> dict[str, spaces.Space[Any]]:
         found: dict[str, spaces.Space[Any]] = {}
         for name, short in self.names.items():
