@@ -1,4 +1,4 @@
-"""TD-MPC2's policy prior: a squashed normal, whose entropy is counted before the squashing."""
+"""TD-MPC2's policy prior: a squashed normal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Prior:
     """Before it is squashed."""
     log_std: Float[Tensor, "*b a"]
     entropy: Float[Tensor, "*b"]
-    """Minus the log-probability of the action, as squashed."""
+    """Minus the log-probability of the action."""
     scaled_entropy: Float[Tensor, "*b"]
-    """Minus the log-probability before the squashing, times the number of entries."""
+    """The same times the number of entries: what the policy's loss has."""
 
 
 class LatentPrior(nn.Module):
@@ -70,7 +70,7 @@ class LatentPrior(nn.Module):
         log_prob = gaussian_log_prob(noise, log_std)
         dims = noise.shape[-1] if mask is None else mask.sum(-1)
         squashed = log_prob - torch.log(torch.relu(1 - action.square()) + EPS).sum(-1)
-        return Prior(action, mean, log_std, -squashed, -log_prob * dims)
+        return Prior(action, mean, log_std, -squashed, -squashed * dims)
 
 
 def gaussian_log_prob(
