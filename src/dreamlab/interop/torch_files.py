@@ -42,6 +42,9 @@ class StandIn:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
+    def __call__(self, *args: Any, **kwargs: Any) -> StandIn:
+        return self
+
     def __setstate__(self, state: Any) -> None: ...
 
     def __setitem__(self, key: Any, value: Any) -> None: ...
