@@ -109,12 +109,17 @@ class Workflow(nn.Module, ABC, Generic[C]):
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
         """Choose an action for each environment; `state` is the one act() returned last time."""
-        obs = {k: torch.from_numpy(v) for k, v in step.obs.items()}
         is_first = torch.from_numpy(step.is_first)
         if (device := self.device).type != "cpu":
-            obs = {k: v.to(device, non_blocking=True) for k, v in obs.items()}
             is_first = is_first.to(device, non_blocking=True)
-        return self.decide(obs, is_first, state, mode)
+        return self.decide(self.obs_tensors(step), is_first, state, mode)
+
+    def obs_tensors(self, step: Step) -> Obs:
+        """Return what a step shows, on the workflow's device."""
+        obs = {k: torch.from_numpy(v) for k, v in step.obs.items()}
+        if (device := self.device).type == "cpu":
+            return obs
+        return {k: v.to(device, non_blocking=True) for k, v in obs.items()}
 
     def fill(self, step: Step, state: Tree) -> Decision:
         """Return a decision whose action will be replaced by a random one, with `with_action`.

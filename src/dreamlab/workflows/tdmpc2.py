@@ -451,17 +451,24 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         noise: Float[Tensor, "t b a"],
         pair: Int[Tensor, " 2"],
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the loss of the policy (eq. 5): values by their range, and entropy."""
-        task = w.task
+        """Return the loss of the policy (eq. 5)."""
+        _, gain, metrics = self.policy_gain(zs, w.task, noise, pair)
+        return -(self.weights(gain) * gain.mean(1)).mean(), metrics
+
+    def policy_gain(
+        self,
+        zs: Float[Tensor, "t b d"],
+        task: Int[Tensor, " b"],
+        noise: Float[Tensor, "t b a"],
+        pair: Int[Tensor, " 2"],
+    ) -> tuple[Float[Tensor, "t b a"], Float[Tensor, "t b"], Metrics]:
+        """Return actions of the policy, and values by their range plus entropy."""
+        c = self.config
         prior = self.prior.sample(self.model.about(task, zs), noise, self.mask_of(task))
         q = self.critics.values(self.model.about(task, zs, prior.action), pair, drop=True).mean(0)
-        scale = update_spread(
-            q[0].detach(), self.quantiles, self.value_scale, self.config.scale_rate
-        )
-        gain = q / scale + self.config.entropy * prior.scaled_entropy
-        loss = -(self.weights(q) * gain.mean(1)).mean()
+        scale = update_spread(q[0].detach(), self.quantiles, self.value_scale, c.scale_rate)
         metrics = {"entropy": prior.entropy.mean(), "value_scale": scale, "policy_q": q.mean()}
-        return loss, metrics
+        return prior.action, q / scale + c.entropy * prior.scaled_entropy, metrics
 
 
 def discounts_of(spec: Spec, gamma: float | None, discount: DiscountConfig) -> list[float]:
