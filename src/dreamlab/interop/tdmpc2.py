@@ -30,6 +30,7 @@ NETS = {
     "model.encoder.net": "_encoder.state", "model.dynamics": "_dynamics",
     "model.reward": "_reward", "model.termination": "_termination", "prior.net": "_pi",
 }  # fmt: skip
+NORMS = {"scale": "ln.weight", "shift": "ln.bias"}
 FIRST_CONV = 2
 """Before the convolutions theirs has two layers without weights: shift and scale."""
 
@@ -71,14 +72,13 @@ def _official(agent: TDMPC2, name: str) -> str:
     if match := re.fullmatch(r"model\.encoder\.net\.convs\.(\d+)\.(\w+)", name):
         return f"_encoder.rgb.{int(match[1]) + FIRST_CONV}.{match[2]}"
     if match := re.fullmatch(r"(critics|target)\.(linears|norms)\.(\d+)\.(\w+)", name):
-        leaf = {"scale": "ln.weight", "shift": "ln.bias"}.get(match[4], match[4])
+        leaf = NORMS.get(match[4], match[4])
         return f"{ONLINE if match[1] == 'critics' else TARGET}.{match[3]}.{leaf}"
     match = re.fullmatch(r"(.+?)\.(?:hidden\.(\d+)|out)(?:\.(linear|norm))?\.(\w+)", name)
     assert match is not None, name
     net: Any = agent.get_submodule(match[1])
     layer = len(net.hidden) if match[2] is None else int(match[2])
-    leaf = f"ln.{match[4]}" if match[3] == "norm" else match[4]
-    return f"{NETS[match[1]]}.{layer}.{leaf}"
+    return f"{NETS[match[1]]}.{layer}.{NORMS.get(match[4], match[4])}"
 
 
 def to_ours(value: Array, like: Tensor, name: str) -> Tensor:

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.nn.ensemble import EnsembleLinear
+from dreamlab.nn.layers import LayerNorm
 
+EPS = 1e-5
+"""Of the norms."""
 Start = Literal["normal", "zero"]
 """How the weights of a last layer begin."""
 
@@ -29,7 +32,7 @@ class SimNorm(nn.Module):
         self.dim = dim
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        return F.softmax(x.unflatten(-1, (-1, self.dim)), -1).flatten(-2)
+        return F.softmax(x.float().unflatten(-1, (-1, self.dim)), -1).flatten(-2)
 
 
 def start_linear(layer: nn.Linear | EnsembleLinear, start: Start = "normal") -> None:
@@ -47,7 +50,7 @@ class NormedLinear(nn.Module):
     def __init__(self, in_dim: int, out_dim: int, act: Callable[[Tensor], Tensor] = F.mish) -> None:
         super().__init__()
         self.linear = nn.Linear(in_dim, out_dim)
-        self.norm = nn.LayerNorm(out_dim)
+        self.norm = LayerNorm(out_dim, EPS)
         self.act = act
         start_linear(self.linear)
 
@@ -128,5 +131,6 @@ class EnsembleNormedMLP(nn.Module):
                 y = F.dropout(y, self.dropout, drop and i == 0)
                 norm = self.norms[i]
                 scale, shift = (pick(p.view(norm.shape)) for p in (norm.scale, norm.shift))
-                y = F.mish(F.layer_norm(y, y.shape[-1:]) * scale + shift)
+                unit = F.layer_norm(y.float(), y.shape[-1:], eps=EPS)
+                y = F.mish((unit * scale + shift).to(y.dtype))
         return y.unflatten(1, lead)
