@@ -192,11 +192,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = [r["size"], r["precision"], "yes" if r["compiled"] else "no"]
         cells += [f"{r['parameters'] / 1e6:.1f} M", f"{r['ms']:.2f}", f"{1e3 / r['ms']:.0f}"]
         cells += [f"{r[f'decision_ms_{n}']:.2f}" for n in envs]
-        lines.append(f"| {' | '.join([*cells, f'{r["first_s"]:.0f}', r['commit']])} |")
+        cells += [f"{r['first_s']:.0f}", r["commit"]]
+        lines.append(f"| {' | '.join(cells)} |")
     if any("gpu" in r and r["size"] == "5m" for r in rows):
         theirs = [f"{ORIGINAL[f'decision_ms_{n}']}" if n == 1 else "" for n in envs]
         cells = ["5m", "the original", "yes", "", f"{ORIGINAL['ms']}", "91", *theirs]
-        lines.append(f"| {' | '.join([*cells, f'{ORIGINAL["first_s"]:.0f}', ''])} |")
+        cells += [f"{ORIGINAL['first_s']:.0f}", ""]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
