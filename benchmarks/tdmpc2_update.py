@@ -1,6 +1,6 @@
 """Milliseconds per update and per planned decision of TD-MPC2, for any size and device.
 
-    python benchmarks/tdmpc2_update.py [--sizes 5m] [--precisions bf16 fp32] [--envs 1 16] [--record]
+    python benchmarks/tdmpc2_update.py [--sizes 5m] [--precisions bf16 fp32] [--record]
     python benchmarks/tdmpc2_update.py --device cpu --sizes 1m 5m --compile false true
 
 One whole update (targets, both losses, both optimizers, target critics) on random data already on
@@ -31,10 +31,11 @@ ORIGINAL = {"ms": 11.0, "decision_ms_1": 2.8, "first_s": 123.0}
 BATCH, HORIZON = 256, 3
 RESULTS = Path(__file__).parent / "results"
 INTRO = (
-    "One whole update on random data already on the device (batch 256, horizon 3), and one decision "
-    "planned with 6 x 512 candidates, from the host and back. `python benchmarks/tdmpc2_update.py "
-    "--record` makes this table. The original, compiled, on one H200: 11.0 ms per update, 2.8 ms per "
-    "decision of one environment, 123 s before the first update (size 5m)."
+    "One whole update on random data already on the device (batch 256, horizon 3), and one "
+    "decision planned with 6 x 512 candidates, from the host and back. "
+    "`python benchmarks/tdmpc2_update.py --record` makes this table. The original, compiled, on "
+    "one H200: 11.0 ms per update, 2.8 ms per decision of one environment, 123 s before the first "
+    "update (size 5m)."
 )
 TOLERANCE = 1e-3
 """Largest difference of a loss, relative to its size, between the two forms in float32."""

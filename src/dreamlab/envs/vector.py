@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
 from dreamlab.core.types import Array, ArraySpec, Spec, Step, TaskSpec
 from dreamlab.envs import suites, wrappers
 from dreamlab.envs.guard import Guarded, making
+from dreamlab.envs.limits import episode_length
 from dreamlab.envs.normalize import NormalizeConfig, Normalizer
 from dreamlab.envs.workers import Workers
 
@@ -66,7 +67,11 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
         raise ConfigError("env.id: no environment is named")
     with making(config.id, index):
         env = suites.make(config.suite, config.id, config.options)
-    length = _decisions(_steps(env), config)
+    length = _decisions(episode_length(env), config)
+    tasks = [
+        replace(t, episode_length=_decisions(t.episode_length, config))
+        for t in getattr(env.unwrapped, "tasks", ())
+    ]
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
@@ -79,17 +84,9 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
     env = Guarded(env, index, config.step_timeout_s)
-    return wrappers.Episodes(env, seed, index, config.frame_stack, length)
-
-
-def _steps(env: gym.Env[Any, Any]) -> int | None:
-    """Return the steps of the longest episode, if a wrapper or the environment itself tells."""
-    found: list[int | None] = [getattr(env.unwrapped, "episode_length", None)]
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, gym.wrappers.TimeLimit):
-            found.append(env._max_episode_steps)
-        env = env.env
-    return min((n for n in found if n is not None), default=None)
+    env = wrappers.Episodes(env, seed, index, context=config.frame_stack)
+    env.episode_length, env.tasks = length, tuple(tasks)
+    return env
 
 
 def _decisions(steps: int | None, config: EnvConfig) -> int | None:

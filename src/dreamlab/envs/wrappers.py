@@ -306,28 +306,19 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
     `context` is how many past steps one observation shows (the frame stack).
     """
 
-    def __init__(
-        self,
-        env: gym.Env[Any, Any],
-        seed: int,
-        index: int,
-        context: int = 1,
-        episode_length: int | None = None,
-    ) -> None:
+    episode_length: int | None = None
+    """Decisions of the longest one, where that is known."""
+    tasks: tuple[TaskSpec, ...] = ()
+
+    def __init__(self, env: gym.Env[Any, Any], seed: int, index: int, context: int = 1) -> None:
         super().__init__(env)
         self.seed, self.index, self.context = seed, index, context
-        self.episode_length = episode_length
         self.episode = -1
         self.actions: list[Any] = []
         self.ended = False
         self.reset_next = False
         self.last_obs: Any = None
         self.last_info: dict[str, Any] = {}
-
-    @property
-    def tasks(self) -> tuple[TaskSpec, ...]:
-        """Return the tasks of an environment that has several."""
-        return getattr(self.unwrapped, "tasks", ())
 
     @property
     def frames_per_step(self) -> int:
