@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dreamlab.components.critics.two_hot import draw_pairs
-from dreamlab.ops.planning import PlannerConfig
+from dreamlab.ops.planning import Plan, PlannerConfig
 
 TIE = 1e-5
 """By how much an earlier candidate is better than a later one with the same score."""
@@ -91,6 +91,13 @@ def _shapes(sizes: PlanSizes, num: int) -> list[tuple[int, ...]]:
 
 def _size(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
+
+
+def draw_elite(plan: Plan, gumbel: Float[Tensor, "m e"]) -> Float[Tensor, "n a"]:
+    """Return the first action of an elite, drawn by its weight."""
+    index = (plan.weight.log() + gumbel).argmax(1)
+    first = plan.elites[:, :, 0]
+    return first.gather(1, index[:, None, None].expand(-1, 1, first.shape[-1]))[:, 0]
 
 
 class FixedNoise(nn.Module):

@@ -17,7 +17,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dreamlab.components.critics.two_hot import TwoHotCritics, draw_pairs
-from dreamlab.components.latent_planning import Draws, FixedNoise, PlanNoise, PlanSizes, draw_noise
+from dreamlab.components.latent_planning import (
+    Draws,
+    FixedNoise,
+    PlanNoise,
+    PlanSizes,
+    draw_elite,
+    draw_noise,
+)
 from dreamlab.components.policies.latent_prior import LatentPrior
 from dreamlab.components.world_models.latent_encoder import PAD
 from dreamlab.components.world_models.latent_mlp import LatentModel, LatentModelConfig, TaskLatent
@@ -206,7 +213,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         if self.config.mpc and mode is not Mode.POLICY:
             start = shifted(state["mean"]).masked_fill(is_first[:, None, None], 0.0)
             plan = self.plan(z, task, start, noise)
-            centre, std, mean = self.choose(plan, noise), plan.std[:, 0], plan.mean
+            centre, std, mean = draw_elite(plan, noise.choice), plan.std[:, 0], plan.mean
             action = (centre + std * noise.action).clamp(-1, 1) if mode.samples else centre
         else:
             middle, log_std = self.prior(self.model.about(task, z), self.mask_of(task))
@@ -342,12 +349,6 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             going = torch.cumprod((model.ends(ahead, task) <= 0).float(), 0)
             gains = torch.cat([gains[:1], gains[1:] * going])
         return gains.sum(0).nan_to_num(0.0)
-
-    def choose(self, plan: Plan, noise: PlanNoise) -> Float[Tensor, "n a"]:
-        """Return the first action of an elite, drawn by its weight."""
-        index = (plan.weight.log() + noise.choice).argmax(1)
-        first = plan.elites[:, :, 0]
-        return first.gather(1, index[:, None, None].expand(-1, 1, first.shape[-1]))[:, 0]
 
     # -- learning ---------------------------------------------------------------------------------
 

@@ -60,6 +60,11 @@ class LatentModel(nn.Module):
     """Encoder, dynamics, reward and, if episodic, termination."""
 
     Latent = TaskLatent
+    encoder: Any
+    dynamics: nn.Module
+    reward: nn.Module
+    termination: nn.Module | None
+    tasks: nn.Embedding | None
     discounts: Float[Tensor, " tasks"]
     bins: Float[Tensor, " n"]
 
@@ -75,7 +80,7 @@ class LatentModel(nn.Module):
         self.dynamics = NormedMLP([step, *hidden], c.latent_dim, SimNorm(c.simnorm_dim))
         self.reward = NormedMLP([step, *hidden], c.bins.num, start="zero")
         self.termination = NormedMLP([state, *hidden], 1) if c.episodic else None
-        self.state_dim, self.step_dim = state, step
+        self.state_dim, self.step_dim, self.latent_dim = state, step, c.latent_dim
         if self.tasks is not None:
             nn.init.uniform_(self.tasks.weight, -0.02, 0.02)
         self.register_buffer("bins", c.bins.tensor(), persistent=False)
@@ -152,7 +157,7 @@ class LatentModel(nn.Module):
 
     def initial(self, num: int, device: Any) -> TaskLatent:
         """Return the latents before anything was seen."""
-        zeros = torch.zeros(num, self.config.latent_dim + 2, device=device)
+        zeros = torch.zeros(num, self.latent_dim + 2, device=device)
         task = torch.zeros(num, dtype=torch.int64, device=device)
         return TaskLatent(zeros[:, 2:], task, zeros[:, 0], zeros[:, 1])
 
