@@ -11,7 +11,8 @@ MAIN_PRIORITY = -1
 
 
 class SideStream:
-    """On a GPU, what is computed inside the block runs beside what follows it, until `join`.
+    """On a GPU, what is computed inside the block runs beside the rest of what was asked for
+    between making this and `join`.
 
     Gradients take the same ways back. Tensors made before the block and used in it must be kept
     until the end; elsewhere than on a GPU nothing happens.
@@ -29,10 +30,10 @@ class SideStream:
                 priority = MAIN_PRIORITY + (-1 if urgent else 1)
                 self.streams[key] = torch.cuda.Stream(device, priority=priority)
             self.stream = self.streams[key]
+            self.stream.wait_stream(torch.cuda.current_stream())
 
     def __enter__(self) -> None:
         if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
             self.inside = torch.cuda.stream(self.stream)
             self.inside.__enter__()
 

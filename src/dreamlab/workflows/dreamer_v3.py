@@ -243,16 +243,16 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         here = seen.as_leaves()  # the gradients of all losses meet here, and go back together
         known = [x[:, recent] for x in (here.feature, reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
-        dream, world = overlapped(
+        world, dream = overlapped(
             self.device,
-            lambda: self.dream(origin),
             lambda: self.follow_losses(*self.model.losses(here, obs, reward, terminal), here=here),
+            lambda: self.dream(origin),
             urgent=True,  # many small steps, each of which waits for the last
         )
-        acting, (replayed, before) = overlapped(
+        (replayed, before), acting = overlapped(
             self.device,
-            lambda: self.follow_losses(*self.behaviour_losses(dream)),
             lambda: self.look_back(seen, here, world, self.replay_losses(dream, *known)),
+            lambda: self.follow_losses(*self.behaviour_losses(dream)),
         )
         losses = world.losses | acting.losses | replayed.losses
         total = world.total + acting.total + replayed.total
