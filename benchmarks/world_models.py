@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "results"
 EXPERIMENT = "world_models_cartpole"
 EPISODES = 100
 DREAM = (
-    "training.phases=[{name: dream, type: offline, duration_updates: 50, "
+    "training.phases=[{name: dream, type: offline, duration_updates: 40, "
     "workflow_hooks: [update_controller_in_dream]}]"
 )
 
