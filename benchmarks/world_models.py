@@ -4,8 +4,8 @@
     python benchmarks/world_models.py --draw       rewrite picture and page from the JSON file
 
 Every seed is a plain `dreamlab train +experiment=world_models_cartpole`: a controller that is
-evolved in dreams alone. For each other temperature a further run takes its V, M and data, and evolves
-a controller from nothing. Real scores are means over 100 episodes of at most 500 steps.
+evolved in dreams alone. For each other temperature a further run takes its V, M and data, and
+evolves a controller from nothing. Real scores are means over 100 episodes of at most 500 steps.
 Results go to results/world_models.json, .png and .md.
 """
 
@@ -133,7 +133,8 @@ def draw(result: dict[str, Any]) -> None:
         axes.plot(x, y.mean(1), "-", color=color, label=f"{label}, mean of {y.shape[1]} seeds")
         axes.plot(np.repeat(x, y.shape[1]), y.ravel(), "o", color=color, ms=3, alpha=0.6)
     axes.axhline(np.mean(result["random"]), color="grey", ls="--", lw=1, label="random actions")
-    axes.set(xscale="log", xlabel="temperature of the dream", ylabel="return (real: at most 500, dreamt: at most 300)",
+    axes.set(xscale="log", xlabel="temperature of the dream",
+             ylabel="return (real: at most 500, dreamt: at most 300)",
              title="Controllers evolved in dreams of CartPole")  # fmt: skip
     axes.set_xticks(x, [f"{t:g}" for t in x])
     axes.minorticks_off()
@@ -161,7 +162,8 @@ def page(result: dict[str, Any]) -> str:
         f"A core measures {speed(result):.0f} controllers per second, each in a dream of at most "
         "300 steps.",
         f"Controllers are evolved in dreams alone; V and M saw {int(result['frames']):,} frames of "
-        f"random actions and random controllers. Means over {EPISODES} real episodes of at most 500 steps.", "",
+        f"random actions and random controllers. Means over {EPISODES} real episodes of at most "
+        "500 steps.", "",
         "| seed | real return | deviation | dreamt return | seconds |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for seed, r in whole.items():
