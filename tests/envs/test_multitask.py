@@ -54,13 +54,13 @@ def test_returns_are_told_task_by_task(tmp_path):
     for _ in range(200):
         envs.step(np.zeros((1, 2), np.float32))
     names = {k for final in envs.pop_finals() for k in final}
-    assert names == {f"log/{i}" for i in IDS.split(",")}
+    assert names == {f"log/{i}" for i in IDS.split("+")}
     envs.close()
 
 
 @pytest.mark.parametrize(
     ("task", "options"),
-    [("a,a", {}), ("a,", {}), ("a,b", {"suite": "imagined"}), ("a", {"suite": "multitask"})],
+    [("a+a", {}), ("a+", {}), ("a+b", {"suite": "imagined"}), ("a", {"suite": "multitask"})],
 )
 def test_what_are_not_different_tasks_is_refused(task, options):
     with pytest.raises(ConfigError, match=r"env\.id"):
@@ -69,7 +69,7 @@ def test_what_are_not_different_tasks_is_refused(task, options):
 
 def test_tasks_must_have_vectors_and_bounded_actions():
     with pytest.raises(LabError, match="CartPole"):
-        make_env(EnvConfig("CartPole-v1,Pendulum-v1", "multitask"), 0, 0)
+        make_env(EnvConfig("CartPole-v1+Pendulum-v1", "multitask"), 0, 0)
 
 
 def test_a_strangers_configuration_may_not_name_several_tasks():

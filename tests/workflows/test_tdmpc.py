@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.workflows.test_tdmpc2 import IMAGE, PHASE, TASKS, VECTOR, batch_of, obs_of
 
 from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import Mode
 from dreamlab.workflows.tdmpc import TDMPC, TDMPCConfig
-from tests.workflows.test_tdmpc2 import IMAGE, PHASE, TASKS, VECTOR, batch_of, obs_of
 
 
 def agent(spec=VECTOR, **options) -> TDMPC:
