@@ -130,13 +130,14 @@ def computed(
     dist = agent.actor(dream.feature)
     logits = agent.critic(dream.feature)
     before = seen.post.flatten(0, 1)[:, None]
+    slow = agent.slow.mean(agent.slow(dream.feature))
     value_loss = agent.critic.loss(logits[:, :-1], dream.ret)
-    value_loss = value_loss + agent.critic.loss(logits[:, :-1], dream.slow_value[:, :-1])
+    value_loss = value_loss + agent.critic.loss(logits[:, :-1], slow[:, :-1])
     out |= {
         "imagine/deter": deter, "imagine/stoch": stoch(chosen), "imagine/action": dream.action,
         "imagine/logit": torch.cat([before, rssm.prior(deter[:, 1:])], 1),
         "imagine/reward": dream.reward, "imagine/cont": dream.cont, "imagine/value": dream.value,
-        "imagine/slow_value": dream.slow_value, "imagine/value_logits": logits,
+        "imagine/slow_value": slow, "imagine/value_logits": logits,
         "imagine/return": dream.ret, "imagine/logp": dist.log_prob(dream.action),
         "imagine/entropy": dist.entropy(), "imagine/value_loss": value_loss * dream.weight[:, :-1],
     }  # fmt: skip
