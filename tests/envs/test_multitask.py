@@ -97,9 +97,12 @@ def test_a_run_on_several_tasks_has_a_discount_for_each(tmp_path):
     assert agent.masks.tolist() == [[1, 0], [1, 1], [1, 0]]
     last = [m for m in metrics(tmp_path) if "eval/return" in m][-1]
     assert any(k.startswith("eval/log/") for k in last)
+    with pytest.raises(ConfigError, match="TDMPC2, whose dreams show no 'state'"):
+        make_env(EnvConfig(str(tmp_path), "imagined"), 0, 0)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_one_agent_learns_three_tasks_of_which_two_look_alike(tmp_path):
     phases = (
         "training.phases=[{name: seed, duration_steps: 1000, random_actions: true,"
