@@ -110,7 +110,7 @@ def record(options: argparse.Namespace) -> None:
         runs = [train_one(name, seed, overrides) for seed in seeds]
     else:
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            jobs = [pool.submit(train, name, seed, overrides) for seed in seeds]
+            jobs = [pool.submit(train_one, name, seed, overrides) for seed in seeds]
             runs = [job.result() for job in jobs]
     command = f"python benchmarks/learning.py {name} --seeds {' '.join(map(str, seeds))}"
     place = f"{hardware()['cpu']}, {hardware()['cpus']} cores"

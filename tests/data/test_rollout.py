@@ -36,6 +36,23 @@ def test_a_batch_holds_every_tick_and_the_one_after():
     assert batch.index is None
 
 
+def test_what_needs_no_observations_need_not_keep_them(tmp_path: Path):
+    whole, lean = (
+        Rollout(RolloutConfig(length=3, keep_obs=k), BufferContext(SPEC, 2)) for k in (True, False)
+    )
+    fill(whole)
+    fill(lean, ticks=2)
+    lean.add(step_at(2, 2), decision_at(2, 2))
+    again = Rollout(lean.config, lean.place)
+    again.load(through_disk(lean.save(), tmp_path))
+    again.finish(step_at(3, 2))
+    batch, wanted = again.sample(), whole.sample()
+    assert batch.obs == {}
+    assert torch.equal(batch.reward, wanted.reward)
+    assert torch.equal(batch.action, wanted.action)
+    assert lean.nbytes() < whole.nbytes()
+
+
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_a_batch_is_valid_while_the_next_rollout_is_collected(num_envs: int):
     buffer = rollout(num_envs)

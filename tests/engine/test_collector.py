@@ -124,6 +124,24 @@ def test_a_state_saved_while_they_work_leads_to_the_same_future(
         life.envs.close()
 
 
+@pytest.mark.parametrize("vector", ["sync", "async"])
+def test_fresh_episodes_begin_with_every_collection(vector: Any, tmp_path: Path):
+    life = Life(vector, tmp_path)
+    first = life.collector.collect(2, life.replay, fresh=True)
+    second = life.collector.collect(2, life.replay, fresh=True)
+    stored = life.stored()
+    assert stored["is_first"][0].tolist() == [True, False, True, False]
+    assert not stored["is_last"].any()
+    assert [first.returns, second.returns] == [[], []]  # what was dropped is not reported
+    assert first.frames == second.frames == 2 * 3 * 2
+    third = life.collector.collect(8, life.replay, fresh=True)
+    life.collector.wait()
+    lengths = third.lengths + life.collector.ended.lengths
+    assert lengths
+    assert set(lengths) == {3}  # five frames of the environment, two per decision
+    life.envs.close()
+
+
 class Fragile(gym.Env[Any, Any]):
     """Breaks at its third step."""
 

@@ -192,3 +192,11 @@ BUFFERS = ("replay",)
 def test_a_phase_that_cannot_work_is_refused_with_the_reason(phase, message):
     with pytest.raises(ConfigError, match=message):
         check_phases([phase], PPO, BUFFERS)
+
+
+def test_fresh_episodes_without_collecting_are_refused():
+    phase = Phase(
+        "fit", ("update_controller",), type="offline", duration_updates=1, fresh_episodes=True
+    )
+    with pytest.raises(ConfigError, match="fresh_episodes has no effect"):
+        check_phases([phase], PPO, ["replay"])

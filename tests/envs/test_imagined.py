@@ -15,7 +15,7 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.envs.suites import make
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.runs.run import Run
-from tests.helpers import metrics, open_loop, run_for, some_of
+from tests.helpers import metrics, need, open_loop, run_for, some_of
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,18 @@ def test_the_ancestors_dream_too(name, tmp_path):
     options = [f"+experiment={name}_cartpole_swingup", "tiny=true", f"run.dir={tmp_path / 'run'}"]
     options += ["training.total_frames=200", "log.terminal=off", "device=cpu", "eval.episodes=1"]
     config = replace(load_config(compose(options)), env=EnvConfig("Pendulum-v1"))
+    train.train(config)
+    env = make("imagined", str(tmp_path / "run"), {"length": 5, "starts": 10})
+    check_env(env, skip_render_check=True)
+
+
+@pytest.mark.parametrize("name", ["world_models_cartpole", "mpc_pendulum"])
+def test_whatever_follows_the_protocol_dreams(name, tmp_path):
+    if name.startswith("world_models"):
+        need("cmaes")
+    options = [f"+experiment={name}", "tiny=true", f"run.dir={tmp_path / 'run'}", "device=cpu"]
+    options += ["training.total_frames=200", "log.terminal=off", "eval.episodes=1"]
+    config = load_config(compose([*options, "eval.max_steps=5", "eval.video=false"]))
     train.train(config)
     env = make("imagined", str(tmp_path / "run"), {"length": 5, "starts": 10})
     check_env(env, skip_render_check=True)

@@ -41,6 +41,7 @@ CASES = [
     case("box2d", "gym", "LunarLander-v3"),
     case("box2d", "gym", "BipedalWalker-v3"),
     case("box2d", "gym", "CarRacing-v3"),
+    case("box2d", "car_racing", "CarRacing-v3"),
     case("mujoco", "mujoco", "HalfCheetah-v5"),
     case("mujoco", "mujoco", "Hopper-v5", obs="both", **FAST),
     case("mujoco", "mujoco", "Reacher-v5", obs="vision", **FAST),

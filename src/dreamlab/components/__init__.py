@@ -11,6 +11,9 @@ PARTS = {
     "normal": "dreamlab.components.world_models.world_model_planet.NormalHead",
     "binary": "dreamlab.components.heads.BinaryHead",
     "latent_policy": "dreamlab.components.heads.LatentPolicy",
+    "ensemble": "dreamlab.components.world_models.dynamics_ensemble.DynamicsEnsemble",
+    "planet_rssm": "dreamlab.components.world_models.planned.PlannedRSSM",
+    "pendulum_reward": "dreamlab.components.rewards.PendulumReward",
 }
 HOME = "dreamlab.components"
 """Where configuration looks up their short names."""

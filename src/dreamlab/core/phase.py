@@ -36,6 +36,8 @@ class Phase:
     """Replayed steps per decision. None: each update hook runs once per cycle."""
     random_actions: bool = False
     """Collect with uniformly random actions instead of the policy's."""
+    fresh_episodes: bool = False
+    """Begin every `collect` with a new episode in each environment; unfinished ones are dropped."""
     progress: Share = field(default=0.0, init=False)
     """How much of the whole training is over, 0 to 1; set by the scheduler, read by hooks."""
 

@@ -9,4 +9,5 @@ PARTS = {
     "recency": "dreamlab.data.samplers.Recency",
     "mixture": "dreamlab.data.samplers.Mixture",
     "online": "dreamlab.data.samplers.Online",
+    "passes": "dreamlab.data.passes.Passes",
 }

@@ -21,6 +21,8 @@ class RolloutConfig(BufferConfig):
 
     length: PositiveInt = 128
     """Ticks; with N environments a batch holds N * length transitions."""
+    keep_obs: bool = True
+    """Keep observations; what only needs rewards (an evolution) saves their memory."""
 
     def first_batch(self, num_envs: int) -> int:
         """Return how many steps a rollout has."""
@@ -72,7 +74,7 @@ class Rollout:
 
     def add(self, step: Step, decision: Decision) -> None:
         """Store one step of every environment, with the action and extras decided from it."""
-        row = record(step, decision)
+        row = self._kept(record(step, decision))
         if not self.data:
             self._allocate({k: as_tensor(v) for k, v in row.items()})
         self.closed = False
@@ -84,6 +86,11 @@ class Rollout:
                 self.views[name][self.count] = value
         self.count += 1
 
+    def _kept(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self.config.keep_obs:
+            return row
+        return {k: v for k, v in row.items() if not k.startswith("obs/")}
+
     def _allocate(self, row: dict[str, Tensor]) -> None:
         ticks = self.config.length + 1
         self.data = {k: torch.zeros((ticks, *v.shape), dtype=v.dtype) for k, v in row.items()}
@@ -91,7 +98,7 @@ class Rollout:
 
     def finish(self, step: Step) -> None:
         """Store the step after the last one; nothing was decided from it yet."""
-        for name, value in step.obs.items():
+        for name, value in step.obs.items() if self.config.keep_obs else ():
             self.views[f"obs/{name}"][self.count] = value
         for name in ("reward", "is_first", "is_last", "is_terminal"):
             self.views[name][self.count] = getattr(step, name)

@@ -76,9 +76,16 @@ class Collector:
         self.lengths = np.zeros(envs.num_envs, np.int64)
         self.observers = observers or Observers()
 
-    def collect(self, ticks: int, buffer: Store, random_actions: bool = False) -> Collected:
-        """Run every environment for `ticks` steps; a tick that begins an episode has no frame."""
+    def collect(
+        self, ticks: int, buffer: Store, random_actions: bool = False, fresh: bool = False
+    ) -> Collected:
+        """Run every environment for `ticks` steps; a tick that begins an episode has no frame.
+
+        If `fresh`, episodes that are not over are dropped, and all begin anew.
+        """
         envs, act, frames, ticked = self.envs, self.workflow.act, 0, self.observers.ticked
+        if fresh:
+            self._begin_anew()
         for _ in range(ticks):
             step = self._current()
             if random_actions:
@@ -107,6 +114,12 @@ class Collector:
             self.step = self.envs.receive()
             self._track(self.step)
         return self.step
+
+    def _begin_anew(self) -> None:
+        """Begin a new episode in every environment, unless all of them just did."""
+        if not self._current().is_first.all():
+            self.step = self.envs.reset()
+            self.returns[:], self.lengths[:] = 0.0, 0
 
     def wait(self) -> None:
         """Wait for the step that the environments work on, if they do."""

@@ -145,8 +145,8 @@ class Orchestrator:
         phase, collector = self.scheduler.phase, self.parts.collector
         assert collector is not None, "a run that collects has environments"
         with autocast(self.config, self.workflow.device):
-            store = cast(Store, self.parts.buffers[phase.buffer])
-            done = collector.collect(phase.collect_ticks, store, phase.random_actions)
+            store, fresh = cast(Store, self.parts.buffers[phase.buffer]), phase.fresh_episodes
+            done = collector.collect(phase.collect_ticks, store, phase.random_actions, fresh)
         self.counters.env_frames += done.frames
         self.counters.decisions += done.decisions
         self.counters.episodes += len(done.returns)

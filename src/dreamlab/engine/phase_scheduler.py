@@ -36,6 +36,8 @@ def check_phases(
                 raise ConfigError(unknown("buffer", name, names, where))
         if phase.sources is not None and not phase.update_hooks:
             raise ConfigError(f"{where}: sources have no effect: the phase draws no batch")
+        if phase.fresh_episodes and not phase.collects:
+            raise ConfigError(f"{where}: fresh_episodes has no effect: the phase does not collect")
         _check_duration(phase, where)
     if total_frames is not None:
         _check_total(phases, total_frames)

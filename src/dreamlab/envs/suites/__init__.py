@@ -20,6 +20,7 @@ from dreamlab.core.locate import locate
 SUITES: dict[str, str] = {
     "atari": "dreamlab.envs.suites.atari.make",
     "bsuite": "dreamlab.envs.suites.bsuite.make",
+    "car_racing": "dreamlab.envs.suites.car_racing.make",
     "crafter": "dreamlab.envs.suites.crafter.make",
     "dmc": "dreamlab.envs.suites.dmc.make",
     "dmlab": "dreamlab.envs.suites.dmlab.make",

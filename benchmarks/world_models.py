@@ -1,0 +1,205 @@
+"""Trains World Models on CartPole, and evolves controllers in dreams of other temperatures.
+
+    python benchmarks/world_models.py [--seeds 1 2 3] [--temperatures 0.1 0.5 1 ...]
+    python benchmarks/world_models.py --draw       rewrite picture and page from the JSON file
+
+Every seed is a plain `dreamlab train +experiment=world_models_cartpole`: a controller that is
+evolved in dreams alone. For each other temperature a further run takes its V, M and data, and
+evolves a controller from nothing. Real scores are means over 100 episodes of at most 500 steps.
+Results go to results/world_models.json, .png and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dreamlab import build, train
+from dreamlab.config import compose, load_config
+from dreamlab.runs.git_state import git_state
+from dreamlab.runs.run import Run, hardware
+
+RESULTS = Path(__file__).parent / "results"
+EXPERIMENT = "world_models_cartpole"
+EPISODES = 100
+DREAM = (
+    "training.phases=[{name: dream, type: offline, duration_updates: 40, "
+    "workflow_hooks: [update_controller_in_dream]}]"
+)
+
+
+def real_score(folder: Path) -> dict[str, float]:
+    """Return how a run's last controller does in new episodes of the environment."""
+    trained = train.load_policy(folder)
+    options = replace(trained.config.eval, episodes=EPISODES, num_envs=EPISODES, seed=30_000)
+    evaluator = build.build_evaluator(replace(trained.config, eval=options))
+    found = evaluator.run(trained.workflow, trained.statistics).metrics()
+    return {k.removeprefix("eval/"): v for k, v in found.items() if k.startswith("eval/return")}
+
+
+def train_one(folder: Path, options: list[str]) -> dict[str, Any]:
+    """Train a run and return its real score, its last dreamt one, and how fast it was.
+
+    Evaluations per second are those of records that hold nothing but dreams.
+    """
+    began = time.monotonic()
+    fixed = [f"run.dir={folder}", "device=cpu", "log.terminal=off", "eval.every_updates=0"]
+    run, _ = train.train(load_config(compose([f"+experiment={EXPERIMENT}", *fixed, *options])))
+    seconds = time.monotonic() - began
+    records = [r for r in run.metrics() if "train/fitness" in r]
+    rates = [r["time/updates_per_s"] * r["train/controller_evaluations"] for r in records]
+    return {"seconds": seconds, "real": real_score(folder), "dream": records[-1]["train/fitness"],
+            "evaluations_per_s": float(np.median(rates))}  # fmt: skip
+
+
+def at_temperature(scratch: Path, seed: int, temperature: float) -> dict[str, Any]:
+    """Evolve a controller in dreams of this temperature, with the V, M and data of a seed."""
+    first = scratch / f"seed{seed}"
+    options = [
+        DREAM, f"seed={seed}", f"workflow.dream.temperature={temperature}", f"+start.run={first}",
+        "+start.modules=[model]", f"buffers.replay={{_target_: run_replay, run: {first}, "
+        "batch: 32, length: 16, sampler: passes}",
+        "log.every_frames=0", "log.every_updates=10",
+    ]  # fmt: skip
+    return train_one(scratch / f"seed{seed}_{temperature}", options)
+
+
+def random_score(seeds: list[int]) -> list[float]:
+    """Return what uniformly random actions score, one mean per seed."""
+    out: list[float] = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as scratch:
+            options = ["+experiment=random_cartpole", f"seed={seed}", f"run.dir={scratch}/run",
+                       "log.terminal=off", "training.total_frames=100"]  # fmt: skip
+            train.train(load_config(compose(options)))
+            out.append(real_score(Path(scratch) / "run")["return"])
+    return out
+
+
+def train_seed(seed: int, temperatures: list[float]) -> dict[str, Any]:
+    """Train the whole curriculum, then a controller for each temperature."""
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        whole = train_one(scratch / f"seed{seed}", [f"seed={seed}"])
+        frames = Run(scratch / f"seed{seed}").metrics()[-1]["env_frames"]
+        own = load_config(compose([f"+experiment={EXPERIMENT}"])).workflow.config.dream.temperature
+        by_heat = {own: whole} | {t: at_temperature(scratch, seed, t) for t in temperatures}
+    return {"frames": frames, "whole": whole, "temperatures": by_heat}
+
+
+def record(seeds: list[int], temperatures: list[float], jobs: int) -> dict[str, Any]:
+    """Train everything and return what came of it."""
+    commit = git_state().get("commit", "")[:10]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(train_seed, seed, temperatures) for seed in seeds]
+        found = [job.result() for job in waiting]
+    return {
+        "command": f"python benchmarks/world_models.py --seeds {' '.join(map(str, seeds))}",
+        "commit": commit,
+        "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
+        "frames": found[0]["frames"],
+        "seeds": {s: x["whole"] for s, x in zip(seeds, found, strict=True)},
+        "random": random_score(seeds),
+        "temperatures": {
+            t: [x["temperatures"][t] for x in found] for t in found[0]["temperatures"]
+        },
+    }
+
+
+def draw(result: dict[str, Any]) -> None:
+    """Draw real and dreamt scores over the temperature of the dreams."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    heats = sorted(result["temperatures"], key=float)
+    x = np.array([float(t) for t in heats])
+    real, dream = (
+        np.array([[pick(r) for r in result["temperatures"][t]] for t in heats])
+        for pick in (lambda r: r["real"]["return"], lambda r: r["dream"])
+    )
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    for y, color, label in ((real, "tab:blue", "real"), (dream, "tab:orange", "dreamt")):
+        axes.plot(x, y.mean(1), "-", color=color, label=f"{label}, mean of {y.shape[1]} seeds")
+        axes.plot(np.repeat(x, y.shape[1]), y.ravel(), "o", color=color, ms=3, alpha=0.6)
+    axes.axhline(np.mean(result["random"]), color="grey", ls="--", lw=1, label="random actions")
+    axes.set(xscale="log", xlabel="temperature of the dream",
+             ylabel="return (real: at most 500, dreamt: at most 300)",
+             title="Controllers evolved in dreams of CartPole")  # fmt: skip
+    axes.set_xticks(x, [f"{t:g}" for t in x])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "world_models.png")
+    plt.close(figure)
+
+
+def speed(result: dict[str, Any]) -> float:
+    """Return the controllers measured per second, the median over runs that only dream."""
+    own = [r["evaluations_per_s"] for r in result["seeds"].values()]  # V and M learn in them too
+    every = [r["evaluations_per_s"] for runs in result["temperatures"].values() for r in runs]
+    rates = [r for r in every if r not in own]
+    return float(np.median(rates))
+
+
+def page(result: dict[str, Any]) -> str:
+    """Return the results as a page."""
+    whole = result["seeds"]
+    lines = [
+        "# World Models on CartPole", "",
+        f"Made by `{result['command']}` at {result['commit']}, {result['hardware']}.",
+        f"A core measures {speed(result):.0f} controllers per second, each in a dream of at most "
+        "300 steps.",
+        f"Controllers are evolved in dreams alone; V and M saw {int(result['frames']):,} frames of "
+        f"random actions and random controllers. Means over {EPISODES} real episodes of at most "
+        "500 steps.", "",
+        "| seed | real return | deviation | dreamt return | seconds |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for seed, r in whole.items():
+        lines.append(
+            f"| {seed} | {r['real']['return']:.1f} | {r['real']['return_std']:.1f} "
+            f"| {r['dream']:.1f} | {r['seconds']:.0f} |"
+        )
+    shown = ", ".join(f"{x:.1f}" for x in result["random"])
+    lines += [
+        "", f"Uniformly random actions: {shown}.", "", "![temperature](world_models.png)", "",
+        "| temperature | real returns | mean | dreamt returns | mean |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for heat in sorted(result["temperatures"], key=float):
+        runs = result["temperatures"][heat]
+        cells = [[r["real"]["return"] for r in runs], [r["dream"] for r in runs]]
+        texts = [f"{', '.join(f'{v:.0f}' for v in c)} | {np.mean(c):.0f}" for c in cells]
+        lines.append(f"| {heat} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.1, 0.5, 1.0, 2.0])
+    parser.add_argument("--jobs", type=int, default=1, help="seeds trained at the same time")
+    parser.add_argument("--draw", action="store_true")
+    options = parser.parse_args()
+    path = RESULTS / "world_models.json"
+    if not options.draw:
+        result = record(options.seeds, options.temperatures, options.jobs)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    result = json.loads(path.read_text())
+    draw(result)
+    (RESULTS / "world_models.md").write_text(page(result))
+    print(page(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Rewards that are known, for models that need not learn them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class RewardFunction(Protocol):
+    """Computes the reward of a step from what was seen before and after it."""
+
+    def reward(
+        self,
+        obs: Float[Tensor, "*b d"],
+        action: Float[Tensor, "*b a"],
+        after: Float[Tensor, "*b d"],
+    ) -> Float[Tensor, "*b"]:
+        """Return rewards; observations are numbers end to end, actions in [-1, 1]."""
+        ...
+
+
+@dataclass(frozen=True)
+class PendulumRewardConfig:
+    """Has no options."""
+
+
+class PendulumReward:
+    """That of Pendulum-v1: angle, speed and torque before the step, squared."""
+
+    Config = PendulumRewardConfig
+
+    def __init__(self, config: PendulumRewardConfig) -> None: ...
+
+    def reward(
+        self,
+        obs: Float[Tensor, "*b d"],
+        action: Float[Tensor, "*b a"],
+        after: Float[Tensor, "*b d"],
+    ) -> Float[Tensor, "*b"]:
+        """Return rewards of observations (cosine, sine, speed)."""
+        cosine, sine, speed = obs.unbind(-1)
+        angle, torque = torch.atan2(sine, cosine), 2 * action[..., 0]
+        return -(angle.square() + 0.1 * speed.square() + 0.001 * torque.square())

@@ -1,0 +1,92 @@
+"""What model-predictive control asks of a world model, and PlaNet's RSSM as one that has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
+from dreamlab.components.world_models.protocol import WorldModel
+from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
+from dreamlab.components.world_models.world_model_planet import (
+    PlaNetModel,
+    PlaNetModelConfig,
+    number_head,
+)
+from dreamlab.core.config import Part
+from dreamlab.core.limits import NonNegative
+from dreamlab.core.types import Batch, Mode, Obs, Spec, Tree
+
+
+class PlannedModel(WorldModel, Protocol):
+    """A world model that acts step by step and learns by itself; built with the env's `Spec`.
+
+    It is a `torch.nn.Module`.
+    """
+
+    def before(self, num: int, device: Any) -> Tree:
+        """Return the state of an agent that has seen and done nothing: latent and `action`."""
+        ...
+
+    def after(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Any:
+        """Return the latents [n, ...] once a step was seen; `state` holds the ones before."""
+        ...
+
+    def noise(self, *shape: int, device: Any, mode: Mode) -> Float[Tensor, " ..."]:
+        """Return the chance that so many imagined steps need; none of it in `Mode.FIXED`."""
+        ...
+
+    def watch(self, batch: Batch) -> None:
+        """Take note of a batch, by no gradient: scales of numbers, for example."""
+        ...
+
+    def losses(self, batch: Batch) -> dict[str, Float[Tensor, ""]]:
+        """Return the losses of a batch by name, weighted: their sum is followed."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlannedRSSMConfig:
+    """PlaNet's model with PlaNet's numbers."""
+
+    rssm: PlaNetRSSMConfig = field(
+        default_factory=lambda: PlaNetRSSMConfig(cell="reset_before", act="relu")
+    )
+    codec: PlaNetCodecConfig = field(
+        default_factory=lambda: PlaNetCodecConfig(units=300, act="relu", bits=5)
+    )
+    reward: Part = number_head(units=300, layers=3, act="relu")
+    reward_scale: NonNegative = 10.0
+    kl_scale: NonNegative = 1.0
+    free_nats: NonNegative = 3.0
+    """Divergence that each step has for nothing."""
+
+
+class PlannedRSSM(PlaNetModel):
+    """PlaNet's world model with its own loss: nothing ends, rewards count as they are."""
+
+    Config = PlannedRSSMConfig
+
+    def __init__(self, config: PlannedRSSMConfig, spec: Spec) -> None:
+        parts = PlaNetModelConfig(config.rssm, config.codec, config.reward, None, 1.0)
+        super().__init__(parts, spec)
+        self.scales = {"reward": config.reward_scale, "kl": config.kl_scale}
+        self.free_nats = config.free_nats
+
+    def noise(self, *shape: int, device: Any, mode: Mode) -> Float[Tensor, " ..."]:
+        """Return the chance that so many imagined steps need."""
+        return self.rssm.noise(*shape, device=device, mode=mode)
+
+    def watch(self, batch: Batch) -> None:
+        """Do nothing."""
+
+    def losses(self, batch: Batch) -> dict[str, Float[Tensor, ""]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the variational bound's losses of windows."""
+        seen = self.follow(batch)
+        out = super().losses(seen, batch.reward, batch.is_terminal)
+        kl = self.rssm.dist(seen.post).kl(self.rssm.dist(seen.prior))
+        out["kl"] = (kl - self.free_nats).clamp(min=0)
+        return {k: self.scales.get(k, 1.0) * v.mean() for k, v in out.items()}
