@@ -20,8 +20,6 @@ from dreamlab.accel import cpu_fast
 from dreamlab.accel.dispatch import use_cpu_kernels
 
 NARROW = 32
-FEW_ROWS = 2
-"""A decision or two: numpy takes them on one thread, torch would wake the others for each."""
 BLOCK_ROWS = 512
 """Rows that go through all layers together where no gradient is wanted: they stay in the cache."""
 
@@ -42,11 +40,10 @@ def _plain_cpu(x: Tensor) -> bool:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b, by numpy where the result has few columns or hardly any rows."""
+    """Return a @ b, by numpy where the result has few columns."""
     if a.shape[-1] == 1 and a.ndim > 2:  # an outer product, for which a batched one takes 8 times
         return a * b
-    rows = a.shape[-2]
-    if rows <= FEW_ROWS or (b.shape[-1] <= NARROW < rows and a.shape[-1] > 1):
+    if b.shape[-1] <= NARROW < a.shape[-2] and a.shape[-1] > 1:
         return torch.from_numpy(np.matmul(a.detach().numpy(), b.detach().numpy()))
     return torch.matmul(a, b)
 
@@ -62,7 +59,7 @@ def layers(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> list[Te
     for i in range(0, len(params), 2):
         weight, bias = params[i], params[i + 1]
         weight = weight if weight.ndim == 3 else weight.t()
-        if weight.shape[-1] <= NARROW or x.shape[-2] <= FEW_ROWS:
+        if weight.shape[-1] <= NARROW:
             y = product(outputs[-1], weight).add_(bias)
         elif weight.ndim == 3:
             y = torch.baddbmm(bias, outputs[-1], weight)
