@@ -20,8 +20,8 @@ from dreamlab.core.limits import Range
 from dreamlab.core.workflow import Workflow, marked
 
 # Parameters times rows of a batch that keep one thread busy. A convolution uses each of its weights
-# at many places. A second thread pays much earlier than further ones: products of 64 rows through
-# layers of 256 take half the time on two idle cores. Beside other work it mostly waits
+# at many places. A second thread pays much earlier than further ones: 512 rows through a layer of
+# 256 take half the time on two idle cores. Beside other work it mostly waits for the first
 # (benchmarks/threads.py): give `threads`, or OMP_NUM_THREADS, where several runs share a machine.
 WORK_PER_THREAD = 500_000_000
 WORK_FOR_TWO = 5_000_000
