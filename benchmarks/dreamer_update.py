@@ -1,7 +1,8 @@
 """Milliseconds per DreamerV3 update, for any size and device.
 
     python benchmarks/dreamer_update.py [--sizes 1m 12m] [--kinds images vectors] [--device cuda]
-        [--compile true|false] [--check] [--profile] [--record]
+        [--compile true|false] [--forms default dynamics adam] [--together] [--check]
+        [--profile] [--trace FOLDER] [--record]
 
 One whole update (losses, gradients, clipping, optimizer, slow critic) on random data already on the
 device: batch 16 x 64, dreams of 15 steps, bfloat16 on a GPU. `images` are 64 x 64 with 6 discrete
@@ -9,6 +10,9 @@ actions, `vectors` have 24 numbers with 6 continuous actions. Each size runs in 
 own, so that `first` is what a user waits: from importing to the end of the first update.
 `--check` first takes an update from the same start as the code is written, step by step and in
 float32, and once in the fast form, also in float32; it fails where they differ.
+`--together` lets all sizes compile side by side and then times one after the other: for a GPU that
+is lent by the minute; `first` is left out then. `dynamics` is the gradient through the dream with
+an Adam for each part, `adam` the default with Adam for everything.
 The official figures are those of jax 0.11 on one H200, size 12m.
 """
 
@@ -23,7 +27,9 @@ import json  # noqa: E402
 import platform  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from contextlib import nullcontext  # noqa: E402
+from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -36,6 +42,19 @@ INTRO = (
     "`python benchmarks/dreamer_update.py --record` makes this table; the official figures are "
     "those of jax 0.11 on one H200. `first update` is from starting Python, with empty caches."
 )
+FORMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "adam": {"optimizer": "adam"},
+    "2023": {
+        "rssm": {"norm": "layer"},
+        "actor_grad": "dynamics",
+        **dict.fromkeys(("optimizer", "actor_optimizer", "critic_optimizer"), "adam"),
+    },
+    "dynamics": {
+        "actor_grad": "dynamics",
+        **dict.fromkeys(("optimizer", "actor_optimizer", "critic_optimizer"), "adam"),
+    },
+}
 TOLERANCE = 1e-3
 """Largest difference of a loss, relative to its size, between the two forms in float32."""
 
@@ -48,8 +67,8 @@ def spec_of(kind: str) -> Any:
     return Spec({"state": ArraySpec((24,))}, ArraySpec((6,), low=-1.0, high=1.0))
 
 
-def make(size: str, kind: str, device: str, precision: str, compiled: bool) -> Any:
-    """Return a workflow as a run would have it, and the function that runs one update."""
+def make(args: argparse.Namespace, precision: str, compiled: bool) -> Any:
+    """Return a workflow as a run would have it, and the precision that its updates run in."""
     import torch
 
     from dreamlab.core.config import load
@@ -57,10 +76,10 @@ def make(size: str, kind: str, device: str, precision: str, compiled: bool) -> A
     from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
 
     torch.manual_seed(0)
-    workflow = DreamerV3(load(DreamerV3Config, {"size": size}, "workflow"), spec_of(kind)).to(
-        device
-    )
-    compute = accelerate.ComputeConfig(device, precision, compile=compiled)  # type: ignore[arg-type]
+    options = {"size": args.sizes[0], **FORMS[args.forms[0]]}
+    config = load(DreamerV3Config, options, "workflow")
+    workflow = DreamerV3(config, spec_of(args.kinds[0])).to(args.device)
+    compute = accelerate.ComputeConfig(args.device, precision, compile=compiled)  # type: ignore[arg-type]
     accelerate.set_up(compute, workflow, BATCH * LENGTH)
     return workflow, lambda: accelerate.autocast(compute, workflow.device)
 
@@ -91,7 +110,7 @@ def random_batch(workflow: Any, seed: int) -> Any:
     return batch.to(workflow.device)
 
 
-def check(size: str, kind: str, device: str) -> float:
+def check(args: argparse.Namespace) -> float:
     """Return the largest relative difference of a loss between the reference and the fast form."""
     import torch
 
@@ -99,7 +118,7 @@ def check(size: str, kind: str, device: str) -> float:
 
     losses: list[dict[str, float]] = []
     for fast in (False, True):
-        workflow, _ = make(size, kind, device, "fp32", fast)
+        workflow, _ = make(args, "fp32", fast)
         batch = random_batch(workflow, 1)
         with nullcontext() if fast else reference_kernels():
             for i in range(4):  # the fourth is a replay
@@ -111,18 +130,22 @@ def check(size: str, kind: str, device: str) -> float:
         for (k, a), b in zip(losses[0].items(), losses[1].values(), strict=True)
     }
     worst = max(wrong, key=lambda k: wrong[k])
-    print(f"check {size} {kind}: worst {worst} {losses[0][worst]:.6f} {losses[1][worst]:.6f}")
+    print(f"check {name_of(args)}: worst {worst} {losses[0][worst]:.6f} {losses[1][worst]:.6f}")
     return wrong[worst]
 
 
-def measure(args: argparse.Namespace, size: str, kind: str) -> dict[str, Any]:
+def name_of(args: argparse.Namespace) -> str:
+    return f"{args.sizes[0]}-{args.kinds[0]}-{args.forms[0]}"
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from dreamlab.runs.run import git_state
 
     compiled = args.compile == "true"
     precision = "bf16" if args.device == "cuda" else "fp32"
-    workflow, autocast = make(size, kind, args.device, precision, compiled)
+    workflow, autocast = make(args, precision, compiled)
     batches = [random_batch(workflow, i) for i in range(4)]
     wait = torch.cuda.synchronize if args.device == "cuda" else (lambda: None)
 
@@ -137,6 +160,13 @@ def measure(args: argparse.Namespace, size: str, kind: str) -> dict[str, Any]:
         metrics, _ = update(i)
     wait()
     ready = time.perf_counter() - START
+    out: dict[str, Any] = {"size": args.sizes[0], "kind": args.kinds[0], "form": args.forms[0]}
+    if args.together:  # what the first update took beside the others tells little
+        print(f"{name_of(args)}: first after {first:.0f} s, ready {ready:.0f} s", file=sys.stderr)
+        print("ready", flush=True)
+        input()
+    else:
+        out |= {"first_s": first, "ready_s": ready}
     times: list[float] = []
     for _ in range(args.rounds):
         began = time.perf_counter()
@@ -144,8 +174,7 @@ def measure(args: argparse.Namespace, size: str, kind: str) -> dict[str, Any]:
             metrics, _ = update(i)
         wait()
         times.append((time.perf_counter() - began) / args.updates)
-    out = {"size": size, "kind": kind, "ms": 1e3 * sorted(times)[len(times) // 2]}
-    out |= {"first_s": first, "ready_s": ready, "loss": float(metrics["loss"])}
+    out |= {"ms": 1e3 * sorted(times)[len(times) // 2], "loss": float(metrics["loss"])}
     out["policy_ms"] = 1e3 * policy_time(workflow, autocast, wait)
     out["parameters"] = sum(p.numel() for p in workflow.parameters() if p.requires_grad)
     if args.device == "cuda":
@@ -155,7 +184,7 @@ def measure(args: argparse.Namespace, size: str, kind: str) -> dict[str, Any]:
         out["cpu"] = f"{torch.get_num_threads()} threads of {platform.processor() or 'a CPU'}"
     out["commit"] = git_state().get("commit", "")[:10]
     if args.profile:
-        profile(update)
+        profile(update, args.trace and Path(args.trace) / f"{name_of(args)}.json.gz")
     return out
 
 
@@ -180,13 +209,16 @@ def policy_time(workflow: Any, autocast: Any, wait: Any) -> float:
     return (time.perf_counter() - began) / 50
 
 
-def profile(update: Any) -> None:
-    """Print the kernels of one update."""
+def profile(update: Any, trace: Path | None) -> None:
+    """Print the kernels of one update; write down when each ran."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         update(0)
         torch.cuda.synchronize()
+    if trace:
+        prof.export_chrome_trace(str(trace))
+    print(torch._dynamo.utils.compile_times())
     rows = prof.key_averages()
     total = sum(r.self_device_time_total for r in rows)
     print(f"kernels {sum(r.count for r in rows)}, busy {total / 1e3:.2f} ms")
@@ -195,64 +227,94 @@ def profile(update: Any) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    names = ("size", "input", "parameters", "ms per update", "official JAX", "ratio", "policy, ms",
-             "first update, s", "commit")  # fmt: skip
+    names = ("size", "input", "form", "parameters", "ms per update", "official JAX", "ratio",
+             "policy, ms", "first update, s", "commit")  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for r in rows:
         theirs = OFFICIAL.get((r["size"], r["kind"])) if "gpu" in r else None
+        first = f"{r['first_s']:.0f}" if "first_s" in r else ""
         ratio = f"{theirs / r['ms']:.2f}" if theirs else ""
         cells = (
-            r["size"], r["kind"], f"{r['parameters'] / 1e6:.1f} M", f"{r['ms']:.2f}", theirs or "",
-            ratio, f"{r['policy_ms']:.2f}", f"{r['first_s']:.0f}", r["commit"],
+            r["size"], r["kind"], r["form"], f"{r['parameters'] / 1e6:.1f} M", f"{r['ms']:.2f}",
+            theirs or "", ratio, f"{r['policy_ms']:.2f}", first, r["commit"],
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def children(args: argparse.Namespace) -> list[list[str]]:
+    """Return the commands that measure one size each."""
+    flags = [f"--{f}" for f in ("check", "profile", "together") if getattr(args, f)]
+    trace = ["--trace", args.trace] if args.trace else []
+    rest = ["--device", args.device, "--compile", args.compile, "--updates", str(args.updates)]
+    rest += ["--rounds", str(args.rounds), *flags, *trace]
+    return [
+        [sys.executable, __file__, "--one", "--sizes", s, "--kinds", k, "--forms", f, *rest]
+        for s in args.sizes
+        for k in args.kinds
+        for f in args.forms
+    ]
+
+
+def run_all(args: argparse.Namespace) -> Iterator[str]:
+    """Yield what each child says, the first one's words first."""
+    start = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    commands = children(args)
+    if not args.together:
+        for command in commands:
+            yield start(command).communicate()[0]
+        return
+    started = [start(command) for command in commands]
+    for child in started:  # each says that it is ready, or nothing if it failed
+        assert child.stdout is not None
+        child.stdout.readline()
+    if args.hold:
+        input()
+    for child in started:
+        yield child.communicate("\n")[0]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", default=["1m", "12m", "50m", "200m"])
     parser.add_argument("--kinds", nargs="+", default=["vectors", "images"])
+    parser.add_argument("--forms", nargs="+", default=["default"], choices=FORMS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", default="true")
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--together", action="store_true")
+    parser.add_argument("--hold", action="store_true", help="time when a line comes in")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--trace", default="")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        size, kind = args.sizes[0], args.kinds[0]
         if args.check:
-            wrong = check(size, kind, args.device)
-            print(json.dumps({"size": size, "kind": kind, "difference": wrong}))
+            wrong = check(args)
+            print(json.dumps({"name": name_of(args), "difference": wrong}))
             return int(not wrong < TOLERANCE)
-        print(json.dumps(measure(args, size, kind)))
+        print(json.dumps(measure(args)))
         return 0
     rows: list[dict[str, Any]] = []
-    passed = [f for f in ("check", "profile") if getattr(args, f)]
-    for size in args.sizes:
-        for kind in args.kinds:
-            command = [
-                sys.executable, __file__, "--one", "--sizes", size, "--kinds", kind,
-                "--device", args.device, "--compile", args.compile,
-                "--updates", str(args.updates), "--rounds", str(args.rounds),
-                *(f"--{f}" for f in passed),
-            ]  # fmt: skip
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-            print(done.stdout, flush=True)
-            if done.returncode:
-                return done.returncode
-            rows.append(json.loads(done.stdout.splitlines()[-1]))
+    failed = 0
+    for said in run_all(args):
+        print(said, flush=True)
+        lines = said.splitlines()
+        if lines and lines[-1].startswith("{"):
+            rows.append(json.loads(lines[-1]))
+        else:
+            failed += 1
     if args.check:
-        return 0
+        return failed + sum(not r["difference"] < TOLERANCE for r in rows)
     if args.record:
         name = "dreamer_update" if args.device == "cuda" else "dreamer_update_cpu"
         (RESULTS / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
         write_table(RESULTS / f"{name}.json")
     print(table(rows))
-    return 0
+    return failed
 
 
 def write_table(path: Path) -> None:

@@ -84,7 +84,19 @@ def _entries() -> tuple[Entry, ...]:
     ]  # fmt: skip
     crafter = ("+experiment=dreamer_crafter", "workflow.size=12m")
     last = Entry("crafter", "dreamer_v3", crafter, 200_000, "crafter", seeds=1)
-    return (now[0], old, *now[1:], *atari, last)
+    return (now[0], old, *now[1:], *_tdmpc2(), *atari, last)
+
+
+def _tdmpc2() -> list[Entry]:
+    """Return the tasks of TD-MPC2, as published: frames are twice the decisions."""
+    lengths = {
+        "cartpole_swingup": 100_000, "cup_catch": 100_000, "finger_spin": 100_000,
+        "walker_walk": 200_000,
+    }  # fmt: skip
+    options = ("+experiment=tdmpc2_dmc_proprio", "eval.every_frames=20_000")
+    return [
+        Entry(t, "tdmpc2", (*options, f"env.id={t}"), n, "dm_control") for t, n in lengths.items()
+    ]
 
 
 ENTRIES = _entries()

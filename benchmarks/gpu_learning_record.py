@@ -28,13 +28,16 @@ from dreamlab.runs.run import Run
 NAME = "gpu_learning"
 STRETCH = 50_000
 """Env frames that a score is the mean of, where nothing is published."""
+EVAL_STRETCH = 20_000
+"""The same for evaluations, where those are published."""
 NEARLY = 0.9
 """Share of the first published stretch from which on there is something to compare with."""
 INTRO = f"""\
 Made by `python benchmarks/gpu_learning.py FOLDER --minutes M`. A score is the mean return of the
 training episodes in the stretch that ends at these env frames, as long as one of the published
 curve; `published` is that curve at the same frames, mean and deviation over its seeds
-({SOURCES["dreamerv3"]}). `inside`: the mean of our seeds is within one deviation. Which experiment
+({SOURCES["dreamerv3"]}). TD-MPC2's curves are evaluations ({SOURCES["tdmpc2"]}): ours are the
+mean of those in the last {EVAL_STRETCH:,} frames. `inside`: the mean of our seeds is within one deviation. Which experiment
 claims which protocol: docs/gpu.md. Raw numbers: {NAME}.json.
 """
 
@@ -76,7 +79,14 @@ class Result:
 
     @property
     def stretch(self) -> float:
-        return float(self.published.frames[0]) if self.published else STRETCH
+        if self.published is None:
+            return STRETCH
+        return EVAL_STRETCH if is_evaluated(self.published) else float(self.published.frames[0])
+
+
+def is_evaluated(published: Published | None) -> bool:
+    """Tell whether a published curve is of evaluations, not of training episodes."""
+    return published is not None and published.source == "tdmpc2"
 
 
 @dataclass(frozen=True)
@@ -100,8 +110,12 @@ class Row:
         return "yes" if abs(off) <= self.std else "above" if off > 0 else "below"
 
 
-def curve_of(member: Member) -> Curve:
-    """Return the training episodes of a run."""
+def curve_of(member: Member, evaluated: bool = False) -> Curve:
+    """Return the training episodes of a run, or its evaluations."""
+    reached = member.frames if member.records else 0
+    if evaluated:
+        frames, returns = member.curve("eval/return")
+        return Curve(int(member.seed), frames, returns, np.ones(len(frames), np.int64), reached)
     frames, returns = member.curve("episode/return")
     counts = {0: 0}
     for record in member.records:
@@ -109,7 +123,6 @@ def curve_of(member: Member) -> Curve:
     moments = sorted(counts)
     before = dict(zip(moments[1:], moments, strict=False))
     ended = [max(counts[f] - counts[before[f]], 1) for f in frames.tolist()]
-    reached = member.frames if member.records else 0
     return Curve(int(member.seed), frames, returns, np.array(ended, np.int64), reached)
 
 
@@ -121,10 +134,13 @@ def read_results(folder: Path) -> list[Result]:
         member = read_member(path.parent)
         if member is not None:
             found.setdefault((task, name), []).append(member)
-    return [
-        Result(task, name, tuple(m), tuple(map(curve_of, m)), find_published(m[0], "dreamerv3"))
-        for (task, name), m in found.items()
-    ]
+    return [_result(task, name, tuple(m)) for (task, name), m in found.items()]
+
+
+def _result(task: str, name: str, members: tuple[Member, ...]) -> Result:
+    published = find_published(members[0], None)  # that of its algorithm
+    curves = (curve_of(m, is_evaluated(published)) for m in members)
+    return Result(task, name, members, tuple(curves), published)
 
 
 def read_member(folder: Path) -> Member | None:
@@ -188,11 +204,11 @@ def draw(task: str, results: Sequence[Result]) -> bytes:
         evals = [m.curve("eval/return") for m in result.members]
         for frames, values in evals:
             axes.plot(frames, values, "o", ms=4, color=look(i)["color"])
-    published = next((r.published for r in results if r.published), None)
-    if published is not None:
-        low, high = published.mean - published.std, published.mean + published.std
-        axes.plot(published.frames, published.mean, "k.-", lw=1, label=published.label)
-        axes.fill_between(published.frames, low, high, color="black", alpha=0.12, lw=0)
+    curves = {r.published.label: r.published for r in results if r.published}
+    for label, p in curves.items():
+        marks = "kx--" if is_evaluated(p) else "k.-"
+        axes.plot(p.frames, p.mean, marks, lw=1, label=label)
+        axes.fill_between(p.frames, p.mean - p.std, p.mean + p.std, color="k", alpha=0.12, lw=0)
     furthest = max(c.reached for r in results for c in r.curves)
     axes.set_xlim(0, 1.05 * max(furthest, 1))
     axes.xaxis.set_major_formatter(short_number)

@@ -44,6 +44,8 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     check_phases(training.phases, cls, config.buffers, training.total_frames)
     check_feasible(training.phases, training.total_frames, config.buffers, env)
     check_measured(config)
+    if config.eval.policy_alone and not cls.plans:
+        raise ConfigError(f"eval.policy_alone has no effect: {cls.__name__} does not plan")
     if env.named:
         suites.maker(env.suite, env.options)
     return cls

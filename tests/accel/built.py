@@ -20,7 +20,7 @@ from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig
 from dreamlab.core.optim import LaPropConfig, Optimizer
 from dreamlab.ops.returns import lambda_return
 
-KERNELS = 14
+KERNELS = 15
 SHARED = 227 * 1024
 """Bytes of shared memory that a kernel may have on an H100 or H200."""
 

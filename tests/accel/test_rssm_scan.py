@@ -6,7 +6,8 @@ import pytest
 
 from tests import kernels
 
-SHAPES = pytest.mark.parametrize(("classes", "rows"), [(4, 5), (5, 16), (16, 20)])
+MORE = [pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 5), (16, 16))]
+SHAPES = pytest.mark.parametrize(("classes", "rows"), [(5, 20), *MORE])
 
 
 @SHAPES

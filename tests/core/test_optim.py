@@ -25,10 +25,11 @@ from dreamlab.core.optim import (
     LaProp,
     LaPropConfig,
     Optimizer,
+    add_grads,
     clip_each,
+    gradients_at,
     optimizer_field,
     optimizer_part,
-    step_together,
 )
 
 KINDS = sorted(PARTS)
@@ -258,7 +259,10 @@ def test_a_group_has_its_own_learning_rate(kind):
     ]
     for _ in range(3):
         grouped.step(loss_of(one))
-        step_together([(opt, loss_of(two)) for opt in parts])
+        named = dict(zip("ab", parts, strict=True))
+        places = {k: opt.sources for k, opt in named.items()}
+        for name, grads in gradients_at(places, [loss_of(two)]).items():
+            named[name].follow(grads)
     torch.testing.assert_close(weights(one), weights(two))
 
 
@@ -313,13 +317,37 @@ def test_averaged_weights_follow_and_take_the_weights_place_for_a_while():
 # -- several at once ------------------------------------------------------------------------------
 
 
-def test_steps_together_see_weights_that_have_not_moved():
+def test_gradients_of_several_optimizers_come_before_anything_moves():
     first, second = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
-    opts = [Optimizer(optimizer_part("sgd", lr=1.0), [p]) for p in (first, second)]
-    product = first * second
-    norms = step_together([(opts[0], product), (opts[1], product)])
-    assert [float(n) for n in norms] == [3.0, 2.0]
+    names = {"a": first, "b": second}
+    opts = {k: Optimizer(optimizer_part("sgd", lr=1.0), [p]) for k, p in names.items()}
+    found = gradients_at({k: opt.sources for k, opt in opts.items()}, [first * second])
+    norms = [float(opts[k].follow(grads)) for k, grads in found.items()]
+    assert norms == [3.0, 2.0]
     assert (first.item(), second.item()) == (2.0 - 3.0, 3.0 - 2.0)
+
+
+def test_gradients_of_two_losses_add_up():
+    both, one, none = (nn.Parameter(torch.tensor(x)) for x in (2.0, 3.0, 5.0))
+    places = {"a": [both, one, none]}
+    found = [gradients_at(places, [loss])["a"] for loss in (both * 3, both * one)]
+    total = add_grads(found)
+    assert total[2] is None
+    assert [float(x) for x in total if x is not None] == [6.0, 2.0]
+    assert [float(x) for x in found[0] if x is not None] == [3.0]  # left as they were
+
+
+def test_gradients_that_met_on_the_way_go_back_together():
+    weight = nn.Parameter(torch.tensor([2.0, 3.0]))
+    made, aside = weight * weight, torch.zeros(2)
+    here = made.detach().requires_grad_()
+    losses = [here.sum(), (here * here).sum()]
+    met = add_grads(
+        [gradients_at({"here": [here, aside.requires_grad_()]}, [x])["here"] for x in losses]
+    )
+    whole = torch.autograd.grad(made.sum() + (made * made).sum(), weight, retain_graph=True)
+    back = gradients_at({"weight": [weight]}, [made, aside], met)["weight"]
+    torch.testing.assert_close(back, list(whole))
 
 
 # -- configuration --------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from dreamlab.cli import main
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.rng import derive
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.envs.vector import EnvConfig, Envs
@@ -262,3 +264,49 @@ def test_ctrl_c_ends_the_verb_eval(trained, tmp_path, capsys):
     said = capsys.readouterr()
     assert "stopped" in said.err
     assert "eval/return" not in said.out
+
+
+class Expecting(Adder):
+    """Expects a return of 3 at a discount of a half."""
+
+    plans = True
+
+    def expected_return(self, obs: Any) -> Any:
+        num = len(next(iter(obs.values())))
+        return torch.full((num,), 3.0), torch.full((num,), 0.5)
+
+
+class Ones(gym.Env[Any, Any]):
+    """Gives 1 in each of three steps."""
+
+    observation_space = spaces.Box(-1, 1, (4,))
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(4, np.float32), 1.0, False, self.steps == 3, {}
+
+
+def test_what_was_expected_is_compared_with_the_discounted_return():
+    def make(num: int, seed: int) -> Envs:
+        return Envs(EnvConfig(f"{__name__}:Ones", num_envs=num), seed)
+
+    envs = make(1, 0)
+    agent = Expecting(None, envs.spec)
+    envs.close()
+    result = Evaluator(EvalConfig(episodes=4, num_envs=2), make).run(agent, None)
+    assert result.excess == [3.0 - 1.75] * 4
+    assert result.metrics()["eval/overestimation"] == 1.25
+    assert "eval/policy_return" not in result.metrics()
+    both = Evaluator(EvalConfig(episodes=4, num_envs=2, policy_alone=True), make).run(agent, None)
+    assert both.metrics()["eval/policy_return"] == 3.0
+
+
+def test_the_policy_alone_is_measured_only_where_there_is_a_planner(tmp_path):
+    with pytest.raises(ConfigError, match=r"eval\.policy_alone.*PPO does not plan"):
+        open_loop(tmp_path, *SMALL, "eval.policy_alone=true")

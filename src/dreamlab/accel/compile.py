@@ -12,6 +12,8 @@ from torch import Tensor
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow, marked
 
+RECOMPILE_LIMIT = 64
+
 
 def compile_updates(workflow: Workflow[Any]) -> list[CompiledMethod]:
     """Replace what is marked `@compilable`, optimizer steps included, by compiled functions."""
@@ -35,9 +37,12 @@ def compile_methods(
     workflow: Workflow[Any], except_for: Sequence[str] = ()
 ) -> list[CompiledMethod]:
     """Replace the `@compilable` methods of a workflow and its modules, and return them."""
+    import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
     inductor.fallback_random = True  # the same random numbers as without the compiler
+    # one method of many agents in a process is compiled for each, and counts as compiled again
+    dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
     found: list[CompiledMethod] = []
     for module in workflow.modules():
         for name in marked(type(module), "compilable"):

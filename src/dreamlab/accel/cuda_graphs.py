@@ -20,6 +20,7 @@ from dreamlab.accel.bf16_weights import Bf16Weights, product_weights
 from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.first_update import compare_with_reference
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
+from dreamlab.accel.side_stream import MAIN_PRIORITY
 from dreamlab.core.optim import LaProp
 from dreamlab.core.tree import tree_split
 from dreamlab.core.workflow import Workflow
@@ -107,7 +108,7 @@ class GraphedMethod:
         self.method, self.around = method, around
         self.check: Callable[[Callable[[], Any], Callable[[], Any]], Any] | None = None
         self.graphs: dict[Any, CapturedGraph] = {}
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream(priority=MAIN_PRIORITY)
 
     def __call__(self, *args: Any) -> Any:
         tensors, rebuild, form = tree_split(args)

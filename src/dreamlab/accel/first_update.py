@@ -190,8 +190,8 @@ def _lower_ends(workflow: Workflow[Any], weight: Tensor) -> None:
     """
     owners = [m for m in workflow.modules() if any(p is weight for p in m.parameters(False))]
     for bias in (getattr(owner, "bias", None) for owner in owners):
-        if isinstance(bias, Tensor) and bias.numel() > 1 and not bias.any():
-            bias.copy_(-SLOPE * torch.linspace(-1, 1, bias.numel()).abs().view(bias.shape))
+        if isinstance(bias, Tensor) and bias.shape[-1] > 1 and not bias.any():
+            bias.copy_(-SLOPE * torch.linspace(-1, 1, bias.shape[-1]).abs())  # of each member
 
 
 def numbers(workflow: Workflow[Any]) -> Tensors:

@@ -30,18 +30,20 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    "stoch": Tuning(128, 4, 3),
-    "hidden": Tuning(512, 4, 3),
-    "gates": Tuning(128, 4, 3),
-    "look": Tuning(256, 4, 3),
-    "sample": Tuning(256, 4, 3),
-    "sample_back": Tuning(256, 8, 3),
-    "memory_back": Tuning(256, 8, 3),
-    "gates_back": Tuning(256, 4, 3),
-    "hidden_back": Tuning(256, 4, 3),
+    "stoch": Tuning(256, 2, 3),
+    "hidden": Tuning(128, 4, 3),
+    "gates": Tuning(128, 2, 3),
+    "look": Tuning(512, 2, 3),
+    "sample": Tuning(64, 8, 3),
+    "sample_back": Tuning(128, 4, 3),
+    "memory_back": Tuning(64, 4, 3),
+    "gates_back": Tuning(256, 2, 3),
+    "hidden_back": Tuning(256, 4, 1),
     "inputs_back": Tuning(256, 8, 3),
 }
-"""Chosen on an H200 by benchmarks/scan_kernels.py, before the kernels shared their sums."""
+"""Chosen on an H200 by benchmarks/scan_kernels.py."""
+LAYER_ROWS = 64
+"""Rows that one tile of `layer_kernel` adds up."""
 SPLIT = 4
 """Shares in which a sum over all blocks is computed, so that no tile has to read them all."""
 
@@ -120,6 +122,11 @@ def launch(kernel: str, **sizes: int) -> dict[str, int]:
     return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
+def turned(weight: Tensor) -> Tensor:
+    """Return a weight with its last two dimensions exchanged, in memory too."""
+    return weight.transpose(-1, -2).contiguous()
+
+
 def power(size: int) -> int:
     """Return the smallest power of two that is not below `size`."""
     return 1 << (size - 1).bit_length()
@@ -162,8 +169,8 @@ def forward(
     cols, part = n.u // TILE, torch.empty(b, n.parts, device=device)
     part0 = v.p0[0].float().square().view(b, cols, TILE).sum(-1)
     part1, part_o = torch.empty_like(part0), torch.empty_like(part0)
-    cp, pu = power(n.c), power(cols)
-    at_once = max(1, TILE // cp)
+    pu = power(cols)
+    hidden, gates = turned(w.hidden), turned(w.gates)
     for i in range(t):
         last = i == t - 1
         j = i if last else i + 1
@@ -173,11 +180,11 @@ def forward(
         )  # fmt: skip
         k.hidden_kernel[(n.parts, n.row_tiles)](
             v.h[i], keep[i], v.p0[i], part0, inv[0, i], w.memory_scale, v.p1[i], part1, inv[1, i],
-            w.stoch_scale, x2[i], w.hidden, w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts,
+            w.stoch_scale, x2[i], hidden, w.hidden_bias, v.q[i], part, b, n.d, n.w, n.u, n.parts,
             PARTS=pu, BN=TILE, **launch("hidden", BW=n.w, BU=n.u),
         )  # fmt: skip
         k.gates_kernel[(n.parts, n.row_tiles)](
-            v.h[i], keep[i], v.q[i], part, w.hidden_scale, w.gates, w.gates_bias, v.gate[i],
+            v.h[i], keep[i], v.q[i], part, w.hidden_scale, gates, w.gates_bias, v.gate[i],
             inv[2, i], v.h[i + 1], b, n.d, n.w, n.parts, PARTS=power(n.parts), BN=TILE,
             **launch("gates", BW=n.w),
         )  # fmt: skip
@@ -186,9 +193,9 @@ def forward(
             keep[j], v.p0[j], part0, b, n.d, n.u, w.look.stride(0), BN=TILE,
             **launch("look", BK=n.d),
         )  # fmt: skip
-        k.sample_kernel[(-(-n.s // at_once), n.row_tiles)](
+        k.sample_kernel[(n.s, n.row_tiles)](
             v.o[i], part_o, inv[3, i], w.look_scale, w.logits, w.logits_bias, noise[i], v.logit[i],
-            v.z[i + 1], n.unimix, b, n.u, cols, PARTS=pu, S=n.s, C=n.c, VARS=at_once, CP=cp,
+            v.z[i + 1], n.unimix, b, n.u, cols, PARTS=pu, S=n.s, C=n.c, CP=max(TILE, power(n.c)),
             **launch("sample", BU=n.u),
         )  # fmt: skip
     return v
@@ -230,18 +237,19 @@ def backward(
     none = torch.zeros(b, n.u, dtype=dtype, device=device)
     cols = n.u // TILE
     part_o, cp = zeros(cols), power(n.c)
-    at_once = max(1, TUNING["sample_back"].chunk // 2 // cp)
+    at_once = max(1, min(n.s, TUNING["sample_back"].chunk // cp))
+    look, memory, stoch, logits = map(turned, (w.look, w.memory, w.stoch, w.logits))
     for i in reversed(range(t)):
         last = i == t - 1
         k.sample_back_kernel[(cols, n.row_tiles)](
-            gz[i], dz, gl[i], v.logit[i], w.logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
+            gz[i], dz, gl[i], v.logit[i], logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
             out.o_out[i], part_o, n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE,
             **launch("sample_back"),
         )  # fmt: skip
         k.memory_back_kernel[(n.parts, n.row_tiles)](
-            out.o_out[i], part_o, v.o[i], v.inv[3, i], w.look_scale, w.look, out.o[i],
-            none if last else out.p0[i + 1], keep[i if last else i + 1], w.memory, gh[i], dh,
-            v.gate[i], v.h[i], keep[i], out.gate[i], direct, b, n.d, n.w, n.u, w.look.stride(0),
+            out.o_out[i], part_o, v.o[i], v.inv[3, i], w.look_scale, look, out.o[i],
+            none if last else out.p0[i + 1], keep[i if last else i + 1], memory, gh[i], dh,
+            v.gate[i], v.h[i], keep[i], out.gate[i], direct, b, n.d, n.w, n.u,
             PARTS=power(cols), BN=TILE, **launch("memory_back", BU=n.u),
         )  # fmt: skip
         k.gates_back_kernel[(n.parts, n.row_tiles)](
@@ -255,16 +263,29 @@ def backward(
         )  # fmt: skip
         k.inputs_back_kernel[(n.z // TILE + 1, n.row_tiles)](
             shares[i], v.p0[i], v.inv[0, i], w.memory_scale, v.p1[i], v.inv[1, i], w.stoch_scale,
-            w.stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
+            stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
             BN=TILE, **launch("inputs_back", BU=n.u),
         )  # fmt: skip
     return out
 
 
-def slope(y: Tensor) -> Tensor:
-    """Return the derivative of silu."""
-    s = torch.sigmoid(y)
-    return s * (1 + y * (1 - s))
+def layer_grads(
+    p: Tensor, inv: Tensor, scale: Tensor, back: Tensor, dp: Tensor, act: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a layer put out in all steps, and the gradients of its scale and bias.
+
+    `back` [rows, n] or [shares, rows, n] is the gradient of its output, `dp` that before the norm.
+    """
+    num, n = p.numel() // p.shape[-1], p.shape[-1]
+    x, blocks = torch.empty_like(p), -(-num // LAYER_ROWS)
+    part = torch.empty(blocks, 2, n, device=p.device)
+    shares = back.shape[0] if back.ndim == 3 else 1
+    kernels("rssm_scan_back").layer_kernel[(n // TILE, blocks)](
+        p, inv, scale, back, dp, x, part, num, n, back.stride(-2), back.stride(0), SHARES=shares,
+        ACT=act, BM=LAYER_ROWS, BN=TILE, num_warps=4,
+    )  # fmt: skip
+    of_scale, of_bias = part.sum(0).unbind()
+    return x.view(num, n), of_scale, of_bias
 
 
 def weight_grads(
@@ -275,29 +296,27 @@ def weight_grads(
     flat = lambda x: x.reshape(num, -1)  # noqa: E731
     kept = keep.reshape(num, 1).to(dtype)
     memory, stoch = flat(v.h[:-1]) * kept, flat(v.z[:-1]) * kept
-    act = lambda hat, scale: F.silu((hat * scale).to(dtype))  # noqa: E731
-    layers = zip((v.p0, v.p1, v.q, v.o), v.inv, strict=True)
-    hats = [flat(x).float() * inv.reshape(num, 1) for x, inv in layers]
-    scales = (w.memory_scale, w.stoch_scale, w.hidden_scale, w.look_scale)
-    x0, x1, y, o = (act(h, s) for h, s in zip(hats, scales, strict=True))
-    dx = d.x.sum(1)
-    through = (dx[..., : n.u], dx[..., n.u :], None, d.o_out)
-    scale_grads: list[Tensor] = []
-    for hat, scale, back in zip(hats, scales, through, strict=True):
-        dy = flat(d.y).float() if back is None else flat(back).float() * slope(hat * scale)
-        scale_grads.append((dy * hat).sum(0))
+    dx = d.x.transpose(0, 1).reshape(d.x.shape[1], num, -1)
+    x0, memory_scale, memory_bias = layer_grads(
+        v.p0, v.inv[0], w.memory_scale, dx[..., : n.u], d.p0
+    )
+    x1, stoch_scale, stoch_bias = layer_grads(v.p1, v.inv[1], w.stoch_scale, dx[..., n.u :], d.p1)
+    y, hidden_scale, hidden_bias = layer_grads(
+        v.q, v.inv[2], w.hidden_scale, flat(d.y), d.q, act=False
+    )
+    o, look_scale, look_bias = layer_grads(v.o, v.inv[3], w.look_scale, flat(d.o_out), d.o)
     dq = flat(d.q)
     by_block = lambda x: x.reshape(num, n.g, -1).transpose(0, 1)  # noqa: E731
     memories, dqs = by_block(memory), by_block(dq)
     action = w.hidden[:, n.w + 2 * n.u :].transpose(1, 2).reshape(n.d, n.u)
     return dq @ action, [
-        flat(d.p0).t() @ memory, flat(d.p0).sum(0), scale_grads[0],
-        flat(d.p1).t() @ stoch, flat(d.p1).sum(0), scale_grads[1],
-        _hidden_grad(memories, torch.cat([x0, x1, flat(x2)], -1), dqs), dq.sum(0).view(n.g, -1),
-        scale_grads[2],
+        flat(d.p0).t() @ memory, memory_bias, memory_scale,
+        flat(d.p1).t() @ stoch, stoch_bias, stoch_scale,
+        _hidden_grad(memories, torch.cat([x0, x1, flat(x2)], -1), dqs),
+        hidden_bias.view(n.g, -1), hidden_scale,
         by_block(y).transpose(1, 2) @ by_block(flat(d.gate)),
         flat(d.gate).sum(0).view(n.g, -1),
-        flat(d.o).t() @ flat(v.h[1:]), flat(d.o).sum(0), scale_grads[3],
+        flat(d.o).t() @ flat(v.h[1:]), look_bias, look_scale,
         flat(d.logit).t() @ o, flat(d.logit).sum(0),
     ]  # fmt: skip
 

@@ -6,27 +6,34 @@ from typing import Any
 
 import torch
 
+MAIN_PRIORITY = -1
+"""Of what is captured; a number below it goes first, as far as both want the same processors."""
+
 
 class SideStream:
-    """On a GPU, what is computed inside the block runs beside what follows it, until `join`.
+    """On a GPU, what is computed inside the block runs beside the rest of what was asked for
+    between making this and `join`.
 
     Gradients take the same ways back. Tensors made before the block and used in it must be kept
     until the end; elsewhere than on a GPU nothing happens.
     """
 
-    streams: dict[torch.device, Any] = {}  # noqa: RUF012 (one per device, made when needed)
+    streams: dict[tuple[torch.device, bool], Any] = {}  # noqa: RUF012 (made when needed)
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, urgent: bool) -> None:
+        """Take the stream for what is more urgent than what follows, or for what is less."""
         self.stream: Any = None
         self.inside: Any = None
         if device.type == "cuda":
-            if device not in self.streams:
-                self.streams[device] = torch.cuda.Stream(device)
-            self.stream = self.streams[device]
+            key = (device, urgent)
+            if key not in self.streams:
+                priority = MAIN_PRIORITY + (-1 if urgent else 1)
+                self.streams[key] = torch.cuda.Stream(device, priority=priority)
+            self.stream = self.streams[key]
+            self.stream.wait_stream(torch.cuda.current_stream())
 
     def __enter__(self) -> None:
         if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
             self.inside = torch.cuda.stream(self.stream)
             self.inside.__enter__()
 

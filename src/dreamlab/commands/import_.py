@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from dreamlab.commands.arguments import Place, argument, check_trust, overrides, trust_code, verb
@@ -9,16 +10,26 @@ from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import disk_errors
 from dreamlab.core.text import print
 
-PROGRAMS = ("dreamerv3",)
+PROGRAMS = {
+    "dreamerv3": "dreamlab.interop.import_run",
+    "tdmpc2": "dreamlab.interop.import_tdmpc2",
+}
+"""What reads the checkpoints of each program."""
 
 
 @verb(
     "import",
     "dreamlab import dreamerv3 ~/logdir/crafter env=crafter run.dir=experiments/imported",
     "dreamlab import dreamerv3 agent.pkl dreamer_walker env.id=walker_run",
+    "dreamlab import tdmpc2 walker-run-1.pt tdmpc2_dmc_proprio env.id=walker_run",
 )
-@argument("program", "whose checkpoint it is: dreamerv3", metavar="PROGRAM")
-@argument("path", "an agent.pkl, an .npz, or a folder with one", type=Place(), metavar="PATH")
+@argument("program", "whose checkpoint it is: dreamerv3 or tdmpc2", metavar="PROGRAM")
+@argument(
+    "path",
+    "dreamerv3: an agent.pkl, an .npz, or a folder with one; tdmpc2: a .pt",
+    type=Place(),
+    metavar="PATH",
+)
 @overrides
 @trust_code
 def command(program: str, path: Path, overrides: tuple[str, ...], trust_code: bool) -> int:
@@ -30,8 +41,8 @@ def command(program: str, path: Path, overrides: tuple[str, ...], trust_code: bo
     if program not in PROGRAMS:
         raise LabError(unknown("program to import from", program, PROGRAMS, "import"))
     from dreamlab import build, train
-    from dreamlab.interop import import_run
 
+    import_run = import_module(PROGRAMS[program])
     check_trust(overrides, trust_code)
     weights = import_run.read_weights(path)
     config = import_run.config_for(weights, overrides)

@@ -45,7 +45,7 @@ class Encoder(nn.Module):
             return obs[self.only]
         parts = [net(obs[k]) for k, net in self.images.items()]
         if self.vector is not None:
-            flat = [_flat(obs[k], s) for k, s in self.obs.items() if not s.is_image]
+            flat = [flat_obs(obs[k], s) for k, s in self.obs.items() if not s.is_image]
             parts.append(self.vector(torch.cat(flat, -1))[0])
         return torch.cat(parts, -1)
 
@@ -64,7 +64,7 @@ def _width(spec: ArraySpec) -> int:
     return classes if isinstance(classes, int) else sum(classes)
 
 
-def _flat(value: Shaped[Tensor, "*b"], spec: ArraySpec) -> Float[Tensor, "... k"]:
+def flat_obs(value: Shaped[Tensor, "*b"], spec: ArraySpec) -> Float[Tensor, "... k"]:
     """Return a vector observation as one row of numbers, classes as one-hot."""
     if isinstance(spec.classes, int):
         return F.one_hot(value.long(), spec.classes).float()

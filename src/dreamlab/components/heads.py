@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from dreamlab.core.limits import Decay, Positive, Range
 from dreamlab.core.types import ArraySpec
 from dreamlab.nn.dists import Categorical, Dist, Gaussian, MultiCategorical
-from dreamlab.nn.layers import NetConfig, NormMLP, dense
+from dreamlab.nn.layers import NetConfig, NormMLP, dense, filled_up
 from dreamlab.ops.scaling import Bins, symexp, symexp_bins, symlog, symmetric_mean, two_hot_loss
 
 
@@ -62,7 +62,7 @@ class TwoHotHead(nn.Module):
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b n"]:
         """Return the logits of bins."""
-        return self.out(self.net(feature)).float()
+        return filled_up(self.out, self.net(feature)).float()
 
     def mean(self, logits: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
         """Return the number that logits stand for."""

@@ -141,7 +141,7 @@ class Optimizer:
             self._average()
             return norm
         if self.sources is not self.params:
-            new = _widened(new)
+            new = _widened(new, self.params)
         if torch.compiler.is_compiling():
             assert self.accumulate == 1
             grads: list[Tensor | None] = list(new)  # None where the loss did not pass
@@ -238,14 +238,38 @@ class Optimizer:
             self.average = [x.to(p.device).clone() for p, x in pairs]
 
 
-def step_together(steps: Sequence[tuple[Optimizer, Tensor]]) -> list[Tensor]:
-    """Let optimizers follow a loss each, every gradient computed before anything moves.
+def gradients_at(
+    places: Mapping[str, Sequence[Tensor]], outputs: Sequence[Tensor], pulls: Grads = ()
+) -> dict[str, Grads]:
+    """Return the gradients of numbers at tensors, by the name of their place; nothing moves.
 
-    Return the norms. Losses may share a graph, and go through the weights of other optimizers.
+    Other outputs than numbers are pulled at; one that is not, or that has no past, is left out.
     """
-    last = len(steps) - 1
-    grads = [opt.gradients(loss, i < last) for i, (opt, loss) in enumerate(steps)]
-    return [opt.follow(g) for (opt, _), g in zip(steps, grads, strict=True)]
+    pairs: Any = zip(outputs, pulls or [None] * len(outputs), strict=True)
+    if pulls:
+        pairs = [(x, g) for x, g in pairs if g is not None and x.requires_grad]
+    given, along = zip(*pairs, strict=True)
+    sources = [x for group in places.values() for x in group]
+    found = iter(torch.autograd.grad(given, sources, along, allow_unused=True))
+    return {k: [next(found) for _ in group] for k, group in places.items()}
+
+
+def add_grads(grads: Sequence[Grads]) -> list[Tensor | None]:
+    """Return the sum of gradients, None where no loss passed."""
+    total = list(grads[0])
+    for more in grads[1:]:
+        both = [i for i, (a, b) in enumerate(zip(total, more, strict=True)) if _both(a, b)]
+        total = [b if a is None else a for a, b in zip(total, more, strict=True)]
+        if both:
+            pairs: Any = [(total[i], more[i]) for i in both]
+            sums = torch._foreach_add([a for a, _ in pairs], [b for _, b in pairs])
+            for i, both_of in zip(both, sums, strict=True):
+                total[i] = both_of
+    return total
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None
 
 
 def clip_each(grads: Grads, params: Sequence[Tensor], share: float) -> list[Tensor | None]:
@@ -311,11 +335,12 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def _widened(grads: Grads) -> list[Tensor | None]:
-    """Return gradients in full precision, converted all at once."""
-    there = [g for g in grads if g is not None]
-    wide = [torch.empty_like(g, dtype=torch.float32) for g in there]
-    torch._foreach_copy_(wide, there)
+def _widened(grads: Grads, params: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return gradients in full precision and laid out as parameters, converted all at once."""
+    pairs = zip(grads, params, strict=True)
+    there = [(g, torch.empty_like(p)) for g, p in pairs if g is not None]
+    wide = [w for _, w in there]
+    torch._foreach_copy_(wide, [g for g, _ in there])
     found = iter(wide)
     return [None if g is None else next(found) for g in grads]
 
@@ -328,6 +353,6 @@ def _unread(x: Tensor) -> bool:
 __all__ = [
     "OPTIMIZERS", "PARTS", "SGD", "Adam", "AdamConfig", "AdamW", "AdamWConfig", "Group",
     "GroupConfig", "LaProp", "LaPropConfig", "OptimConfig", "Optimizer", "RMSprop",
-    "RMSpropConfig", "Rule", "SGDConfig", "clip_each", "optimizer_field", "optimizer_part",
-    "optional_optimizer", "step_together", "without_groups",
+    "RMSpropConfig", "Rule", "SGDConfig", "add_grads", "clip_each", "gradients_at",
+    "optimizer_field", "optimizer_part", "optional_optimizer", "without_groups",
 ]  # fmt: skip

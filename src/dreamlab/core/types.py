@@ -27,6 +27,8 @@ class Mode(Enum):
     """To be measured: the mode of its policy."""
     SAMPLE = "sample"
     """To be measured with actions sampled as in training, where the original does so."""
+    POLICY = "policy"
+    """As in EVAL, by the policy alone where the agent would plan."""
     FIXED = "fixed"
     """As in EVAL and without any random number: what an exported policy computes."""
 
@@ -70,11 +72,25 @@ class ArraySpec:
 
 
 @dataclass(frozen=True)
+class TaskSpec:
+    """One of several tasks, whose observations and actions are padded to the largest."""
+
+    name: str
+    action_dim: int
+    """Entries of the action that it takes: the first ones."""
+    episode_length: int | None = None
+
+
+@dataclass(frozen=True)
 class Spec:
     """What an environment or dataset looks like, known before any data exists."""
 
     obs: dict[str, ArraySpec]
     action: ArraySpec
+    episode_length: int | None = None
+    """Decisions of the longest episode, where that is known."""
+    tasks: tuple[TaskSpec, ...] = ()
+    """Where there are several tasks: each of them; the observation `task` tells which it is."""
 
 
 @dataclass(frozen=True, slots=True)

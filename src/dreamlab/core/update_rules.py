@@ -236,6 +236,8 @@ class Adam(Rule):
         lr: Any = self.rate_of(group, pace) if on_device else self.lr * float(pace) * group.scale
         beta1, beta2 = group.options.betas
         params, given, mean, square = rows
+        if on_device:  # a convolution's gradient may lie in memory otherwise than its weight
+            given = [_laid_out_as(g, p) for g, p in zip(given, params, strict=True)]
         torch._fused_adamw_(
             params, given, mean, square, [], [count] * len(used), lr=lr, beta1=beta1,
             beta2=beta2, eps=group.options.eps, weight_decay=self.decay(group), amsgrad=False,
@@ -386,3 +388,7 @@ def _given(grad: Tensor | None, like: Tensor) -> Tensor:
 
 def _flushed(x: Tensor) -> Tensor:
     return x.where(x.abs() >= torch.finfo(x.dtype).tiny, 0.0)
+
+
+def _laid_out_as(x: Tensor, other: Tensor) -> Tensor:
+    return x if x.stride() == other.stride() else torch.empty_like(other).copy_(x)

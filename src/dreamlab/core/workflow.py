@@ -81,6 +81,8 @@ class Workflow(nn.Module, ABC, Generic[C]):
     Config: ClassVar[type]
     tiny: ClassVar[dict[str, Any]] = {}
     """Options that make it as small as it can be and still work: for debugging and for tests."""
+    plans: ClassVar[bool] = False
+    """Whether it plans, and has a policy that can act without."""
     former_names: ClassVar[dict[str, str]] = {}
     """What is held under another name in older checkpoints: that name, and today's."""
 
@@ -107,12 +109,31 @@ class Workflow(nn.Module, ABC, Generic[C]):
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
         """Choose an action for each environment; `state` is the one act() returned last time."""
-        obs = {k: torch.from_numpy(v) for k, v in step.obs.items()}
         is_first = torch.from_numpy(step.is_first)
         if (device := self.device).type != "cpu":
-            obs = {k: v.to(device, non_blocking=True) for k, v in obs.items()}
             is_first = is_first.to(device, non_blocking=True)
-        return self.decide(obs, is_first, state, mode)
+        return self.decide(self.obs_tensors(step), is_first, state, mode)
+
+    def obs_tensors(self, step: Step) -> Obs:
+        """Return what a step shows, on the workflow's device."""
+        obs = {k: torch.from_numpy(v) for k, v in step.obs.items()}
+        if (device := self.device).type == "cpu":
+            return obs
+        return {k: v.to(device, non_blocking=True) for k, v in obs.items()}
+
+    def fill(self, step: Step, state: Tree) -> Decision:
+        """Return a decision whose action will be replaced by a random one, with `with_action`.
+
+        One whose decisions are dear gives a cheaper one.
+        """
+        return self.act(step, state, Mode.TRAIN)
+
+    def expected_return(self, obs: Obs) -> tuple[Tensor, Tensor] | None:
+        """Return the discounted return [n] that is expected from observations, and the discount.
+
+        None if the agent does not say; else evaluations compare it with what came.
+        """
+        return None
 
     def with_action(self, decision: Decision, action: Tensor) -> Decision:
         """Return a decision for another action than the policy's: random filling asks for it."""

@@ -81,9 +81,10 @@ class Collector:
         envs, act, frames, ticked = self.envs, self.workflow.act, 0, self.observers.ticked
         for _ in range(ticks):
             step = self._current()
-            decision = act(step, self.state, Mode.TRAIN)
             if random_actions:
-                decision = self._randomise(decision)
+                decision = self._randomise(self.workflow.fill(step, self.state))
+            else:
+                decision = act(step, self.state, Mode.TRAIN)
             buffer.add(step, decision)
             self.state = decision.state
             action, ended = decision.action.cpu().numpy(), int(np.count_nonzero(step.is_last))

@@ -34,6 +34,8 @@ class EvalConfig(EveryConfig):
     video_every: bool = False
     sample: bool = False
     """Sample actions as in training instead of taking the mode."""
+    policy_alone: bool = False
+    """Measure the policy without its planner as well: `eval/policy_return`."""
     seed: Seed = 10_000
     """The same episodes every time: they begin from this seed."""
     video_frames: PositiveInt = 500
@@ -68,6 +70,8 @@ class Episode:
     length: int
     final: dict[str, float]
     was_cut: bool
+    excess: float | None = None
+    """By how much the agent expected more at its start than the discounted return that came."""
 
 
 @dataclass
@@ -81,6 +85,8 @@ class EvalResult:
     """What only all episodes together tell, by the environments' own rule."""
     cut: int = 0
     """Episodes that were cut after `max_steps`."""
+    excess: list[float] = field(default_factory=list)
+    """By how much more was expected than came, where the agent says what it expects."""
     frames: list[Array] = field(default_factory=list)
     """Pictures of the first episode, if they were asked for."""
     video: Path | None = None
@@ -98,6 +104,8 @@ class EvalResult:
         }
         for name in dict.fromkeys(k for final in self.finals for k in final):
             out[name] = float(np.mean([f[name] for f in self.finals if name in f]))
+        if self.excess:
+            out["overestimation"] = float(np.mean(self.excess))
         if self.cut:
             out["cut"] = float(self.cut)
         return {f"eval/{k}": v for k, v in {**out, **self.summary}.items()}
@@ -110,6 +118,32 @@ class EvalResult:
         )
 
 
+class Expectation:
+    """Discounted returns of the running episodes, beside what was expected of them."""
+
+    def __init__(self, num: int) -> None:
+        self.value, self.gamma = np.full(num, np.nan), np.ones(num)
+        self.came, self.factor = np.zeros(num), np.ones(num)
+
+    def begin(self, workflow: Workflow[Any], step: Step) -> None:
+        """Ask what the agent expects of the episodes that begin."""
+        new = step.is_first
+        if not new.any() or (told := workflow.expected_return(workflow.obs_tensors(step))) is None:
+            return
+        value, gamma = (x.double().cpu().numpy() for x in told)
+        self.value[new], self.gamma[new] = value[new], gamma[new]
+        self.came[new], self.factor[new] = 0.0, 1.0
+
+    def add(self, step: Step) -> None:
+        """Take in the rewards of a step."""
+        self.came += self.factor * step.reward * ~step.is_first
+        self.factor = np.where(step.is_first, self.factor, self.factor * self.gamma)
+
+    def excess(self, i: int) -> float | None:
+        """Return by how much an episode brought less than expected, if anything was."""
+        return None if np.isnan(self.value[i]) else float(self.value[i] - self.came[i])
+
+
 class Tally:
     """Counts the episodes of N environments; one that goes on for too long is cut."""
 
@@ -117,11 +151,13 @@ class Tally:
         self.envs, self.max_steps = envs, max_steps
         self.totals, self.lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64)
         self.played: list[list[Episode]] = [[] for _ in range(envs.num_envs)]
+        self.expected = Expectation(envs.num_envs)
 
     def add(self, step: Step) -> None:
         """Take in a step of every environment."""
         self.totals += self.envs.raw_reward
         self.lengths += ~step.is_first
+        self.expected.add(step)
         self._end(step.is_last, was_cut=False)
         late = self.lengths >= (self.max_steps or np.inf)
         if late.any():
@@ -130,8 +166,8 @@ class Tally:
 
     def _end(self, which: Array, was_cut: bool) -> None:
         for i, final in zip(np.flatnonzero(which), self.envs.pop_finals(), strict=True):
-            episode = Episode(float(self.totals[i]), int(self.lengths[i]), final, was_cut)
-            self.played[i].append(episode)
+            total, length, excess = self.totals[i], self.lengths[i], self.expected.excess(i)
+            self.played[i].append(Episode(float(total), int(length), final, was_cut, excess))
             self.totals[i], self.lengths[i] = 0.0, 0
 
 
@@ -153,6 +189,22 @@ class Evaluator:
         With `film` it holds pictures of the first episode. Once `stop` says so, raise
         `UnfinishedError`.
         """
+        mode = Mode.SAMPLE if self.config.sample else Mode.EVAL
+        result = self._measure(workflow, statistics, mode, film, stop)
+        if self.config.policy_alone:
+            alone = self._measure(workflow, statistics, Mode.POLICY, False, stop)
+            result.summary["policy_return"] = float(np.mean(alone.returns))
+        return result
+
+    def _measure(
+        self,
+        workflow: Workflow[Any],
+        statistics: dict[str, Any] | None,
+        mode: Mode,
+        film: bool,
+        stop: Callable[[], bool],
+    ) -> EvalResult:
+        """Return what the policy achieves in one way of acting."""
         num = max(1, min(self.config.num_envs, self.config.episodes))
         was_training = workflow.training
         with random.fork(self.config.seed):
@@ -163,23 +215,28 @@ class Evaluator:
                 envs.normalizer.frozen = True
                 workflow.eval()
                 with workflow.averaged():
-                    return self._play(workflow, envs, film, stop)
+                    return self._play(workflow, envs, mode, film, stop)
             finally:
                 workflow.train(was_training)
                 envs.close()
 
     @torch.no_grad()
     def _play(
-        self, workflow: Workflow[Any], envs: EvalEnv, film: bool, stop: Callable[[], bool]
+        self,
+        workflow: Workflow[Any],
+        envs: EvalEnv,
+        mode: Mode,
+        film: bool,
+        stop: Callable[[], bool],
     ) -> EvalResult:
         quota = -(-self.config.episodes // envs.num_envs)
-        mode = Mode.SAMPLE if self.config.sample else Mode.EVAL
         step, state = envs.reset(), workflow.initial_state(envs.num_envs)
         tally = Tally(envs, self.config.max_steps)
         frames = [envs.render()] if film else []
         while min(len(p) for p in tally.played) < quota:
             if stop():
                 raise UnfinishedError
+            tally.expected.begin(workflow, step)
             decision = workflow.act(step, state, mode)
             state = decision.state
             step = envs.step(decision.action.cpu().numpy())
@@ -199,5 +256,6 @@ def _result(rounds: Sequence[Episode], envs: EvalEnv, frames: list[Array]) -> Ev
         finals,
         envs.summary(finals),
         sum(e.was_cut for e in rounds),
+        [e.excess for e in rounds if e.excess is not None],
         frames,
     )

@@ -10,8 +10,8 @@ from typing import Any
 from dreamlab.core.locate import locate
 from dreamlab.envs.suites import SUITES
 
-# A dream is made from a folder with a configuration of its own.
-ALLOWED = frozenset(SUITES) - {"imagined"}
+# A dream is made from a folder with a configuration of its own; several tasks name more suites.
+ALLOWED = frozenset(SUITES) - {"imagined", "multitask"}
 # A word without `module:`, and without a way out of a folder: `Ant-v5`, `ALE/Pong-v5`, `catch/0`.
 WORD = r"[A-Za-z0-9][\w.-]*"
 TASK = re.compile(rf"{WORD}(/{WORD})?")

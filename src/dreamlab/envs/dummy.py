@@ -15,7 +15,17 @@ from dreamlab.core.limits import PositiveInt, Side, Width
 Info = dict[str, Any]
 
 
-class Counting(gym.Env[Any, Any]):
+class Dummy(gym.Env[Any, Any]):
+    """An environment whose episodes have a length."""
+
+    length: int
+
+    @property
+    def episode_length(self) -> int:
+        return self.length
+
+
+class Counting(Dummy):
     """Counts its own steps and rewards with the action, so that a shuffled batch can be checked."""
 
     def __init__(self, length: PositiveInt = 5, terminal: bool = False, size: Width = 1) -> None:
@@ -35,7 +45,7 @@ class Counting(gym.Env[Any, Any]):
         return obs, float(action[0]), end and self.terminal, end and not self.terminal, {}
 
 
-class Identity(gym.Env[Any, Any]):
+class Identity(Dummy):
     """Rewards the agent for answering what it sees: one class of n, or a vector to copy."""
 
     def __init__(
@@ -68,7 +78,7 @@ class Identity(gym.Env[Any, Any]):
         return self._draw(), reward, False, self.count >= self.length, {}
 
 
-class Recall(gym.Env[Any, Any]):
+class Recall(Dummy):
     """Shows a cue at the first step only and rewards repeating it at the last: needs memory."""
 
     def __init__(self, length: PositiveInt = 5) -> None:
@@ -92,7 +102,7 @@ class Recall(gym.Env[Any, Any]):
         return self._obs(), reward, end, False, {"success": reward > 0} if end else {}
 
 
-class Mixed(gym.Env[Any, Any]):
+class Mixed(Dummy):
     """Image, vector and discrete observations together; several discrete actions at once."""
 
     def __init__(self, size: Side = 16, length: PositiveInt = 10) -> None:
@@ -125,7 +135,7 @@ class Mixed(gym.Env[Any, Any]):
         return self._obs(), reward, False, self.count >= self.length, {}
 
 
-class Pixels(gym.Env[Any, Any]):
+class Pixels(Dummy):
     """A dot on a small image that the agent moves onto a target; the image is all it sees."""
 
     def __init__(self, size: Side = 16, length: PositiveInt = 32, grid: Side = 4) -> None:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -17,9 +17,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dreamlab.core.errors import ConfigError, EnvError
 from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
-from dreamlab.core.types import Array, ArraySpec, Spec, Step
+from dreamlab.core.types import Array, ArraySpec, Spec, Step, TaskSpec
 from dreamlab.envs import suites, wrappers
 from dreamlab.envs.guard import Guarded, making
+from dreamlab.envs.limits import episode_length
 from dreamlab.envs.normalize import NormalizeConfig, Normalizer
 from dreamlab.envs.workers import Workers
 
@@ -66,6 +67,11 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
         raise ConfigError("env.id: no environment is named")
     with making(config.id, index):
         env = suites.make(config.suite, config.id, config.options)
+    length = _decisions(episode_length(env), config)
+    tasks = [
+        replace(t, episode_length=_decisions(t.episode_length, config))
+        for t in getattr(env.unwrapped, "tasks", ())
+    ]
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
@@ -78,7 +84,16 @@ def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
     env = Guarded(env, index, config.step_timeout_s)
-    return wrappers.Episodes(env, seed, index, context=config.frame_stack)
+    env = wrappers.Episodes(env, seed, index, context=config.frame_stack)
+    env.episode_length, env.tasks = length, tuple(tasks)
+    return env
+
+
+def _decisions(steps: int | None, config: EnvConfig) -> int | None:
+    """Return the decisions of the longest episode, of which the suite takes so many steps."""
+    limits = [-(-steps // config.repeat)] if steps is not None else []
+    limits += [config.time_limit] if config.time_limit is not None else []
+    return min(limits, default=None)
 
 
 def _make(parent: int, config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
@@ -132,12 +147,19 @@ def array_spec(space: spaces.Space[Any]) -> ArraySpec:
 
 def spec_of(env: gym.Env[Any, Any]) -> Spec:
     """Return the spec of one wrapped environment."""
-    return _spec(env.observation_space, env.action_space)
+    length, tasks = (getattr(env, k, d) for k, d in (("episode_length", None), ("tasks", ())))
+    return _spec(env.observation_space, env.action_space, length, tasks)
 
 
-def _spec(space: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
+def _spec(
+    space: spaces.Space[Any],
+    action: spaces.Space[Any],
+    length: int | None,
+    tasks: tuple[TaskSpec, ...],
+) -> Spec:
     named = dict(space.spaces) if isinstance(space, spaces.Dict) else {_name(space): space}
-    return Spec({k: array_spec(s) for k, s in named.items()}, array_spec(action))
+    obs = {k: array_spec(s) for k, s in named.items()}
+    return Spec(obs, array_spec(action), length, tasks)
 
 
 def _name(space: spaces.Space[Any]) -> str:
@@ -155,7 +177,8 @@ class Envs:
             config, [partial(_make, os.getpid(), config, seed, i) for i in range(config.num_envs)]
         )
         space = self.vec.single_observation_space
-        self.spec = _spec(space, self.vec.single_action_space)
+        length, tasks = (self.vec.get_attr(k)[0] for k in ("episode_length", "tasks"))
+        self.spec = _spec(space, self.vec.single_action_space, length, tasks)
         self.key = None if isinstance(space, spaces.Dict) else _name(space)
         self.frames_per_tick = config.repeat * int(self.vec.get_attr("frames_per_step")[0])
         self.normalizer = Normalizer(

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from dreamlab.core.errors import EnvError
 from dreamlab.core.rng import derive
+from dreamlab.core.types import TaskSpec
 
 Obs = Any
 Result = tuple[Obs, float, bool, bool, dict[str, Any]]
@@ -304,6 +305,10 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
     that seed, repeats the actions, and compares the last observation with the one it saw before.
     `context` is how many past steps one observation shows (the frame stack).
     """
+
+    episode_length: int | None = None
+    """Decisions of the longest one, where that is known."""
+    tasks: tuple[TaskSpec, ...] = ()
 
     def __init__(self, env: gym.Env[Any, Any], seed: int, index: int, context: int = 1) -> None:
         super().__init__(env)

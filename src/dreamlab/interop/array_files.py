@@ -82,7 +82,7 @@ class _Array:
         self.value = array_of(data, dtype, shape, "F" if fortran else "C")
 
 
-class _Call:
+class Call:
     """A function of ours that a pickle may call, and not change."""
 
     __slots__ = ("function",)
@@ -105,13 +105,13 @@ def _number(dtype: Any, data: Any) -> Any:
 def _allowed() -> dict[tuple[str, str], Any]:
     """Return everything a pickle may name; both spellings are of numpy 1 and numpy 2."""
     found: dict[tuple[str, str], Any] = {
-        ("numpy", "ndarray"): _Call(lambda *_: _Array()),
-        ("numpy", "dtype"): _Call(_Dtype),
+        ("numpy", "ndarray"): Call(lambda *_: _Array()),
+        ("numpy", "dtype"): Call(_Dtype),
     }
     for home in ("numpy.core", "numpy._core"):
-        found[f"{home}.multiarray", "_reconstruct"] = _Call(lambda *_: _Array())
-        found[f"{home}.multiarray", "scalar"] = _Call(_number)
-        found[f"{home}.numeric", "_frombuffer"] = _Call(array_of)
+        found[f"{home}.multiarray", "_reconstruct"] = Call(lambda *_: _Array())
+        found[f"{home}.multiarray", "scalar"] = Call(_number)
+        found[f"{home}.numeric", "_frombuffer"] = Call(array_of)
     for kind in (dict, list, tuple, int, float, str):
         found["builtins", kind.__name__] = kind
     return found
@@ -152,12 +152,12 @@ class _Bounded:
 def _read_pickle(file: Path) -> Any:
     with file.open("rb") as stream:
         bounded: Any = _Bounded(stream)
-        _check_memo(bounded)
+        check_memo(bounded)
         stream.seek(0)
         return _filled(ArrayUnpickler(bounded).load())
 
 
-def _check_memo(stream: Any) -> None:
+def check_memo(stream: Any) -> None:
     """Raise if a pickle numbers its objects higher than it can have any: a list would be made."""
     for count, (code, number, _) in enumerate(pickletools.genops(stream)):
         if code.name.endswith("PUT") and int(number or 0) > count:

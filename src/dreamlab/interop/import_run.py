@@ -99,7 +99,7 @@ def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
         node = merged
     if given.get("_target_", TARGET) != TARGET:
         raise ConfigError(f"import: the experiment must be one of {TARGET}")
-    with _odd_shapes():
+    with odd_shapes():
         latents = weights["dyn/dynin1/kernel"].shape[0]
     rssm = convert(given.get("rssm", {}), dict[str, Any], "workflow.rssm")
     stoch = convert(rssm.get("stoch", RSSMConfig.stoch), Width, "workflow.rssm.stoch")
@@ -108,7 +108,7 @@ def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
             f"import: latents of {latents} numbers are not {stoch} of a kind: give "
             "workflow.rssm.stoch"
         )
-    with _odd_shapes():
+    with odd_shapes():
         sizes = dreamerv3.sizes_of(weights, stoch)
     parts = {k: {**_part(given.get(k, {}), k), **v} for k, v in sizes.items()}
     return load_config({**node, "workflow": {**given, "_target_": TARGET, **parts}})
@@ -122,7 +122,7 @@ def _part(node: Any, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _odd_shapes() -> Iterator[None]:
+def odd_shapes() -> Iterator[None]:
     """Turn what a stranger's arrays break into one line: any shape under any name is possible."""
     try:
         yield
@@ -138,7 +138,7 @@ def check_fit(weights: Weights, config: LabConfig) -> None:
     env = make_env(config.env, 0, 0)
     spec = spec_of(env)
     env.close()
-    with _odd_shapes():
+    with odd_shapes():
         found = [*_action_misfits(weights, spec), *_vector_misfits(weights, spec)]
         found += _image_misfits(weights, spec)
     if found:
@@ -193,6 +193,6 @@ def _image_misfits(weights: Weights, spec: Spec) -> list[str]:
 def fill(agent: Workflow[Any], weights: Weights) -> bool:
     """Copy weights and, where present, the optimizer's moments; tell whether they were."""
     assert isinstance(agent, DreamerV3), type(agent)
-    with _odd_shapes():
+    with odd_shapes():
         dreamerv3.load_weights(agent, weights)
         return dreamerv3.load_optimizer(agent, weights)

@@ -1,11 +1,12 @@
-"""Does our DreamerV3 compute what the original did? A fixture folder in, a table of errors out.
+"""Do our agents compute what the originals did? A fixture folder in, a table of errors out.
 
-    python -m dreamlab.interop.parity shared/golden/dreamerv3_proprio
+    python -m dreamlab.interop.parity shared/golden/dreamerv3_proprio shared/golden/tdmpc2_state
 
-The folder holds weights, inputs, the original's random samples and everything it computed from
-them. The samples are fed in where the original drew them; all the rest is compared: the forward
-pass, every loss, and the weights after each of two updates (the second begins with the original's
-weights and our optimizer's moments).
+DreamerV3: the folder holds weights, inputs, the original's random samples and everything it
+computed from them. The samples are fed in where the original drew them; all the rest is compared:
+the forward pass, every loss, and the weights after each of two updates (the second begins with the
+original's weights and our optimizer's moments). TD-MPC2 (`parity_tdmpc2`): the forward pass, the
+policy for given noise, and every loss for given targets.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +28,12 @@ from dreamlab.components.world_models.world_model import Posterior
 from dreamlab.core.optim import LaProp
 from dreamlab.core.text import print
 from dreamlab.core.types import Array
-from dreamlab.interop import dreamerv3
+from dreamlab.interop import dreamerv3, parity_tdmpc2
+from dreamlab.interop.parity_lines import Line, compare
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config
 
-REL, ABS, NEAR, SHARE = 1e-4, 1e-5, 1e-5, 0.96
+NEAR, SHARE = 1e-5, 0.96
 Arrays = dict[str, Array]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One compared tensor."""
-
-    name: str
-    absolute: float
-    relative: float
-    ok: bool
-    note: str = ""
-
-    def __str__(self) -> str:
-        mark = "ok" if self.ok else "DIFFERS"
-        tail = f"  {self.note}" if self.note else ""
-        return f"{self.name:<44} abs {self.absolute:9.2e}  rel {self.relative:9.2e}  {mark}{tail}"
-
-
-def compare(name: str, ours: Tensor, theirs: Array) -> Line:
-    """Return how far apart two tensors are: relative to the largest entry of the original's."""
-    a = ours.detach().double().numpy()
-    b = np.asarray(theirs, np.float64)
-    if a.size != b.size:
-        return Line(name, np.inf, np.inf, False, f"shape {a.shape} for {b.shape}")
-    error = float(np.abs(a.reshape(b.shape) - b).max(initial=0.0))
-    scale = float(np.abs(b).max(initial=0.0))
-    relative = error / scale if scale else error
-    return Line(name, error, relative, error <= ABS or relative <= REL)
 
 
 def compare_update(name: str, ours: Array, theirs: Array) -> Line:
@@ -157,13 +130,14 @@ def computed(
     dist = agent.actor(dream.feature)
     logits = agent.critic(dream.feature)
     before = seen.post.flatten(0, 1)[:, None]
+    slow = agent.slow.mean(agent.slow(dream.feature))
     value_loss = agent.critic.loss(logits[:, :-1], dream.ret)
-    value_loss = value_loss + agent.critic.loss(logits[:, :-1], dream.slow_value[:, :-1])
+    value_loss = value_loss + agent.critic.loss(logits[:, :-1], slow[:, :-1])
     out |= {
         "imagine/deter": deter, "imagine/stoch": stoch(chosen), "imagine/action": dream.action,
         "imagine/logit": torch.cat([before, rssm.prior(deter[:, 1:])], 1),
         "imagine/reward": dream.reward, "imagine/cont": dream.cont, "imagine/value": dream.value,
-        "imagine/slow_value": dream.slow_value, "imagine/value_logits": logits,
+        "imagine/slow_value": slow, "imagine/value_logits": logits,
         "imagine/return": dream.ret, "imagine/logp": dist.log_prob(dream.action),
         "imagine/entropy": dist.entropy(), "imagine/value_loss": value_loss * dream.weight[:, :-1],
     }  # fmt: skip
@@ -212,7 +186,10 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
 
 
 def check(folder: Path) -> Iterator[Line]:
-    """Compare both updates of a fixture, line by line."""
+    """Compare everything in a fixture, line by line; its files tell whose it is."""
+    if (folder / parity_tdmpc2.CHECKPOINT).is_file():
+        yield from parity_tdmpc2.check(folder)
+        return
     fixture = Fixture(folder)
     agent = fixture.agent()
     yield from check_update(agent, fixture, 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -15,6 +17,19 @@ M = TypeVar("M", bound=nn.Module)
 def frozen_copy(module: M) -> M:
     """Return a copy of a module that no gradient reaches."""
     return copy.deepcopy(module).requires_grad_(False)
+
+
+@contextmanager
+def passed_through(*modules: nn.Module) -> Iterator[None]:
+    """Let gradients inside the block pass through modules without reaching their weights."""
+    weights = [p for module in modules for p in module.parameters() if p.requires_grad]
+    for p in weights:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in weights:
+            p.requires_grad_(True)
 
 
 class TargetNetwork(Generic[M]):

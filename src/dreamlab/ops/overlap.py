@@ -15,17 +15,20 @@ B = TypeVar("B")
 
 
 def overlapped(
-    device: torch.device, first: Callable[[], A], second: Callable[[], B]
+    device: torch.device, here: Callable[[], A], beside: Callable[[], B], urgent: bool = False
 ) -> tuple[A, B]:
     """Return what both give, called in this order; a GPU may compute them at the same time.
 
-    The caller keeps the tensors that `first` reads until it has used the results.
+    Where both want the same processors, `beside` waits, or goes before if it is `urgent`. The
+    caller keeps the tensors that it reads until it has used the results. The order matters: when
+    gradients have arrived at a weight, autograd waits for all that was asked for where it was
+    first used, and that should not be what runs beside.
     """
     if not use_fused():
-        return first(), second()
-    beside = SideStream(device)
-    with beside:
-        one = first()
-    other = second()
-    beside.join()
+        return here(), beside()
+    side = SideStream(device, urgent)
+    one = here()
+    with side:
+        other = beside()
+    side.join()
     return one, other

@@ -71,3 +71,16 @@ def update_return_range(
     for end, mark in zip(ends, torch.quantile(x.flatten(), quantiles).unbind(), strict=True):
         end.lerp_(mark, rate)
     return (ends[1] - ends[0]).clamp(min=1.0)
+
+
+@torch.no_grad()
+def update_spread(
+    x: Float[Tensor, " n"],
+    quantiles: Float[Tensor, " 2"],
+    spread: Float[Tensor, ""],
+    rate: float,
+) -> Float[Tensor, ""]:
+    """Move `spread` towards the distance of these quantiles of x, at least 1; return a copy."""
+    low, high = torch.quantile(x.float(), quantiles).unbind()
+    spread.lerp_((high - low).clamp(min=1.0), rate)
+    return spread.clone()

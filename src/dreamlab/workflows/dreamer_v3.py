@@ -22,15 +22,22 @@ from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
-from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
+from dreamlab.components.world_models.world_model import Posterior, WorldModel, WorldModelConfig
 from dreamlab.core.config import Part, check_presets
 from dreamlab.core.limits import Natural, NonNegative, PositiveInt
-from dreamlab.core.optim import optimizer_field, optional_optimizer, step_together
+from dreamlab.core.optim import (
+    Grads,
+    Optimizer,
+    add_grads,
+    gradients_at,
+    optimizer_field,
+    optional_optimizer,
+)
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
-from dreamlab.nn.target import TargetNetwork, frozen_copy
+from dreamlab.nn.target import TargetNetwork, frozen_copy, passed_through
 from dreamlab.ops.overlap import overlapped
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import update_return_range
@@ -114,10 +121,22 @@ class Dream:
     reward: Float[Tensor, "n t"]
     cont: Float[Tensor, "n t"]
     value: Float[Tensor, "n t"]
-    slow_value: Float[Tensor, "n t"]
     weight: Float[Tensor, "n t"]
     ret: Float[Tensor, "n t-1"]
     """Returns of every state but the last."""
+
+
+HERE = "here"
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Losses, and the gradients of their weighted sum: for each optimizer, and at `HERE`."""
+
+    losses: dict[str, Float[Tensor, " ..."]]
+    metrics: Metrics
+    total: Float[Tensor, ""]
+    grads: dict[str, Grads]
 
 
 class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
@@ -221,36 +240,79 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         reward, first, last, terminal = (x[:, 1:] for x in flags)
         seen = self.model.observe(obs, batch.action[:, :-1], first, start)
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
-        known = [x[:, recent] for x in (seen.feature, reward, last, terminal)]
+        here = seen.as_leaves()  # the gradients of all losses meet here, and go back together
+        known = [x[:, recent] for x in (here.feature, reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
-        (more, metrics), (losses, model_metrics) = overlapped(
+        world, dream = overlapped(
             self.device,
-            lambda: self.actor_critic_losses(self.dream(origin), *known),
-            lambda: self.model.losses(seen, obs, reward, terminal),
+            lambda: self.follow_losses(*self.model.losses(here, obs, reward, terminal), here=here),
+            lambda: self.dream(origin),
+            urgent=True,  # many small steps, each of which waits for the last
         )
-        metrics = model_metrics | metrics | self.learn(losses | more)
-        metrics |= {f"loss/{k}": v.mean() for k, v in (losses | more).items()}
+        (replayed, before), acting = overlapped(
+            self.device,
+            lambda: self.look_back(seen, here, world, self.replay_losses(dream, *known)),
+            lambda: self.follow_losses(*self.behaviour_losses(dream)),
+        )
+        losses = world.losses | acting.losses | replayed.losses
+        total = world.total + acting.total + replayed.total
+        metrics = world.metrics | acting.metrics | {"loss": total}
+        metrics |= self.move(world.grads, replayed.grads, acting.grads, before)
+        metrics |= {f"loss/{k}": v.mean() for k, v in losses.items()}
         return {k: v.detach() for k, v in metrics.items()}, self.compress_latent(
             seen.latent.detach()
         )
 
     def learn(self, losses: dict[str, Float[Tensor, " ..."]]) -> Metrics:
         """Follow the gradient of the weighted losses, then move the slow critic."""
-        weighted = {k: v.mean() * self.config.scales.of(k) for k, v in losses.items()}
-        opts = self.optimizers
-        if "agent" in opts:
-            total = torch.stack(list(weighted.values())).sum()
-            norms = {"grad_norm": opts["agent"].step(total)}
-        else:  # the gradient of returns flows through the model, that of the model through values
-            policy, value = weighted.pop("policy"), weighted.pop("value")
-            total = torch.stack([value, *weighted.values()]).sum()
-            names = ("actor", "critic", "model")
-            steps = zip((opts[k] for k in names), (policy, total, total), strict=True)
-            norms = dict(
-                zip((f"{k}_grad_norm" for k in names), step_together(list(steps)), strict=True)
-            )
+        all_of_them = self.follow_losses(losses, {})
+        return {**self.move(all_of_them.grads), "loss": all_of_them.total}
+
+    def follow_losses(
+        self,
+        losses: dict[str, Float[Tensor, " ..."]],
+        metrics: Metrics,
+        here: Posterior | None = None,
+    ) -> Followed:
+        """Return losses with the gradients of their weighted sum at all weights, and at `here`."""
+        places = self._weights() | ({HERE: here.tensors} if here else {})
+        weighted = [v.mean() * self.config.scales.of(k) for k, v in losses.items()]
+        if not weighted:
+            nothing: dict[str, Grads] = {k: [None] * len(v) for k, v in places.items()}
+            return Followed({}, {}, torch.zeros((), device=self.device), nothing)
+        total = torch.stack(weighted).sum()
+        share = max(opt.accumulate for opt in self._learners().values())
+        grads = gradients_at(places, [total / share if share > 1 else total])
+        return Followed(losses, metrics, total, grads)
+
+    def look_back(
+        self,
+        seen: Posterior,
+        here: Posterior,
+        world: Followed,
+        losses: dict[str, Float[Tensor, " ..."]],
+    ) -> tuple[Followed, dict[str, Grads]]:
+        """Return the last losses that shape the states, and the gradients of all that made them."""
+        replayed = self.follow_losses(losses, {}, here)
+        pulls = add_grads([world.grads[HERE], replayed.grads[HERE]])
+        return replayed, gradients_at(self._weights(), seen.tensors, pulls)
+
+    def _learners(self) -> dict[str, Optimizer]:
+        """Return the optimizers of an update: one for everything, or one for each part."""
+        names = ("agent", "actor", "critic", "model")
+        return {k: self.optimizers[k] for k in names if k in self.optimizers}
+
+    def _weights(self) -> dict[str, Any]:
+        return {k: opt.sources for k, opt in self._learners().items()}
+
+    def move(self, *grads: dict[str, Grads]) -> Metrics:
+        """Take one step along the sum of gradients, then move the slow critic; return norms."""
+        norms: Metrics = {}
+        for name, opt in self._learners().items():
+            norm = opt.follow(add_grads([g[name] for g in grads]))
+            norms["grad_norm" if name == "agent" else f"{name}_grad_norm"] = norm
         self.target_network.update(self.config.slow_rate)
-        return {**norms, "loss": total}
+        return norms
 
     def sequences(self, batch: Batch) -> Sequences:
         """Return windows to look at; their first step only lends its stored state and action."""
@@ -279,33 +341,28 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     ) -> Dream:
         """Dream from every state and value what is seen there."""
         through = self.config.actor_grad == "dynamics"
-        with torch.set_grad_enabled(through):
+        fixed = (self.model, self.critic) if through else ()
+        with torch.set_grad_enabled(through), passed_through(*fixed):
             latent, action = self.model.imagine(
                 start.detach(), policy or self.policy, self.config.imagine, noise,
                 self.dream_step if policy is None else None,
             )  # fmt: skip
             feature = latent.feature
-            reward, cont, value, slow_value = self.predict_values(feature)
+            reward, cont, value = self.predict_values(feature)
             ret = lambda_return(reward, cont, value, self.config.lam)
         with torch.no_grad():
             weight = torch.cumprod(cont, 1)
-        return Dream(feature, action, reward, cont, value, slow_value, weight, ret)
+        return Dream(feature, action, reward, cont, value, weight, ret)
 
     @compilable
     def predict_values(
         self, feature: Float[Tensor, "n t d"]
-    ) -> tuple[
-        Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"]
-    ]:
-        """Return reward, continuation, value and the slow critic's value of states."""
+    ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"]]:
+        """Return reward, continuation and value of states."""
         reward = self.model.reward.mean(self.model.reward(feature))
         cont = torch.sigmoid(self.model.cont(feature))
-        value = self.critic.mean(self.critic(feature))
-        with torch.no_grad():
-            slow_value = self.slow.mean(self.slow(feature))
-        return reward, cont, value, slow_value
+        return reward, cont, self.critic.mean(self.critic(feature))
 
-    @compilable
     def actor_critic_losses(
         self,
         dream: Dream,
@@ -313,22 +370,36 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         reward: Float[Tensor, "b t"],
         last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
-    ) -> tuple[dict[str, Float[Tensor, "b ..."]], Metrics]:
+    ) -> tuple[dict[str, Float[Tensor, " ..."]], Metrics]:
         """Return the losses of actor and critic, in dreams and on the sequences themselves."""
+        losses, metrics = self.behaviour_losses(dream)
         shape = reward.shape
+        losses = {k: v.view(shape) for k, v in losses.items()}
+        return losses | self.replay_losses(dream, feature, reward, last, terminal), metrics
+
+    @compilable
+    def behaviour_losses(self, dream: Dream) -> tuple[dict[str, Float[Tensor, " n"]], Metrics]:
+        """Return the losses of actor and critic in each dream."""
         policy, metrics = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
-        value = self.critic_loss(
-            dream.feature[:, :-1].detach(), dream.ret, dream.slow_value[:, :-1]
-        )
+        value = self.critic_loss(dream.feature[:, :-1].detach(), dream.ret)
         value = value * dream.weight[:, :-1]
-        losses = {"policy": policy.mean(1).view(shape), "value": value.mean(1).view(shape)}
-        if self.config.scales.repval:
-            ret = self.replay_return(dream.ret[:, 0].view(shape), reward, last, terminal)
-            with torch.no_grad():
-                slow = self.slow.mean(self.slow(feature[:, :-1]))
-            error = self.critic_loss(feature[:, :-1], ret, slow)
-            losses["repval"] = error * (~last[:, :-1]).float()
-        return losses, metrics
+        return {"policy": policy.mean(1), "value": value.mean(1)}, metrics
+
+    @compilable
+    def replay_losses(
+        self,
+        dream: Dream,
+        feature: Float[Tensor, "b t d"],
+        reward: Float[Tensor, "b t"],
+        last: Bool[Tensor, "b t"],
+        terminal: Bool[Tensor, "b t"],
+    ) -> dict[str, Float[Tensor, "b t-1"]]:
+        """Return the loss of the critic on the sequences themselves; it shapes the model too."""
+        if not self.config.scales.repval:
+            return {}
+        ret = self.replay_return(dream.ret[:, 0].view(reward.shape), reward, last, terminal)
+        error = self.critic_loss(feature[:, :-1], ret)
+        return {"repval": error * (~last[:, :-1]).float()}
 
     def actor_loss(
         self, dream: Dream, scale: Float[Tensor, ""]
@@ -358,9 +429,11 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         )
 
     def critic_loss(
-        self, feature: Float[Tensor, "n t d"], ret: Float[Tensor, "n t"], slow: Float[Tensor, "n t"]
+        self, feature: Float[Tensor, "n t d"], ret: Float[Tensor, "n t"]
     ) -> Float[Tensor, "n t"]:
         """Return the distance of values from returns, and from the slow critic's values."""
+        with torch.no_grad():
+            slow = self.slow.mean(self.slow(feature))
         logits = self.critic(feature)
         return self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
 

@@ -26,7 +26,7 @@ from dreamlab.core.limits import NonNegative, SomeShare
 from dreamlab.core.optim import optimizer_field, optional_optimizer, without_groups
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
-from dreamlab.core.workflow import capturable, hook
+from dreamlab.core.workflow import capturable, compilable, hook
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config, Scales
 
 
@@ -94,16 +94,17 @@ class Plan2Explore(DreamerV3):
             return decision
         return self.with_action(decision, self.explorer.policy(self.unpack_state(decision.state)))
 
-    def actor_critic_losses(
+    @compilable
+    def replay_losses(
         self,
         dream: Dream,
         feature: Float[Tensor, "b t d"],
         reward: Float[Tensor, "b t"],
         last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
-    ) -> tuple[dict[str, Float[Tensor, "b ..."]], Metrics]:
-        """Return the losses of the task's actor and critic, none of which shapes the model."""
-        return super().actor_critic_losses(dream, feature.detach(), reward, last, terminal)
+    ) -> dict[str, Float[Tensor, "b t-1"]]:
+        """Return the loss of the task's critic, which does not shape the model."""
+        return super().replay_losses(dream, feature.detach(), reward, last, terminal)
 
     @hook
     def update_explorer(self, batch: Batch, *, phase: Phase) -> Metrics:

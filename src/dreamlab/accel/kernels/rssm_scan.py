@@ -1,7 +1,9 @@
 """Triton kernels of `accel.rssm_scan`: one step of DreamerV3's recurrence. Its gradient is beside.
 
-A batch of 16 rows is one tile, so a kernel's time is that of reading its weights once. Normalising
-is done by whoever reads the numbers next, from sums of squares: no kernel waits for a whole row.
+A batch of 16 rows is one tile, so a kernel's time is that of reading its weights once, and of
+waiting for what it reads: loads stand before what uses them, and weights come with the numbers of
+a sum side by side. Normalising is done by whoever reads the numbers next, from sums of squares: no
+kernel waits for a whole row.
 Letters: b rows, d memory, g blocks of w = d / g, u hidden units, s choices of c classes, z = s c.
 """
 
@@ -54,8 +56,8 @@ def linear_rows(
     kk = tl.arange(0, BK)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for k in range(0, k_total, BK):
-        x = tile(x_ptr, m, k_total, k + kk, rows)
         w = tl.load(w_ptr + n[None, :] * w_stride + (k + kk)[:, None])
+        x = tile(x_ptr, m, k_total, k + kk, rows)
         acc = mult(x, w, acc)
     return acc
 
@@ -138,18 +140,26 @@ def hidden_kernel(
         tl.store(inv0_ptr + m, inv0, mask=m < rows)
         tl.store(inv1_ptr + m, inv1, mask=m < rows)
     kw, ku = tl.arange(0, BW), tl.arange(0, BU)
-    weight = w_ptr + g * (w + 3 * u) * w + n[None, :]
+    weight = w_ptr + (g * w + n[None, :]) * (w + 3 * u)
     acc = tl.zeros([ROWS, BN], tl.float32)
-    for k in range(0, w, BW):
-        x = tile(h_ptr, m, d, g * w + k + kw, rows) * keep.to(like)[:, None]
-        acc = mult(x, tl.load(weight + (k + kw)[:, None] * w), acc)
+    if w != u:
+        for k in range(0, w, BW):
+            wh = tl.load(weight + (k + kw)[:, None])
+            x = tile(h_ptr, m, d, g * w + k + kw, rows) * keep.to(like)[:, None]
+            acc = mult(x, wh, acc)
     for k in range(0, u, BU):
-        x = unit_act(tile(p0_ptr, m, u, k + ku, rows), inv0, tl.load(s0_ptr + k + ku), like)
-        acc = mult(x, tl.load(weight + (w + k + ku)[:, None] * w), acc)
-        x = unit_act(tile(p1_ptr, m, u, k + ku, rows), inv1, tl.load(s1_ptr + k + ku), like)
-        acc = mult(x, tl.load(weight + (w + u + k + ku)[:, None] * w), acc)
-        x = tile(x2_ptr, m, u, k + ku, rows)
-        acc = mult(x, tl.load(weight + (w + 2 * u + k + ku)[:, None] * w), acc)
+        ways = weight + (w + k + ku)[:, None]
+        w0, w1, w2 = tl.load(ways), tl.load(ways + u), tl.load(ways + 2 * u)
+        x0, x1 = tile(p0_ptr, m, u, k + ku, rows), tile(p1_ptr, m, u, k + ku, rows)
+        x2 = tile(x2_ptr, m, u, k + ku, rows)
+        s0, s1 = tl.load(s0_ptr + k + ku), tl.load(s1_ptr + k + ku)
+        if w == u:
+            wh = tl.load(weight + (k + ku)[:, None])
+            x = tile(h_ptr, m, d, g * w + k + ku, rows) * keep.to(like)[:, None]
+            acc = mult(x, wh, acc)
+        acc = mult(x2, w2, acc)
+        acc = mult(unit_act(x0, inv0, s0, like), w0, acc)
+        acc = mult(unit_act(x1, inv1, s1, like), w1, acc)
     q = (acc + tl.load(b_ptr + g * w + n).to(tl.float32)[None, :]).to(like)
     tl.store(q_ptr + m[:, None] * d + g * w + n[None, :], q, mask=m[:, None] < rows)
     store_part(part_ptr, pid, q, m, parts, rows)
@@ -171,18 +181,20 @@ def gates_kernel(
     if pid == 0:
         tl.store(inv_ptr + m, inv, mask=m < rows)
     kw = tl.arange(0, BW)
-    weight = w_ptr + g * w * 3 * w + n[None, :]
+    weight = w_ptr + (g * 3 * w + n[None, :]) * w
+    mask = m[:, None] < rows
+    keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
+    memory = tile(h_ptr, m, d, g * w + n, rows).to(tl.float32) * keep[:, None]
     reset = tl.zeros([ROWS, BN], tl.float32)
     cand = tl.zeros([ROWS, BN], tl.float32)
     update = tl.zeros([ROWS, BN], tl.float32)
     for k in range(0, w, BW):
         cols = g * w + k + kw
+        ways = weight + (k + kw)[:, None]
+        wr, wc, wu = tl.load(ways), tl.load(ways + w * w), tl.load(ways + 2 * w * w)
         y = unit_act(tile(q_ptr, m, d, cols, rows), inv, tl.load(scale_ptr + cols), like)
-        rows_of = weight + (k + kw)[:, None] * (3 * w)
-        reset = mult(y, tl.load(rows_of), reset)
-        cand = mult(y, tl.load(rows_of + w), cand)
-        update = mult(y, tl.load(rows_of + 2 * w), update)
-    bias, mask = b_ptr + g * 3 * w + n, m[:, None] < rows
+        reset, cand, update = mult(y, wr, reset), mult(y, wc, cand), mult(y, wu, update)
+    bias = b_ptr + g * 3 * w + n
     reset = (reset + tl.load(bias).to(tl.float32)[None, :]).to(like)
     cand = (cand + tl.load(bias + w).to(tl.float32)[None, :]).to(like)
     update = (update + tl.load(bias + 2 * w).to(tl.float32)[None, :]).to(like)
@@ -190,8 +202,6 @@ def gates_kernel(
     tl.store(gate, reset, mask=mask)
     tl.store(gate + w, cand, mask=mask)
     tl.store(gate + 2 * w, update, mask=mask)
-    keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
-    memory = tile(h_ptr, m, d, g * w + n, rows).to(tl.float32) * keep[:, None]
     mixed = tl.sigmoid(reset.to(tl.float32)) * cand.to(tl.float32)
     new = 2 * tl.sigmoid(2 * mixed) - 1
     open_ = tl.sigmoid(update.to(tl.float32) - 1)
@@ -203,36 +213,30 @@ def gates_kernel(
 def sample_kernel(
     o_ptr, o_part, inv_ptr, scale_ptr, w_ptr, b_ptr, noise_ptr, logit_ptr, z_ptr,
     unimix: tl.constexpr, rows, u: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
-    S: tl.constexpr, C: tl.constexpr, VARS: tl.constexpr, CP: tl.constexpr, BU: tl.constexpr,
+    S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BU: tl.constexpr,
 ):  # fmt: skip
-    """The posterior's logits of a few choices, and a sample of each."""
-    j = tl.arange(0, VARS * CP)
-    var, cls = tl.program_id(0) * VARS + j // CP, j % CP
-    n, there = var * C + cls, (cls < C) & (var < S)
+    """The posterior's logits of one choice, and a sample of it."""
+    cls = tl.arange(0, CP)
+    n, there = tl.program_id(0) * C + cls, (cls < C)[None, :]
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = o_ptr.dtype.element_ty
+    mask, at = (m[:, None] < rows) & there, m[:, None] * (S * C) + n[None, :]
+    noise = tl.load(noise_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    bias = tl.load(b_ptr + n, mask=cls < C, other=0.0).to(tl.float32)
     inv = inverse_of(o_part, m, u, parts, rows, PARTS)
     if tl.program_id(0) == 0:
         tl.store(inv_ptr + m, inv, mask=m < rows)
     ku = tl.arange(0, BU)
-    acc = tl.zeros([ROWS, VARS * CP], tl.float32)
+    acc = tl.zeros([ROWS, CP], tl.float32)
     for k in range(0, u, BU):
+        weight = tl.load(w_ptr + n[None, :] * u + (k + ku)[:, None], mask=there, other=0.0)
         x = unit_act(tile(o_ptr, m, u, k + ku, rows), inv, tl.load(scale_ptr + k + ku), like)
-        weight = tl.load(w_ptr + n[None, :] * u + (k + ku)[:, None], mask=there[None, :], other=0.0)
         acc = mult(x, weight, acc)
-    bias = tl.load(b_ptr + n, mask=there, other=0.0).to(tl.float32)
     logit = (acc + bias[None, :]).to(like)
-    mask, at = (m[:, None] < rows) & there[None, :], m[:, None] * (S * C) + n[None, :]
     tl.store(logit_ptr + at, logit, mask=mask)
-    noise = tl.load(noise_ptr + at, mask=mask, other=0.0)
-    x = tl.where(there[None, :], logit.to(tl.float32), float("-inf"))
-    x = tl.reshape(x, [ROWS, VARS, CP])
-    x = tl.where(x == float("-inf"), -1e30, x)
-    e = tl.exp(x - tl.max(x, 2)[:, :, None])
-    probs = (1 - unimix) * (e / tl.sum(e, 2)[:, :, None]) + unimix / C
-    score = tl.log(probs) + tl.reshape(noise.to(tl.float32), [ROWS, VARS, CP])
-    score = tl.where(tl.reshape(tl.broadcast_to(there[None, :], [ROWS, VARS * CP]),
-                                [ROWS, VARS, CP]), score, -1e30)  # fmt: skip
-    best = tl.argmax(score, 2)
-    hot = tl.arange(0, CP)[None, None, :] == best[:, :, None]
-    tl.store(z_ptr + at, tl.reshape(hot, [ROWS, VARS * CP]).to(like), mask=mask)
+    x = tl.where(there, logit.to(tl.float32), -1e30)
+    e = tl.exp(x - tl.max(x, 1)[:, None])
+    probs = (1 - unimix) * (e / tl.sum(e, 1)[:, None]) + unimix / C
+    score = tl.where(there, tl.log(probs) + noise, -1e30)
+    hot = cls[None, :] == tl.argmax(score, 1)[:, None]
+    tl.store(z_ptr + at, hot.to(like), mask=mask)

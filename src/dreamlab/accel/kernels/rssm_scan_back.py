@@ -70,29 +70,31 @@ def sample_back_kernel(
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = dl_ptr.dtype.element_ty
     j = tl.arange(0, VARS * CP)
+    inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
+    scale, o = tl.load(scale_ptr + n), tile(o_ptr, m, u, n, rows)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for first in range(0, S, VARS):
         var, cls = first + j // CP, j % CP
         col, there = var * C + cls, (cls < C) & (var < S)
         mask, at = (m[:, None] < rows) & there[None, :], m[:, None] * (S * C) + col[None, :]
+        ways = w_ptr + n[None, :] * (S * C) + col[:, None]
+        weight = tl.load(ways, mask=there[:, None], other=0.0)
         x = tl.load(logit_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        dz = tl.load(gz_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        dz += tl.load(dz_ptr + at, mask=mask, other=0.0)
+        gl = tl.load(gl_ptr + at, mask=mask, other=0.0).to(tl.float32)
         x = tl.reshape(tl.where(there[None, :], x, -1e30), [ROWS, VARS, CP])
         e = tl.exp(x - tl.max(x, 2)[:, :, None])
         p = e / tl.sum(e, 2)[:, :, None]
-        dz = tl.load(gz_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        dz += tl.load(dz_ptr + at, mask=mask, other=0.0)
         dp = tl.reshape(dz * (1 - unimix), [ROWS, VARS, CP])
         dl = tl.reshape(p * (dp - tl.sum(p * dp, 2)[:, :, None]), [ROWS, VARS * CP])
-        dl = (dl + tl.load(gl_ptr + at, mask=mask, other=0.0).to(tl.float32)).to(like)
+        dl = (dl + gl).to(like)
         if pid == 0:
             tl.store(dl_ptr + at, dl, mask=mask)
-        weight = tl.load(w_ptr + col[:, None] * u + n[None, :], mask=there[:, None], other=0.0)
         acc = mult(dl, weight, acc)
     acc = acc.to(like)
     tl.store(do_ptr + m[:, None] * u + n[None, :], acc, mask=m[:, None] < rows)
-    inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
-    scale = tl.load(scale_ptr + n)
-    dy, unit = unit_act_back(acc, tile(o_ptr, m, u, n, rows), inv, scale)
+    dy, unit = unit_act_back(acc, o, inv, scale)
     total = tl.sum(dy * scale[None, :] * unit, 1)
     tl.store(part_ptr + m * (u // BN) + pid, total, mask=m < rows)
 
@@ -101,8 +103,8 @@ def sample_back_kernel(
 def memory_back_kernel(
     do_ptr, do_part, o_ptr, inv_ptr, so_ptr, wd_ptr, dpo_ptr, dp0_ptr, keep_next_ptr, w0_ptr,
     gh_ptr, dh_ptr, gate_ptr, h_ptr, keep_ptr, dgate_ptr, direct_ptr, rows,
-    d: tl.constexpr, w: tl.constexpr, u: tl.constexpr, wd_stride: tl.constexpr,
-    PARTS: tl.constexpr, BN: tl.constexpr, BU: tl.constexpr,
+    d: tl.constexpr, w: tl.constexpr, u: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr,
+    BU: tl.constexpr,
 ):  # fmt: skip
     """Gather the memory's gradient from its four readers, then pass it through the gates."""
     pid = tl.program_id(0)
@@ -114,26 +116,27 @@ def memory_back_kernel(
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
     mean = sum_parts(do_part, m, u // BN, rows, PARTS) / u
     keep_next = tl.load(keep_next_ptr + m, mask=m < rows, other=0.0).to(like)
-    acc = tl.zeros([ROWS, BN], tl.float32)
-    for k in range(0, u, BU):
-        do = tile(do_ptr, m, u, k + ku, rows)
-        dpo = before_norm(do, o_ptr, so_ptr, inv, mean, m, k + ku, u, rows).to(like)
-        if pid == 0:
-            tl.store(dpo_ptr + m[:, None] * u + (k + ku)[None, :], dpo, mask=mask)
-        acc = mult(dpo, tl.load(wd_ptr + (k + ku)[:, None] * wd_stride + n[None, :]), acc)
-        dp0 = tile(dp0_ptr, m, u, k + ku, rows) * keep_next[:, None]
-        acc = mult(dp0, tl.load(w0_ptr + (k + ku)[:, None] * d + n[None, :]), acc)
     at = m[:, None] * d + n[None, :]
-    dh = acc + tl.load(gh_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    dh = tl.load(gh_ptr + at, mask=mask, other=0.0).to(tl.float32)
     dh += tl.load(dh_ptr + at, mask=mask, other=0.0)
-    g = (pid * BN) // w
-    gate_at = m[:, None] * (3 * d) + g * 2 * w + n[None, :]  # g 3 w + (n - g w)
-    reset = tl.sigmoid(tl.load(gate_ptr + gate_at, mask=mask, other=0.0).to(tl.float32))
+    gate_at = m[:, None] * (3 * d) + (pid * BN) // w * 2 * w + n[None, :]  # block 3 w + rest
+    reset = tl.load(gate_ptr + gate_at, mask=mask, other=0.0).to(tl.float32)
     cand = tl.load(gate_ptr + gate_at + w, mask=mask, other=0.0).to(tl.float32)
     update = tl.load(gate_ptr + gate_at + 2 * w, mask=mask, other=0.0).to(tl.float32)
-    update = tl.sigmoid(update - 1)
     keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
     memory = tl.load(h_ptr + at, mask=mask, other=0.0).to(tl.float32) * keep[:, None]
+    acc = tl.zeros([ROWS, BN], tl.float32)
+    for k in range(0, u, BU):
+        wd = tl.load(wd_ptr + n[None, :] * u + (k + ku)[:, None])
+        w0 = tl.load(w0_ptr + n[None, :] * u + (k + ku)[:, None])
+        do, dp0 = tile(do_ptr, m, u, k + ku, rows), tile(dp0_ptr, m, u, k + ku, rows)
+        dpo = before_norm(do, o_ptr, so_ptr, inv, mean, m, k + ku, u, rows).to(like)
+        acc = mult(dp0 * keep_next[:, None], w0, acc)
+        if pid == 0:
+            tl.store(dpo_ptr + m[:, None] * u + (k + ku)[None, :], dpo, mask=mask)
+        acc = mult(dpo, wd, acc)
+    dh += acc
+    reset, update = tl.sigmoid(reset), tl.sigmoid(update - 1)
     new = 2 * tl.sigmoid(2 * reset * cand) - 1
     dmixed = dh * update * (1 - new * new)
     dreset = dmixed * cand * reset * (1 - reset)
@@ -156,13 +159,14 @@ def gates_back_kernel(
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     kw = tl.arange(0, BW)
     weight = w_ptr + g * w * 3 * w + n[None, :] * (3 * w)
+    inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
+    scale, q = tl.load(scale_ptr + g * w + n), tile(q_ptr, m, d, g * w + n, rows)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for k in range(0, 3 * w, BW):
+        ways = tl.load(weight + (k + kw)[:, None])
         dgate = tile(dgate_ptr, m, 3 * d, g * 3 * w + k + kw, rows)
-        acc = mult(dgate, tl.load(weight + (k + kw)[:, None]), acc)
-    inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
-    scale = tl.load(scale_ptr + g * w + n)
-    dy, unit = unit_act_back(acc, tile(q_ptr, m, d, g * w + n, rows), inv, scale)
+        acc = mult(dgate, ways, acc)
+    dy, unit = unit_act_back(acc, q, inv, scale)
     at = m[:, None] * d + g * w + n[None, :]
     tl.store(dy_ptr + at, dy, mask=m[:, None] < rows)
     total = tl.sum(dy * scale[None, :] * unit, 1)
@@ -200,25 +204,27 @@ def hidden_back_kernel(
     if pid < parts:
         tiles = w // BN
         g, n = pid // tiles, (pid % tiles) * BN + nn
+        at = m[:, None] * d + g * w + n[None, :]
+        keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
+        direct = tl.load(direct_ptr + at, mask=mask, other=0.0)
         for k in range(0, w, BW):
             cols = g * w + k + kw
+            ways = tl.load(w_ptr + g * size + n[None, :] * w + (k + kw)[:, None])
             dq = before_hidden(dy_ptr, q_ptr, scale_ptr, inv, mean, m, cols, d, rows).to(like)
             if pid % tiles == 0:
                 tl.store(dq_ptr + m[:, None] * d + cols[None, :], dq, mask=mask)
-            acc = mult(dq, tl.load(w_ptr + g * size + n[None, :] * w + (k + kw)[:, None]), acc)
-        at = m[:, None] * d + g * w + n[None, :]
-        keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
-        dh = (acc + tl.load(direct_ptr + at, mask=mask, other=0.0)) * keep[:, None]
-        tl.store(dh_ptr + at, dh, mask=mask)
+            acc = mult(dq, ways, acc)
+        tl.store(dh_ptr + at, (acc + direct) * keep[:, None], mask=mask)
     else:
         share, n = (pid - parts) % SPLIT, (pid - parts) // SPLIT * BN + nn
         for i in range(0, BLOCKS // SPLIT):
             g = share * (BLOCKS // SPLIT) + i
             for k in range(0, w, BW):
                 cols = g * w + k + kw
-                dq = before_hidden(dy_ptr, q_ptr, scale_ptr, inv, mean, m, cols, d, rows).to(like)
                 weight = w_ptr + g * size + (w + n)[None, :] * w + (k + kw)[:, None]
-                acc = mult(dq, tl.load(weight), acc)
+                ways = tl.load(weight)
+                dq = before_hidden(dy_ptr, q_ptr, scale_ptr, inv, mean, m, cols, d, rows).to(like)
+                acc = mult(dq, ways, acc)
         at = (share * rows + m[:, None]) * (2 * u) + n[None, :]
         tl.store(dx_ptr + at, acc, mask=mask)
 
@@ -242,11 +248,12 @@ def inputs_back_kernel(
         acc = tl.zeros([ROWS, BN], tl.float32)
         for k in range(0, u, BU):
             cols = k + ku
+            ways = tl.load(w1_ptr + n[None, :] * u + cols[:, None])
             dx = sum_shares(dx_ptr, m, u + cols, u, rows, SPLIT)
             dp = before_norm(dx, p1_ptr, s1_ptr, inv, mean, m, cols, u, rows).to(like)
             if pid == 0:
                 tl.store(dp1_ptr + m[:, None] * u + cols[None, :], dp, mask=mask)
-            acc = mult(dp, tl.load(w1_ptr + cols[:, None] * z_dim + n[None, :]), acc)
+            acc = mult(dp, ways, acc)
         keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
         tl.store(dz_ptr + m[:, None] * z_dim + n[None, :], acc * keep[:, None], mask=mask)
     else:
@@ -257,3 +264,35 @@ def inputs_back_kernel(
             dx = sum_shares(dx_ptr, m, cols, u, rows, SPLIT)
             dp = before_norm(dx, p0_ptr, s0_ptr, inv, mean, m, cols, u, rows)
             tl.store(dp0_ptr + m[:, None] * u + cols[None, :], dp.to(like), mask=mask)
+
+
+@triton.jit
+def layer_kernel(
+    p_ptr, inv_ptr, scale_ptr, back_ptr, dp_ptr, x_ptr, part_ptr, num, n: tl.constexpr,
+    back_row: tl.constexpr, back_share: tl.constexpr, SHARES: tl.constexpr, ACT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Of all steps at once: what a layer put out, and shares of the sums over its rows.
+
+    These are the gradients of the norm's scale and, from `dp`, of the layer's bias. `back` is the
+    gradient after the activation, or before it if not `ACT`.
+    """
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    cols = tl.program_id(0) * BN + tl.arange(0, BN)
+    mask, at = (m < num)[:, None], m[:, None] * n + cols[None, :]
+    like = x_ptr.dtype.element_ty
+    dp = tl.load(dp_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    inv = tl.load(inv_ptr + m, mask=m < num, other=0.0)
+    unit = tl.load(p_ptr + at, mask=mask, other=0.0).to(tl.float32) * inv[:, None]
+    y = unit * tl.load(scale_ptr + cols)[None, :]
+    rounded = y.to(like).to(tl.float32)
+    tl.store(x_ptr + at, (rounded * tl.sigmoid(rounded)).to(like), mask=mask)
+    ways = back_ptr + m[:, None] * back_row + cols[None, :]
+    dy = tl.load(ways, mask=mask, other=0.0).to(tl.float32)
+    for share in tl.static_range(1, SHARES):
+        dy += tl.load(ways + share * back_share, mask=mask, other=0.0).to(tl.float32)
+    if ACT:
+        dy *= silu_slope(y)
+    part = part_ptr + tl.program_id(1) * 2 * n + cols
+    tl.store(part, tl.sum(dy * unit, 0))
+    tl.store(part + n, tl.sum(dp, 0))

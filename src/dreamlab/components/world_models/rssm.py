@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from dreamlab.core.limits import Decay, Depth, NonNegative, Width
 from dreamlab.core.types import Metrics, Mode
+from dreamlab.core.workflow import compilable
 from dreamlab.nn import scan
 from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, NormMLP, dense, norm
 from dreamlab.ops.functional import gumbel, one_hot_max, softmax, tanh
@@ -229,7 +230,19 @@ class RSSM(nn.Module):
         noise = self.noise(t, b, device=tokens.device) if noise is None else noise
         if self.scannable and scan.available(tokens):
             return self._scan(state, action, tokens, is_first, noise)
-        return follow(self.observe_step, state, (action, tokens, is_first), noise)
+        return follow(self.follow_step, state, (action, tokens, is_first), noise)
+
+    @compilable
+    def follow_step(
+        self,
+        state: Latent,
+        action: Float[Tensor, "b a"],
+        tokens: Float[Tensor, "b e"],
+        is_first: Bool[Tensor, " b"],
+        noise: Float[Tensor, "b s c"],
+    ) -> tuple[Latent, Float[Tensor, "b s c"]]:
+        """Take an `observe_step` among many."""
+        return self.observe_step(state, action, tokens, is_first, noise)
 
     def _scan(
         self,

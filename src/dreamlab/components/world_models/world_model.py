@@ -45,6 +45,22 @@ class Posterior:
     def feature(self) -> Float[Tensor, "b t d"]:
         return self.latent.feature
 
+    @property
+    def tensors(
+        self,
+    ) -> tuple[
+        Float[Tensor, "b t e"],
+        Float[Tensor, "b t d"],
+        Float[Tensor, "b t s"],
+        Float[Tensor, "b t ..."],
+    ]:
+        return self.tokens, self.latent.deter, self.latent.stoch, self.post
+
+    def as_leaves(self) -> Posterior:
+        """Return the same numbers, where gradients stop and are gathered."""
+        tokens, deter, stoch, post = (x.detach().requires_grad_() for x in self.tensors)
+        return Posterior(tokens, Latent(deter, stoch), post)
+
 
 class WorldModel(nn.Module):
     """Compresses sequences into latent states, and continues them in imagination."""

@@ -32,6 +32,7 @@ SUITES: dict[str, str] = {
     "minecraft": "dreamlab.envs.suites.minecraft.make",
     "minigrid": "dreamlab.envs.suites.minigrid.make",
     "mujoco": "dreamlab.envs.suites.mujoco.make",
+    "multitask": "dreamlab.envs.suites.multitask.make",
     "pinpad": "dreamlab.envs.suites.pinpad.make",
     "procgen": "dreamlab.envs.suites.procgen.make",
 }

@@ -49,6 +49,17 @@ class ControlSuite(gym.Env[Any, Any]):
         }
         self.observation_space = spaces.Dict(self._spaces(env.observation_spec()))
 
+    @property
+    def episode_length(self) -> int | None:
+        """Return the steps after which it is cut off, if there is a limit."""
+        limit = float(getattr(self.env, "_step_limit", np.inf))
+        return int(np.ceil(limit)) if np.isfinite(limit) else None
+
+    @property
+    def obs_order(self) -> tuple[str, ...]:
+        """Return the names of vectors in the order in which the suite lists them."""
+        return tuple(self.names.values())
+
     def _spaces(self, spec: Any) -> dict[str, spaces.Space[Any]]:
         found: dict[str, spaces.Space[Any]] = {}
         for name, short in self.names.items():

@@ -1,0 +1,216 @@
+"""TD-MPC2's world model: an encoder, MLPs for what follows, and no decoder.
+
+A latent is the encoder's output for what is seen, and the dynamics' for what is dreamt. Rewards are
+of a step, (z, action), so that a latent of the protocol carries the one that led to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.components.world_models.latent_encoder import LatentEncoder, LatentEncoderConfig
+from dreamlab.components.world_models.protocol import Policy, roll_out
+from dreamlab.core.limits import Width
+from dreamlab.core.types import ArraySpec, Obs, Spec
+from dreamlab.nn.normed import NormedMLP, SimNorm
+from dreamlab.ops.even_bins import EvenBins
+
+TASK = "task"
+"""The observation that tells which of several tasks it is."""
+
+
+@dataclass(frozen=True)
+class LatentModelConfig(LatentEncoderConfig):
+    """Widths of the original's 5M."""
+
+    mlp_dim: Width = 512
+    """Of the hidden layers of everything behind the encoder."""
+    task_dim: Width = 96
+    """Numbers that tell a task, where there are several."""
+    bins: EvenBins = field(default_factory=EvenBins)
+    """Of rewards and values."""
+    episodic: bool = False
+    """Learn where episodes terminate; needed where they do."""
+
+
+class TaskLatent(NamedTuple):
+    """A state, its task, and what came with it."""
+
+    z: Float[Tensor, "*b d"]
+    task: Int[Tensor, "*b"]
+    reward: Float[Tensor, "*b"]
+    cont: Float[Tensor, "*b"]
+    """The discount, times the chance that the episode goes on."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What sequences look like in latents."""
+
+    latent: TaskLatent
+
+
+class LatentModel(nn.Module):
+    """Encoder, dynamics, reward and, if episodic, termination."""
+
+    Latent = TaskLatent
+    encoder: Any
+    dynamics: nn.Module
+    reward: nn.Module
+    termination: nn.Module | None
+    tasks: nn.Embedding | None
+    discounts: Float[Tensor, " tasks"]
+    bins: Float[Tensor, " n"]
+
+    def __init__(self, config: LatentModelConfig, spec: Spec, discounts: list[float]) -> None:
+        super().__init__()
+        c = self.config = config
+        self.tasks = nn.Embedding(len(spec.tasks), c.task_dim) if spec.tasks else None
+        self.task_dim = c.task_dim if spec.tasks else 0
+        obs = {k: s for k, s in spec.obs.items() if not spec.tasks or k != TASK}
+        self.encoder = LatentEncoder(c, obs, self.task_dim)
+        state, step = c.latent_dim + self.task_dim, c.latent_dim + self.task_dim + spec.action.size
+        hidden = [c.mlp_dim, c.mlp_dim]
+        self.dynamics = NormedMLP([step, *hidden], c.latent_dim, SimNorm(c.simnorm_dim))
+        self.reward = NormedMLP([step, *hidden], c.bins.num, start="zero")
+        self.termination = NormedMLP([state, *hidden], 1) if c.episodic else None
+        self.state_dim, self.step_dim, self.latent_dim = state, step, c.latent_dim
+        if self.tasks is not None:
+            nn.init.uniform_(self.tasks.weight, -0.02, 0.02)
+        self.register_buffer("bins", c.bins.tensor(), persistent=False)
+        self.register_buffer("discounts", torch.tensor(discounts), persistent=False)
+        self.discount = sum(discounts) / len(discounts)
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def task_of(self, obs: Obs) -> Int[Tensor, "*b"]:
+        """Return which task observations are of: 0 where there is one only."""
+        if self.tasks is not None:
+            return obs[TASK].long()
+        name, spec = next(iter(self.encoder.obs.items()))
+        lead = obs[name].shape[: obs[name].ndim - len(spec.shape)]
+        return torch.zeros(lead, dtype=torch.int64, device=obs[name].device)
+
+    def about(
+        self,
+        task: Int[Tensor, " ..."],
+        z: Float[Tensor, "*b d"],
+        action: Float[Tensor, "*b a"] | None = None,
+    ) -> Float[Tensor, "*b k"]:
+        """Return a state, what tells its task, and an action if there is one, end to end."""
+        parts = [z]
+        if self.tasks is not None:
+            known = self.tasks(task)
+            parts.append(known.expand(*z.shape[:-1], known.shape[-1]))
+        parts += [] if action is None else [action]
+        return torch.cat(parts, -1) if len(parts) > 1 else z
+
+    def encode(
+        self, obs: Obs, task: Int[Tensor, "*b"], shift: Int[Tensor, "*b 2"] | None = None
+    ) -> Float[Tensor, "*b d"]:
+        """Return the latents of observations; images are moved by `shift`, if it is given."""
+        return self.encoder(obs, None if self.tasks is None else self.tasks(task), shift)
+
+    def next(
+        self, z: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"], task: Int[Tensor, " ..."]
+    ) -> Float[Tensor, "*b d"]:
+        """Return the latents that follow."""
+        return self.dynamics(self.about(task, z, action))
+
+    def reward_logits(
+        self, z: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"], task: Int[Tensor, " ..."]
+    ) -> Float[Tensor, "*b n"]:
+        """Return the rewards of steps, as distributions."""
+        return self.reward(self.about(task, z, action))
+
+    def decode(self, logits: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+        """Return the numbers that distributions stand for."""
+        return self.config.bins.decode(logits, self.bins)
+
+    def ends(self, z: Float[Tensor, "*b d"], task: Int[Tensor, " ..."]) -> Float[Tensor, "*b"]:
+        """Return the logits of termination."""
+        assert self.termination is not None
+        return self.termination(self.about(task, z)).float()[..., 0]
+
+    @torch.no_grad()
+    def limit_tasks(self) -> None:
+        """Shorten what tells a task to 1, where it is longer.
+
+        The original does so in every forward pass; a captured graph must not.
+        """
+        if self.tasks is not None:
+            norm = self.tasks.weight.norm(dim=1, keepdim=True)
+            self.tasks.weight.mul_((1 / (norm + 1e-7)).clamp(max=1.0))
+
+    # -- the protocol -----------------------------------------------------------------------------
+
+    @property
+    def decoded(self) -> dict[str, ArraySpec]:
+        """Return nothing: it dreams in latents alone."""
+        return {}
+
+    def initial(self, num: int, device: Any) -> TaskLatent:
+        """Return the latents before anything was seen."""
+        zeros = torch.zeros(num, self.latent_dim + 2, device=device)
+        task = torch.zeros(num, dtype=torch.int64, device=device)
+        return TaskLatent(zeros[:, 2:], task, zeros[:, 0], zeros[:, 1])
+
+    def observe(
+        self,
+        obs: Obs,
+        action: Shaped[Tensor, "b t ..."],
+        is_first: Bool[Tensor, "b t"],
+        state: TaskLatent,
+    ) -> Followed:
+        """Encode sequences; what is predicted of each step comes from the latent before it."""
+        task = self.task_of(obs)
+        z = self.encode(obs, task)
+        before = torch.cat([state.z[:, None].to(z.dtype), z[:, :-1]], 1)
+        logits = self.reward_logits(before, action.flatten(2), task)
+        reward = self.decode(logits).masked_fill(is_first, 0.0)
+        return Followed(TaskLatent(z, task, reward, self.goes_on(z, task)))
+
+    def goes_on(self, z: Float[Tensor, "*b d"], task: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the discount times the chance that episodes go on."""
+        discount = F.embedding(task, self.discounts[:, None])[..., 0]
+        return (
+            discount if self.termination is None else discount * torch.sigmoid(-self.ends(z, task))
+        )
+
+    def advance(self, latent: TaskLatent, action: Shaped[Tensor, "n ..."]) -> TaskLatent:
+        """Return the latent after an action."""
+        flat, task = action.flatten(1), latent.task
+        reward = self.decode(self.reward_logits(latent.z, flat, task))
+        z = self.next(latent.z, flat, task)
+        return TaskLatent(z, task, reward, self.goes_on(z, task))
+
+    def imagine(
+        self,
+        start: TaskLatent,
+        policy: Policy,
+        horizon: int,
+        noise: Float[Tensor, "h ..."] | None = None,
+    ) -> tuple[TaskLatent, Shaped[Tensor, "n {horizon}+1 ..."]]:
+        """Go on from latents; there is no chance in it, whatever the noise."""
+
+        def advance(
+            latent: TaskLatent, chance: Float[Tensor, " ..."]
+        ) -> tuple[TaskLatent, Shaped[Tensor, "n ..."]]:
+            action = policy(latent)
+            return self.advance(latent, action), action
+
+        return roll_out(advance, start, policy, torch.zeros(horizon))
+
+    def predict(self, latent: TaskLatent) -> dict[str, Any]:
+        """Return the reward and the continuation that latents carry, and no observation."""
+        return {"obs": {}, **self.predict_reward(latent)}
+
+    def predict_reward(self, latent: TaskLatent) -> dict[str, Float[Tensor, "*b"]]:
+        """Return the reward and the continuation that latents carry."""
+        return {"reward": latent.reward, "cont": latent.cont}

@@ -1,0 +1,191 @@
+"""Weights of the official TD-MPC2 (nicklashansen/tdmpc2), under its own names, in our agent.
+
+Its releases differ in how they name the critics: `_Qs.params.N` (2023; N counts weight, bias and
+the norm's two of each layer) or `_Qs.params.L.weight` (2024 on). Both are brought to the latter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dreamlab.core.config import load
+from dreamlab.core.errors import CheckpointError
+from dreamlab.core.types import Array, ArraySpec, Spec, TaskSpec
+from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
+
+Weights = Mapping[str, Array]
+FIELDS = ("weight", "bias", "ln.weight", "ln.bias")
+ONLINE, TARGET = "_Qs.params", "_target_Qs_params"
+NOT_WEIGHTS = re.compile(
+    r"_detach_Qs_params\..*|.*\.__(batch_size|device)|log_std_(min|dif)|_action_masks"
+)
+# ours, theirs; the number of a layer follows, that of the last one too
+NETS = {
+    "model.encoder.net": "_encoder.state", "model.dynamics": "_dynamics",
+    "model.reward": "_reward", "model.termination": "_termination", "prior.net": "_pi",
+}  # fmt: skip
+NORMS = {"scale": "ln.weight", "shift": "ln.bias"}
+FIRST_CONV = 2
+"""Before the convolutions theirs has two layers without weights: shift and scale."""
+
+
+def canonical(found: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the weights of a checkpoint under the newer names, and nothing else of it."""
+    out: dict[str, Array] = {}
+    for name, value in found.items():
+        if re.fullmatch(r".*\.__(batch_size|device)", name):
+            continue
+        if not isinstance(value, np.ndarray):
+            raise CheckpointError(f"import: {name[:80]!r} is no tensor")
+        out[_newer(name)] = value
+    if not any(k.startswith(TARGET) for k in out):  # it begins as the critics are
+        out |= {TARGET + k[len(ONLINE) :]: v for k, v in out.items() if k.startswith(ONLINE)}
+    return out
+
+
+def _newer(name: str) -> str:
+    """Return what a weight is called since 2024."""
+    old = re.fullmatch(r"(_Qs\.params|_target_Qs\.params)\.(\d+)", name)
+    if old is None:
+        return name
+    layer, field = divmod(int(old[2]), len(FIELDS))
+    return f"{ONLINE if old[1] == ONLINE else TARGET}.{layer}.{FIELDS[field]}"
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def official_names(agent: TDMPC2) -> dict[str, str]:
+    """Return the original's name of each of our parameters."""
+    return {name: _official(agent, name) for name, _ in agent.named_parameters()}
+
+
+def _official(agent: TDMPC2, name: str) -> str:
+    if name == "model.tasks.weight":
+        return "_task_emb.weight"
+    if match := re.fullmatch(r"model\.encoder\.net\.convs\.(\d+)\.(\w+)", name):
+        return f"_encoder.rgb.{int(match[1]) + FIRST_CONV}.{match[2]}"
+    if match := re.fullmatch(r"(critics|target)\.(linears|norms)\.(\d+)\.(\w+)", name):
+        leaf = NORMS.get(match[4], match[4])
+        return f"{ONLINE if match[1] == 'critics' else TARGET}.{match[3]}.{leaf}"
+    match = re.fullmatch(r"(.+?)\.(?:hidden\.(\d+)|out)(?:\.(linear|norm))?\.(\w+)", name)
+    assert match is not None, name
+    net: Any = agent.get_submodule(match[1])
+    layer = len(net.hidden) if match[2] is None else int(match[2])
+    return f"{NETS[match[1]]}.{layer}.{NORMS.get(match[4], match[4])}"
+
+
+def to_ours(value: Array, like: Tensor, name: str) -> Tensor:
+    """Return an original tensor in our layout."""
+    tensor = torch.from_numpy(np.array(value, np.float32))
+    if name.startswith((ONLINE, TARGET)):
+        tensor = tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
+        tensor = tensor[:, None] if like.ndim == 3 and tensor.ndim == 2 else tensor
+        tensor = tensor.flatten() if like.ndim == 1 else tensor
+    if tensor.shape != like.shape:
+        raise CheckpointError(
+            f"import: {name!r} has the shape {tuple(value.shape)}, which does not fit"
+        )
+    return tensor.contiguous()
+
+
+def to_theirs(value: Tensor, name: str, critics: int) -> Array:
+    """Return one of our tensors in the original's layout."""
+    out = value.detach().cpu()
+    if name.startswith((ONLINE, TARGET)):
+        out = out.view(critics, -1) if out.ndim == 1 else out
+        bias = out.ndim == 3 and name.endswith(".bias")
+        out = out[:, 0] if bias else out.transpose(1, 2) if out.ndim == 3 else out
+    return out.contiguous().numpy()
+
+
+@torch.no_grad()
+def load_weights(agent: TDMPC2, weights: Weights) -> None:
+    """Copy an original's weights; every one must have a place, and every place one."""
+    names = official_names(agent)
+    for ours, param in agent.named_parameters():
+        theirs = names[ours]
+        if theirs not in weights:
+            raise CheckpointError(f"import: the checkpoint lacks {theirs!r}")
+        param.copy_(to_ours(weights[theirs], param, theirs))
+    known = set(names.values())
+    for name in weights:
+        if name not in known and not NOT_WEIGHTS.fullmatch(name):
+            raise CheckpointError(f"import: {name[:80]!r} has no counterpart in our agent")
+    agent.model.limit_tasks()
+
+
+def weights_of(agent: TDMPC2) -> dict[str, Array]:
+    """Return our weights under the original's names."""
+    params = dict(agent.named_parameters())
+    num = agent.config.num_q
+    return {v: to_theirs(params[k], v, num) for k, v in official_names(agent).items()}
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+def config_of(weights: Weights, **more: Any) -> TDMPC2Config:
+    """Return the config that weights have; `more` of its options are not of the network."""
+    return load(TDMPC2Config, {**sizes_of(weights), **more}, "workflow")
+
+
+def sizes_of(weights: Weights) -> dict[str, Any]:
+    """Return the options that weights tell."""
+    shape = {k: v.shape for k, v in weights.items()}
+    latent = shape["_dynamics.2.weight"][0]
+    out: dict[str, Any] = {
+        "size": None,
+        "latent_dim": latent,
+        "mlp_dim": shape["_dynamics.0.weight"][0],
+        "num_q": shape[f"{ONLINE}.0.weight"][0],
+        "bins": {"num": shape["_reward.2.weight"][0]},
+        "episodic": "_termination.0.weight" in shape,
+    }
+    layers = [k for k in shape if re.fullmatch(r"_encoder\.state\.\d+\.weight", k)]
+    if layers:
+        out |= {"enc_dim": shape["_encoder.state.0.weight"][0], "enc_layers": len(layers)}
+    else:
+        out["channels"] = shape[f"_encoder.rgb.{FIRST_CONV}.weight"][0]
+    if "_task_emb.weight" in shape:
+        out["task_dim"] = shape["_task_emb.weight"][1]
+    if "log_std_min" in weights and "log_std_dif" in weights:
+        low = float(weights["log_std_min"])
+        out["log_std"] = (low, low + float(weights["log_std_dif"]))
+    return out
+
+
+def action_dim(weights: Weights) -> int:
+    """Return the entries of an action of the policy."""
+    return weights["_pi.2.weight"].shape[0] // 2
+
+
+def obs_dim(weights: Weights) -> int | None:
+    """Return how many numbers the encoder reads; None if it reads images."""
+    if "_encoder.state.0.weight" not in weights:
+        return None
+    tasks = weights["_task_emb.weight"].shape[1] if "_task_emb.weight" in weights else 0
+    return weights["_encoder.state.0.weight"].shape[1] - tasks
+
+
+def spec_of(weights: Weights, image: tuple[int, ...] = (64, 64, 9)) -> Spec:
+    """Return what weights act on, as far as they tell."""
+    dim, numbers = action_dim(weights), obs_dim(weights)
+    seen = (
+        {"image": ArraySpec(image, "uint8")}
+        if numbers is None
+        else {"state": ArraySpec((numbers,))}
+    )
+    tasks: tuple[TaskSpec, ...] = ()
+    if "_task_emb.weight" in weights:
+        count = weights["_task_emb.weight"].shape[0]
+        masks = weights.get("_action_masks", np.ones((count, dim), np.float32))
+        tasks = tuple(TaskSpec(str(i), int(m.sum())) for i, m in enumerate(masks))
+        seen["task"] = ArraySpec((), "int64", classes=count)
+    return Spec(seen, ArraySpec((dim,), low=-1.0, high=1.0), None, tasks)

@@ -1,0 +1,136 @@
+"""The layers of TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828): normalised, latents as simplices.
+
+A layer is linear, dropout, layer norm, activation, in this order. `EnsembleNormedMLP` is several
+such networks as one, each with norms of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.nn.ensemble import EnsembleLinear
+from dreamlab.nn.layers import LayerNorm
+
+EPS = 1e-5
+"""Of the norms."""
+Start = Literal["normal", "zero"]
+"""How the weights of a last layer begin."""
+
+
+class SimNorm(nn.Module):
+    """Makes every group of `dim` numbers a point of a simplex: none negative, their sum 1."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        return F.softmax(x.float().unflatten(-1, (-1, self.dim)), -1).flatten(-2)
+
+
+def start_linear(layer: nn.Linear | EnsembleLinear, start: Start = "normal") -> None:
+    """Draw weights from a narrow normal, or make them zero; biases are zero."""
+    if start == "normal":
+        nn.init.trunc_normal_(layer.weight, std=0.02)
+    else:
+        nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+
+
+class NormedLinear(nn.Module):
+    """A linear layer, normalised, then an activation."""
+
+    def __init__(self, in_dim: int, out_dim: int, act: Callable[[Tensor], Tensor] = F.mish) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_dim, out_dim)
+        self.norm = LayerNorm(out_dim, EPS)
+        self.act = act
+        start_linear(self.linear)
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
+        return self.act(self.norm(self.linear(x)))
+
+
+class NormedMLP(nn.Module):
+    """Normalised hidden layers, then a linear one or, with an `act`, one more normalised one."""
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        out_dim: int,
+        act: Callable[[Tensor], Tensor] | None = None,
+        start: Start = "normal",
+    ) -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(*(NormedLinear(a, b) for a, b in pairwise(dims)))
+        if act is None:
+            self.out: nn.Module = nn.Linear(dims[-1], out_dim)
+            start_linear(self.out, start)
+        else:
+            self.out = NormedLinear(dims[-1], out_dim, act)
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
+        return self.out(self.hidden(x))
+
+
+class EnsembleNorm(nn.Module):
+    """A layer norm for each of `num` members."""
+
+    def __init__(self, num: int, dim: int) -> None:
+        super().__init__()
+        # one row of numbers, as every other norm's: bfloat16 copies are for what products read
+        self.scale = nn.Parameter(torch.ones(num * dim))
+        self.shift = nn.Parameter(torch.zeros(num * dim))
+        self.shape = (num, 1, dim)
+
+
+class EnsembleNormedMLP(nn.Module):
+    """`num` networks of one shape; dropout is between the first product and its norm."""
+
+    def __init__(self, num: int, dims: Sequence[int], out_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.num, self.dropout = num, dropout
+        self.linears = nn.ModuleList(
+            EnsembleLinear(num, a, b) for a, b in pairwise([*dims, out_dim])
+        )
+        self.norms = nn.ModuleList(EnsembleNorm(num, b) for b in dims[1:])
+        for i, layer in enumerate(self.linears):
+            assert isinstance(layer, EnsembleLinear)
+            start_linear(layer, "normal" if i < len(self.norms) else "zero")
+
+    def forward(
+        self,
+        x: Float[Tensor, "*b d"],
+        heads: Int[Tensor, " n"] | None = None,
+        learn: bool = True,
+        drop: bool = False,
+    ) -> Float[Tensor, "n *b k"]:
+        """Return the outputs of all members or, with `heads`, of these alone.
+
+        Without `learn` gradients reach the input, but no weight.
+        """
+
+        def pick(p: Float[Tensor, "m ..."]) -> Float[Tensor, "n ..."]:
+            p = p if learn else p.detach()
+            return p if heads is None else p.index_select(0, heads)
+
+        lead = x.shape[:-1]
+        y = x.reshape(-1, x.shape[-1])
+        y = y.expand(self.num if heads is None else heads.shape[0], *y.shape)
+        last = len(self.norms)
+        for i, layer in enumerate(self.linears):
+            y = torch.baddbmm(pick(layer.bias), y, pick(layer.weight))
+            if i < last:
+                y = F.dropout(y, self.dropout, drop and i == 0)
+                norm = self.norms[i]
+                scale, shift = (pick(p.view(norm.shape)) for p in (norm.scale, norm.shift))
+                unit = F.layer_norm(y.float(), y.shape[-1:], eps=EPS)
+                y = F.mish((unit * scale + shift).to(y.dtype))
+        return y.unflatten(1, lead)

@@ -1,0 +1,340 @@
+"""TD-MPC, the first version (Hansen et al. 2022, arXiv:2203.04955), from vectors.
+
+Plain MLPs, two critics that learn numbers, a deterministic policy, a target of the whole model, and
+prioritised windows; plans are longer than TD-MPC2's and grow to their length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from dreamlab.components.latent_planning import (
+    FixedNoise,
+    PlanNoise,
+    PlanSizes,
+    draw_elite,
+    draw_noise,
+)
+from dreamlab.components.world_models.latent_mlp import TaskLatent
+from dreamlab.components.world_models.latent_plain import PlainModel, PlainModelConfig, plain_mlp
+from dreamlab.components.world_models.workflow import WorldModelWorkflow
+from dreamlab.components.world_models.world_model_planet import check_continuous
+from dreamlab.core.config import Part, part
+from dreamlab.core.limits import (
+    Decay,
+    Natural,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Share,
+    SomeShare,
+)
+from dreamlab.core.optim import optimizer_field
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, hook
+from dreamlab.nn.counter import Count
+from dreamlab.nn.mlp import linear
+from dreamlab.nn.target import TargetNetwork, frozen_copy
+from dreamlab.ops.planning import PLANNERS, Plan, Planner, shifted
+
+MOST = 1e4
+"""Where losses and priorities of a window are cut off."""
+
+
+@dataclass(frozen=True)
+class PlainScales:
+    """Weights of the losses."""
+
+    consistency: NonNegative = 2.0
+    reward: NonNegative = 0.5
+    value: NonNegative = 0.1
+
+
+@dataclass(frozen=True)
+class TDMPCConfig(PlainModelConfig):
+    """Defaults of the original."""
+
+    gamma: Share = 0.99
+    rho: SomeShare = 0.5
+    """How much less each further step of a window counts."""
+    scales: PlainScales = field(default_factory=PlainScales)
+    tau: SomeShare = 0.01
+    target_every: PositiveInt = 2
+    """Updates between two moves of the target."""
+    first_std: Positive = 0.5
+    """Least deviation of plans at first, and of the policy's noise; at last it is the planner's
+    `min_std`."""
+    noise_clip: Positive = 0.3
+    """Largest noise of the policy."""
+    anneal_updates: PositiveInt = 25_000
+    """Updates over which plans grow from one step to the planner's horizon, and the deviation
+    falls."""
+    momentum: Decay = 0.1
+    """Share of its mean that a plan keeps in each iteration."""
+    mpc: bool = True
+    """Plan; if not, the policy acts alone."""
+    planner: Part = part("mppi", PLANNERS, Planner, horizon=5, samples=537)
+    """Its samples are 512 and those of the policy."""
+    num_pi_plans: Natural = 25
+    optimizer: Part = optimizer_field("adam", lr=1e-3, clip=10.0)
+    policy_optimizer: Part = optimizer_field("adam", lr=1e-3, clip=10.0)
+
+    def __post_init__(self) -> None:
+        if self.num_pi_plans >= self.planner.config.samples:
+            raise ValueError(
+                f"num_pi_plans={self.num_pi_plans} must be below "
+                f"planner.samples={self.planner.config.samples}"
+            )
+
+
+def critic(in_dim: int, hidden: int) -> nn.Sequential:
+    """Return one of the two critics; it begins at 0."""
+    first, middle = linear(in_dim, hidden, 1.0), linear(hidden, hidden, 1.0)
+    last = linear(hidden, 1, 1.0)
+    nn.init.zeros_(last.weight)
+    return nn.Sequential(first, nn.LayerNorm(hidden), nn.Tanh(), middle, nn.ELU(), last)
+
+
+class Model(nn.Module):
+    """What the target is a copy of: world model and critics."""
+
+    def __init__(self, world: PlainModel, critics: nn.ModuleList) -> None:
+        super().__init__()
+        self.world, self.critics = world, critics
+
+    def values(
+        self, z: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"]
+    ) -> Float[Tensor, "2 ..."]:
+        """Return what both critics think of steps."""
+        x = torch.cat([z, action], -1)
+        return torch.stack([q(x)[..., 0] for q in self.critics])
+
+
+class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
+    """World model, critics, policy, planner."""
+
+    Config = TDMPCConfig
+    plans: ClassVar[bool] = True
+    tiny: ClassVar[dict[str, Any]] = {
+        "latent_dim": 8, "enc_dim": 16, "mlp_dim": 16, "num_pi_plans": 4, "anneal_updates": 10,
+        "planner": {"iterations": 2, "samples": 12, "elites": 4},
+    }  # fmt: skip
+
+    def build(self, spec: Spec) -> None:
+        c, dim = self.config, spec.action.size
+        check_continuous(spec.action, "TD-MPC", "DreamerV3")
+        world = PlainModel(c, spec, c.gamma)
+        critics = nn.ModuleList(critic(world.step_dim, c.mlp_dim) for _ in range(2))
+        self.online = Model(world, critics)
+        self.target = frozen_copy(self.online)
+        self.target_network = TargetNetwork(self.target, self.online)
+        self.actor = plain_mlp(world.state_dim, c.mlp_dim, dim)
+        self.planner: Planner[Any, Any] = c.planner.build()
+        self.sizes = PlanSizes(self.planner.config, c.num_pi_plans, dim, 2)
+        self.fixed_noise = FixedNoise(self.sizes)
+        self.updates = Count()
+        self.opt = self.optimizer("model", self.online.parameters(), c.optimizer)
+        self.policy_opt = self.optimizer("policy", self.actor.parameters(), c.policy_optimizer)
+
+    @property
+    def model(self) -> PlainModel:
+        """Return the world model."""
+        return self.online.world
+
+    @property
+    def grown(self) -> float:
+        """Return how much of the annealing is over."""
+        return min(1.0, self.updates.value / self.config.anneal_updates)
+
+    @property
+    def least_std(self) -> float:
+        """Return the least deviation now."""
+        first, last = self.config.first_std, getattr(self.sizes.planner, "min_std", 0.05)
+        return max(last, first + (last - first) * self.grown)
+
+    @property
+    def horizon(self) -> int:
+        """Return how many steps are planned now."""
+        return max(1, int(1 + (self.sizes.planner.horizon - 1) * self.grown))
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Return no plan, and the latent before anything was seen."""
+        shape = (num_envs, self.sizes.planner.horizon, self.sizes.action)
+        mean = torch.zeros(shape, device=self.device)
+        return {"mean": mean, **self.model.initial(num_envs, self.device)._asdict()}
+
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
+        """Plan from what is seen, or let the policy act; in training add some noise."""
+        num, fixed = is_first.shape[0], mode is Mode.FIXED
+        noise = self.fixed_noise() if fixed else draw_noise(self.sizes, num, is_first.device)
+        task = self.model.task_of(obs)
+        z, mean = self.model.encode(obs, task), state["mean"]
+        if self.config.mpc and mode is not Mode.POLICY:
+            start = shifted(mean).masked_fill(is_first[:, None, None], 0.0)
+            plan = self.plan(z, start[:, : self.horizon], noise)
+            action, std = draw_elite(plan, noise.choice), plan.std[:, 0]
+            mean = torch.cat([plan.mean, start[:, self.horizon :]], 1)
+            action = (action + std * noise.action).clamp(-1, 1) if mode.samples else action
+        else:
+            action = self.policy_action(z, noise.action if mode.samples else None)
+        after = {"mean": mean}
+        if not fixed:  # the dream of a run begins where it was
+            seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
+            after |= seen._asdict()
+        return Decision(action.unflatten(-1, self.spec.action.shape), after)
+
+    def policy_action(
+        self, z: Float[Tensor, "*b d"], noise: Float[Tensor, "... a"] | None
+    ) -> Float[Tensor, "*b a"]:
+        """Return the policy's actions; standard normal noise is scaled and clipped."""
+        mean = torch.tanh(self.actor(z))
+        if noise is None:
+            return mean
+        limit = self.config.noise_clip
+        return (mean + (self.least_std * noise).clamp(-limit, limit)).clamp(-1, 1)
+
+    def fill(self, step: Step, state: Tree) -> Decision:
+        """Return a decision without a plan, for an action that is to be random."""
+        action = torch.zeros(len(step.is_first), *self.spec.action.shape, device=self.device)
+        return Decision(action, state)
+
+    def with_action(self, decision: Decision, action: Float[Tensor, "n ..."]) -> Decision:
+        """Return a decision for another action than the planner's."""
+        return replace(decision, action=action)
+
+    def policy(self, latent: TaskLatent) -> Float[Tensor, "n ..."]:
+        """Return the policy's actions for states [n, ...]."""
+        return self.policy_action(latent.z, None).unflatten(-1, self.spec.action.shape)
+
+    def expected_return(self, obs: Obs) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Return what the critics think of the policy in states, and the discount."""
+        z = self.model.encode(obs, self.model.task_of(obs))
+        value = self.online.values(z, self.policy_action(z, None)).amin(0)
+        return value, torch.full_like(value, self.config.gamma)
+
+    @torch.no_grad()
+    def plan(self, z: Float[Tensor, "n d"], mean: Float[Tensor, "n h a"], noise: PlanNoise) -> Plan:
+        """Return what a search from `mean` finds for each state."""
+        horizon, keep = mean.shape[1], self.config.momentum
+        proposed = self.propose(z, noise.proposed[:horizon])
+        plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
+        for i in range(self.sizes.planner.iterations):
+            draws = noise.at(i)
+            drawn = self.planner.ask(plan, draws.candidates[:, :, :horizon])
+            candidates = torch.cat([proposed, drawn], 1)
+            score = self.score_plans(z, candidates, draws.last)
+            score = score if draws.ties is None else score + draws.ties
+            new = self.planner.tell(plan, candidates, score)
+            middle = keep * plan.mean + (1 - keep) * new.mean
+            plan = replace(new, mean=middle, std=new.std.clamp(min=self.least_std))
+        return plan
+
+    def propose(
+        self, z: Float[Tensor, "n d"], noise: Float[Tensor, "h m p a"]
+    ) -> Float[Tensor, "n p h a"]:
+        """Return plans that the policy makes in its dreams."""
+        state = z[:, None].expand(-1, noise.shape[2], -1)
+        actions: list[Tensor] = []
+        for chance in noise:
+            actions.append(self.policy_action(state, chance))
+            state = self.model.next(state, actions[-1], self._one)
+        return torch.stack(actions, 2)
+
+    def score_plans(
+        self,
+        z: Float[Tensor, "n d"],
+        plans: Float[Tensor, "n s h a"],
+        last: Float[Tensor, "m s a"],
+    ) -> Float[Tensor, "n s"]:
+        """Return the rewards that plans bring, and the smaller value of where they end."""
+        state, total, discount = z[:, None].expand(-1, plans.shape[1], -1), torch.zeros(()), 1.0
+        total = torch.zeros_like(plans[:, :, 0, 0])
+        for action in plans.unbind(2):
+            reward = self.model.decode(self.model.reward_logits(state, action, self._one))
+            total = total + discount * reward
+            state = self.model.next(state, action, self._one)
+            discount *= self.config.gamma
+        value = self.online.values(state, self.policy_action(state, last)).amin(0)
+        return (total + discount * value).nan_to_num(0.0)
+
+    @property
+    def _one(self) -> Int[Tensor, ""]:
+        """Return the only task."""
+        return torch.zeros((), dtype=torch.int64, device=self.device)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @hook
+    def update_agent(
+        self, batch: Batch, *, phase: Phase
+    ) -> tuple[Metrics, dict[str, Float[Tensor, " b"]]]:
+        """Take a gradient step each on the model and on the policy; return new priorities."""
+        loss, zs, priority, metrics = self.model_loss(batch)
+        norm = self.opt.step(loss)
+        policy_loss = self.policy_loss(zs)
+        policy_norm = self.policy_opt.step(policy_loss)
+        self.updates.value += 1
+        if self.updates.value % self.config.target_every == 0:
+            self.target_network.update(self.config.tau)
+        metrics |= {"loss": loss, "loss/policy": policy_loss}
+        metrics |= {"model_grad_norm": norm, "policy_grad_norm": policy_norm}
+        return {k: v.detach() for k, v in metrics.items()}, {"priority": priority}
+
+    def model_loss(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, ""], list[Float[Tensor, "b d"]], Float[Tensor, " b"], Metrics]:
+        """Return the loss of the model and the critics, the latents, and priorities."""
+        c, model = self.config, self.model
+        horizon = batch.reward.shape[1] - 1
+        obs = [{k: v[:, t] for k, v in batch.obs.items()} for t in range(horizon + 1)]
+        zs = [model.encode(obs[0], model.task_of(obs[0]))]
+        parts = {
+            k: torch.zeros_like(batch.reward[:, 0]) for k in ("consistency", "reward", "value")
+        }
+        priority = torch.zeros_like(batch.reward[:, 0])
+        for t in range(horizon):
+            z, action, weight = zs[-1], batch.action[:, t].flatten(1), c.rho**t
+            q = self.online.values(z, action)
+            reward = model.decode(model.reward_logits(z, action, self._one))
+            zs.append(model.next(z, action, self._one))
+            goal, target = self.targets(
+                obs[t + 1], batch.reward[:, t + 1], batch.is_terminal[:, t + 1]
+            )
+            parts["consistency"] = parts["consistency"] + weight * (zs[-1] - goal).square().mean(1)
+            parts["reward"] = parts["reward"] + weight * (reward - batch.reward[:, t + 1]).square()
+            parts["value"] = parts["value"] + weight * (q - target).square().sum(0)
+            priority = priority + weight * (q - target).abs().sum(0).detach()
+        total = torch.stack([getattr(c.scales, k) * v.clamp(max=MOST) for k, v in parts.items()])
+        share = batch.extras.get("weight", torch.ones_like(priority))
+        metrics = {f"loss/{k}": v.mean() for k, v in parts.items()} | {"target": target.mean()}
+        # the original scales this gradient: one over the steps of a window
+        loss = (total.sum(0) * share).mean() / horizon
+        return loss, zs, priority.clamp(max=MOST), metrics
+
+    @torch.no_grad()
+    def targets(
+        self, obs: Obs, reward: Float[Tensor, " b"], terminal: Bool[Tensor, " b"]
+    ) -> tuple[Float[Tensor, "b d"], Float[Tensor, " b"]]:
+        """Return where the dynamics should arrive, and what values should be."""
+        task = self.model.task_of(obs)
+        z = self.model.encode(obs, task)
+        noise = torch.randn(len(z), self.sizes.action, device=z.device)
+        value = self.target.values(z, self.policy_action(z, noise)).amin(0)
+        goal = self.target.world.encode(obs, task)
+        return goal, reward + self.config.gamma * (~terminal).float() * value
+
+    def policy_loss(self, zs: list[Float[Tensor, "b d"]]) -> Float[Tensor, ""]:
+        """Return what raises the smaller value of the policy's actions."""
+        z = torch.stack(zs).detach()
+        noise = torch.randn(*z.shape[:2], self.sizes.action, device=z.device)
+        q = self.online.values(z, self.policy_action(z, noise)).amin(0)
+        weight = self.config.rho ** torch.arange(z.shape[0], device=z.device)
+        return -(weight * q.mean(1)).sum()

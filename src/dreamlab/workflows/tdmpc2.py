@@ -1,0 +1,486 @@
+"""TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828): plan in the latents of a model without a decoder.
+
+One update: windows of H + 1 steps of one episode are encoded; from the first latent the dynamics
+go on by themselves, and must arrive where the encoder does. Rewards and values are learnt on the
+latents so predicted, a policy prior on the values. Acting is a search (MPPI) over H actions, helped
+by plans of the policy, whose last state is valued by the critics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from dreamlab.components.critics.two_hot import TwoHotCritics, draw_pairs
+from dreamlab.components.latent_planning import (
+    Draws,
+    FixedNoise,
+    PlanNoise,
+    PlanSizes,
+    draw_elite,
+    draw_noise,
+)
+from dreamlab.components.policies.latent_prior import LatentPrior
+from dreamlab.components.world_models.latent_encoder import PAD
+from dreamlab.components.world_models.latent_mlp import LatentModel, LatentModelConfig, TaskLatent
+from dreamlab.components.world_models.workflow import WorldModelWorkflow
+from dreamlab.components.world_models.world_model_planet import check_continuous
+from dreamlab.core.config import Part, check_presets, part
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import (
+    Decay,
+    Finite,
+    Natural,
+    NonNegative,
+    Positive,
+    Range,
+    Share,
+    SomeShare,
+)
+from dreamlab.core.optim import optimizer_field
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Step, Tree
+from dreamlab.core.workflow import Workflow, capturable, compilable, hook
+from dreamlab.nn.target import TargetNetwork, frozen_copy
+from dreamlab.ops.planning import PLANNERS, Plan, Planner, shifted
+from dreamlab.ops.scaling import update_spread
+
+Size = Literal["1m", "5m", "19m", "48m", "317m"]
+MANY_ACTIONS = 20
+"""Entries of an action from which on a plan takes `more_iterations`."""
+
+
+def _sizes(enc: int, mlp: int, latent: int, layers: int, num_q: int) -> dict[str, Any]:
+    """Return the options that make an agent as large as this."""
+    widths = {"enc_dim": enc, "mlp_dim": mlp, "latent_dim": latent}
+    return {**widths, "enc_layers": layers, "num_q": num_q}
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "1m": _sizes(256, 384, 128, 2, 2),
+    "5m": {},  # as the defaults have it
+    "19m": _sizes(1024, 1024, 768, 3, 5),
+    "48m": _sizes(1792, 1792, 768, 4, 5),
+    "317m": _sizes(4096, 4096, 1376, 5, 8),
+}
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Weights of the model's losses."""
+
+    consistency: NonNegative = 20.0
+    reward: NonNegative = 0.1
+    value: NonNegative = 0.1
+    termination: NonNegative = 1.0
+
+
+@dataclass(frozen=True)
+class DiscountConfig:
+    """The discount that fits episodes of T decisions: 1 - denom / T, between two limits."""
+
+    denom: Positive = 5.0
+    low: Share = 0.95
+    high: Share = 0.995
+
+    def of(self, length: int) -> float:
+        """Return the discount of an episode of this length."""
+        return min(max(1 - self.denom / length, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class TDMPC2Config(LatentModelConfig):
+    """Defaults of the original; a size stands for widths and the number of critics."""
+
+    size: Size | None = "5m"
+    """None: every width is given, or that of 5m."""
+    num_q: Annotated[int, Range(2, 1_000)] = 5
+    """Critics, of which two are drawn whenever a value is asked for."""
+    dropout: Decay = 0.01
+    """In the critics' first layer, while they learn."""
+    log_std: tuple[Finite, Finite] = (-10.0, 2.0)
+    """Limits of the policy's log-deviation."""
+    rho: SomeShare = 0.5
+    """How much less each further step of a window counts."""
+    scales: Scales = field(default_factory=Scales)
+    entropy: NonNegative = 1e-4
+    """Weight of the policy's entropy."""
+    scale_rate: SomeShare = 0.01
+    """How fast the range of values that the policy's loss is divided by is followed."""
+    tau: SomeShare = 0.01
+    """How far the target critics move towards the critics at each update."""
+    gamma: Share | None = None
+    """None: from the length of episodes, by `discount`."""
+    discount: DiscountConfig = field(default_factory=DiscountConfig)
+    mpc: bool = True
+    """Plan; if not, the policy prior acts alone."""
+    planner: Part = part("mppi", PLANNERS, Planner)
+    more_iterations: Natural = 2
+    """Iterations added to the planner's where actions have 20 entries or more."""
+    num_pi_plans: Natural = 24
+    """Plans of the policy among the samples of every iteration."""
+    optimizer: Part = optimizer_field(
+        "adam", lr=3e-4, clip=20.0, groups={"model.encoder": {"lr_scale": 0.3}}
+    )
+    """Of the model and the critics."""
+    policy_optimizer: Part = optimizer_field("adam", lr=3e-4, eps=1e-5, clip=20.0)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"size": SIZES}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_presets(self)
+        if self.num_pi_plans >= self.planner.config.samples:
+            raise ValueError(
+                f"num_pi_plans={self.num_pi_plans} must be below "
+                f"planner.samples={self.planner.config.samples}"
+            )
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows of H + 1 steps, time first: what an update learns from."""
+
+    obs: Obs
+    """[h + 1, b, ...]"""
+    action: Float[Tensor, "h b a"]
+    reward: Float[Tensor, "h b"]
+    terminal: Float[Tensor, "h b"]
+    task: Int[Tensor, " b"]
+    extras: dict[str, Tensor]
+    """[h, b, ...], of the steps that the actions are of."""
+
+
+class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
+    """World model, critics, policy prior, planner."""
+
+    Config = TDMPC2Config
+    plans: ClassVar[bool] = True
+    tiny: ClassVar[dict[str, Any]] = {
+        "size": None, "enc_dim": 16, "mlp_dim": 16, "latent_dim": 16, "task_dim": 4, "num_q": 3,
+        "bins": {"num": 21}, "num_pi_plans": 4,
+        "planner": {"iterations": 2, "samples": 12, "elites": 4},
+    }  # fmt: skip
+    value_scale: Float[Tensor, ""]
+    quantiles: Float[Tensor, " 2"]
+    masks: Float[Tensor, "tasks a"]
+
+    def build(self, spec: Spec) -> None:
+        c = self.config
+        check_continuous(spec.action, "TD-MPC2", "DreamerV3")
+        self.model = LatentModel(c, spec, discounts_of(spec, c.gamma, c.discount))
+        self.critics = TwoHotCritics(c.num_q, self.model.step_dim, c.mlp_dim, c.bins, c.dropout)
+        self.target = frozen_copy(self.critics)
+        self.target_network = TargetNetwork(self.target, self.critics)
+        self.prior = LatentPrior(self.model.state_dim, c.mlp_dim, spec.action.size, c.log_std)
+        self.register_buffer("value_scale", torch.ones(()))
+        self.register_buffer("quantiles", torch.tensor([0.05, 0.95]), persistent=False)
+        dims = [t.action_dim for t in spec.tasks] or [spec.action.size]
+        mask = torch.arange(spec.action.size) < torch.tensor(dims)[:, None]
+        self.register_buffer("masks", mask.float(), persistent=False)
+        self._build_planner(spec.action.size)
+        learnt = [*self.model.parameters(), *self.critics.parameters()]
+        self.opt = self.optimizer("model", learnt, c.optimizer)
+        self.policy_opt = self.optimizer("policy", self.prior.parameters(), c.policy_optimizer)
+
+    def _build_planner(self, dim: int) -> None:
+        c, planner = self.config, self.config.planner
+        if dim >= MANY_ACTIONS and c.more_iterations:
+            planner = planner.but(iterations=planner.config.iterations + c.more_iterations)
+        self.planner: Planner[Any, Any] = planner.build()
+        self.sizes = PlanSizes(self.planner.config, c.num_pi_plans, dim, c.num_q)
+        self.fixed_noise = FixedNoise(self.sizes)
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Return no plan, and the latent before anything was seen."""
+        shape = (num_envs, self.sizes.planner.horizon, self.sizes.action)
+        mean = torch.zeros(shape, device=self.device)
+        return {"mean": mean, **self.model.initial(num_envs, self.device)._asdict()}
+
+    @capturable
+    def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
+        """Plan from what is seen, or let the policy prior act; in training add some noise."""
+        num, fixed = is_first.shape[0], mode is Mode.FIXED
+        noise = self.fixed_noise() if fixed else draw_noise(self.sizes, num, is_first.device)
+        task = self.model.task_of(obs)
+        z = self.model.encode(obs, task, None if fixed else self.draw_shift(num))
+        if self.config.mpc and mode is not Mode.POLICY:
+            start = shifted(state["mean"]).masked_fill(is_first[:, None, None], 0.0)
+            plan = self.plan(z, task, start, noise)
+            centre, std, mean = draw_elite(plan, noise.choice), plan.std[:, 0], plan.mean
+            action = (centre + std * noise.action).clamp(-1, 1) if mode.samples else centre
+        else:
+            middle, log_std = self.prior(self.model.about(task, z), self.mask_of(task))
+            centre, std, mean = torch.tanh(middle), log_std.exp(), state["mean"]
+            action = torch.tanh(middle + std * noise.action) if mode.samples else centre
+        after = {"mean": mean}
+        if not fixed:  # the dream of a run begins where it was
+            seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
+            after |= seen._asdict()
+        action = action.unflatten(-1, self.spec.action.shape)
+        return Decision(action, after, self.extras(centre, std))
+
+    def extras(
+        self, centre: Float[Tensor, "n a"], std: Float[Tensor, "n a"]
+    ) -> dict[str, Float[Tensor, "n a"]]:
+        """Return what is stored beside a step: here nothing."""
+        return {}
+
+    def fill(self, step: Step, state: Tree) -> Decision:
+        """Return a decision without a plan, for an action that is to be random."""
+        device, num = self.device, len(step.is_first)
+        action = torch.zeros(num, self.spec.action.size, device=device)
+        extras = self.extras(action, torch.zeros_like(action))
+        return Decision(action.unflatten(-1, self.spec.action.shape), state, extras)
+
+    def with_action(self, decision: Decision, action: Float[Tensor, "n ..."]) -> Decision:
+        """Return a decision for another action than the planner's."""
+        return replace(decision, action=action)
+
+    def draw_shift(self, *shape: int) -> Int[Tensor, "... 2"] | None:
+        """Return by how much images are moved, at random; None where there are none."""
+        if self.model.encoder.image is None:
+            return None
+        return torch.randint(0, 2 * PAD + 1, (*shape, 2), device=self.device)
+
+    def mask_of(self, task: Int[Tensor, "*b"]) -> Float[Tensor, "*b a"] | None:
+        """Return which entries of an action count, if that differs from task to task."""
+        return F.embedding(task, self.masks) if self.spec.tasks else None
+
+    def policy(self, latent: TaskLatent) -> Float[Tensor, "n ..."]:
+        """Return sampled actions of the policy prior for states [n, ...]."""
+        x, mask = self.model.about(latent.task, latent.z), self.mask_of(latent.task)
+        noise = torch.randn(*x.shape[:-1], self.sizes.action, device=x.device)
+        return self.prior.act(x, noise, mask).unflatten(-1, self.spec.action.shape)
+
+    def expected_return(self, obs: Obs) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Return what the critics think of the policy's mode in states, and the discount."""
+        task = self.model.task_of(obs)
+        z = self.model.encode(obs, task)
+        mean, _ = self.prior(self.model.about(task, z), self.mask_of(task))
+        value = self.critics.values(self.model.about(task, z, torch.tanh(mean))).mean(0)
+        return value, F.embedding(task, self.model.discounts[:, None])[..., 0]
+
+    # -- planning ---------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def plan(
+        self,
+        z: Float[Tensor, "n d"],
+        task: Int[Tensor, " n"],
+        mean: Float[Tensor, "n h a"],
+        noise: PlanNoise,
+    ) -> Plan:
+        """Return what a search from `mean` finds for each state."""
+        proposed = self.propose(z, task, noise.proposed) if self.config.num_pi_plans else None
+        plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
+        plan = replace(plan, elites=plan.elites.contiguous())  # as all that follow: compiled once
+        for i in range(self.sizes.planner.iterations):
+            plan = self.improve(z, task, plan, proposed, noise.at(i))
+        return plan
+
+    @compilable
+    def propose(
+        self, z: Float[Tensor, "n d"], task: Int[Tensor, " n"], noise: Float[Tensor, "h m p a"]
+    ) -> Float[Tensor, "n p h a"]:
+        """Return plans that the policy makes in its dreams."""
+        num = noise.shape[2]
+        task = task[:, None].expand(-1, num)
+        state, mask = z[:, None].expand(-1, num, -1), self.mask_of(task)
+        actions: list[Tensor] = []
+        for chance in noise:
+            if actions:
+                state = self.model.next(state, actions[-1], task)
+            actions.append(self.prior.act(self.model.about(task, state), chance, mask))
+        return torch.stack(actions, 2)
+
+    @compilable
+    def improve(
+        self,
+        z: Float[Tensor, "n d"],
+        task: Int[Tensor, " n"],
+        plan: Plan,
+        proposed: Float[Tensor, "n p h a"] | None,
+        draws: Draws,
+    ) -> Plan:
+        """Do one iteration of a search: draw candidates, score them, learn from the best."""
+        candidates = self.planner.ask(plan, draws.candidates)
+        if proposed is not None:
+            candidates = torch.cat([proposed, candidates], 1)
+        mask = self.mask_of(task)
+        if mask is not None:
+            candidates = candidates * mask[:, None, None]
+        score = self.score_plans(z, task, candidates, draws.last, draws.pair)
+        score = score if draws.ties is None else score + draws.ties
+        plan = self.planner.tell(plan, candidates, score)
+        return plan if mask is None else replace(plan, std=plan.std * mask[:, None])
+
+    def score_plans(
+        self,
+        z: Float[Tensor, "n d"],
+        task: Int[Tensor, " n"],
+        plans: Float[Tensor, "n s h a"],
+        last: Float[Tensor, "m s a"],
+        pair: Int[Tensor, " 2"],
+    ) -> Float[Tensor, "n s"]:
+        """Return the rewards that plans bring, and what the critics think of where they end."""
+        model, samples = self.model, plans.shape[1]
+        gamma = F.embedding(task, model.discounts[:, None])
+        task = task[:, None].expand(-1, samples)
+        states = [z[:, None].expand(-1, samples, -1)]
+        for action in plans.unbind(2):
+            states.append(model.next(states[-1], action, task))
+        before, end = torch.stack(states[:-1]), states[-1]
+        steps = plans.permute(2, 0, 1, 3)
+        reward = model.decode(model.reward_logits(before, steps, task))
+        action = self.prior.act(model.about(task, end), last, self.mask_of(task))
+        value = self.critics.values(model.about(task, end, action), pair).mean(0)
+        gains = torch.cat([reward, value[None]])
+        powers = torch.arange(gains.shape[0], device=gains.device)[:, None, None]
+        gains = gains * gamma**powers
+        if model.termination is not None:  # nothing counts once it is over
+            ahead = torch.cat([before[1:], end[None]])
+            going = torch.cumprod((model.ends(ahead, task) <= 0).float(), 0)
+            gains = torch.cat([gains[:1], gains[1:] * going])
+        return gains.sum(0).nan_to_num(0.0)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @hook
+    def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take a gradient step each on the model with its critics, and on the policy."""
+        return self.update(replace(batch, index=None))
+
+    @capturable
+    def update(self, batch: Batch) -> Metrics:
+        """Do what `update_agent` promises, with tensors."""
+        window = self.window(batch)
+        h, b, a = window.action.shape
+        noise = torch.randn(2 * h + 1, b, a, device=self.device)
+        target_pair, policy_pair = draw_pairs(2, self.config.num_q, self.device).unbind()
+        shift = self.draw_shift(h + 1, b)
+        after = None if shift is None else shift[1:]
+        next_z, target = self.td_target(window, noise[:h], target_pair, after)
+        loss, zs, metrics = self.model_loss(
+            window, next_z, target, None if shift is None else shift[0]
+        )
+        norm = self.opt.step(loss)
+        self.model.limit_tasks()
+        policy_loss, more = self.policy_loss(zs.detach(), window, noise[h:], policy_pair)
+        policy_norm = self.policy_opt.step(policy_loss)
+        self.target_network.update(self.config.tau)
+        norms = {"model_grad_norm": norm, "policy_grad_norm": policy_norm}
+        found = {**metrics, **more, **norms, "loss": loss, "loss/policy": policy_loss}
+        return {k: v.detach() for k, v in found.items()}
+
+    def window(self, batch: Batch) -> Window:
+        """Return a batch time first; rewards and ends beside the actions that led to them."""
+        first = lambda x: x.transpose(0, 1)  # noqa: E731
+        obs = {k: first(v) for k, v in batch.obs.items()}
+        return Window(
+            obs,
+            first(batch.action[:, :-1].flatten(2)),
+            first(batch.reward[:, 1:]),
+            first(batch.is_terminal[:, 1:]).float(),
+            self.model.task_of({k: v[0] for k, v in obs.items()}),
+            {k: first(v[:, :-1]) for k, v in batch.extras.items() if v.ndim > 1},
+        )
+
+    @compilable
+    @torch.no_grad()
+    def td_target(
+        self,
+        w: Window,
+        noise: Float[Tensor, "h b a"],
+        pair: Int[Tensor, " 2"],
+        shift: Int[Tensor, "h b 2"] | None,
+    ) -> tuple[Float[Tensor, "h b d"], Float[Tensor, "h b"]]:
+        """Return the latents of what followed, and what values should be (eq. 4)."""
+        task = w.task.expand(noise.shape[:2])
+        next_z = self.model.encode({k: v[1:] for k, v in w.obs.items()}, task, shift)
+        action = self.prior.act(self.model.about(task, next_z), noise, self.mask_of(task))
+        value = self.target.values(self.model.about(task, next_z, action), pair).amin(0)
+        gamma = F.embedding(task, self.model.discounts[:, None])[..., 0]
+        return next_z, w.reward + gamma * (1 - w.terminal) * value
+
+    @compilable
+    def model_loss(
+        self,
+        w: Window,
+        next_z: Float[Tensor, "h b d"],
+        target: Float[Tensor, "h b"],
+        shift: Int[Tensor, "b 2"] | None,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "h+1 b d"], Metrics]:
+        """Return the loss of the model and the critics (eq. 3), and the latents predicted."""
+        c, model, task = self.config, self.model, w.task
+        zs = [model.encode({k: v[0] for k, v in w.obs.items()}, task, shift)]
+        for action in w.action:
+            zs.append(model.next(zs[-1], action, task))
+        before, after = torch.stack(zs[:-1]), torch.stack(zs[1:])
+        weight = self.weights(w.reward)
+        reward = c.bins.loss(model.reward_logits(before, w.action, task), w.reward)
+        logits = self.critics(model.about(task, before, w.action), drop=True)
+        value = c.bins.loss(logits, target)
+        losses = {
+            "consistency": (weight * (after - next_z).square().mean((1, 2))).mean(),
+            "reward": (weight * reward.mean(1)).mean(),
+            "value": (weight * value.mean((0, 2))).mean(),
+        }
+        if model.termination is not None:
+            ends = model.ends(after, task)
+            losses["termination"] = F.binary_cross_entropy_with_logits(ends, w.terminal)
+        total = torch.stack([getattr(c.scales, k) * v for k, v in losses.items()]).sum()
+        metrics = {f"loss/{k}": v for k, v in losses.items()}
+        metrics |= {"target": target.mean(), "q": self.critics.decode(logits.detach()).mean()}
+        return total, torch.stack(zs), metrics
+
+    def weights(self, like: Float[Tensor, "h b"]) -> Float[Tensor, " h"]:
+        """Return how much each step of a window counts."""
+        return self.config.rho ** torch.arange(like.shape[0], device=like.device)
+
+    @compilable
+    def policy_loss(
+        self,
+        zs: Float[Tensor, "t b d"],
+        w: Window,
+        noise: Float[Tensor, "t b a"],
+        pair: Int[Tensor, " 2"],
+    ) -> tuple[Float[Tensor, ""], Metrics]:
+        """Return the loss of the policy (eq. 5)."""
+        _, gain, metrics = self.policy_gain(zs, w.task, noise, pair)
+        return -(self.weights(gain) * gain.mean(1)).mean(), metrics
+
+    def policy_gain(
+        self,
+        zs: Float[Tensor, "t b d"],
+        task: Int[Tensor, " b"],
+        noise: Float[Tensor, "t b a"],
+        pair: Int[Tensor, " 2"],
+    ) -> tuple[Float[Tensor, "t b a"], Float[Tensor, "t b"], Metrics]:
+        """Return actions of the policy, and values by their range plus entropy."""
+        c = self.config
+        prior = self.prior.sample(self.model.about(task, zs), noise, self.mask_of(task))
+        q = self.critics.values(self.model.about(task, zs, prior.action), pair, drop=True).mean(0)
+        scale = update_spread(q[0].detach(), self.quantiles, self.value_scale, c.scale_rate)
+        metrics = {"entropy": prior.entropy.mean(), "value_scale": scale, "policy_q": q.mean()}
+        return prior.action, q / scale + c.entropy * prior.scaled_entropy, metrics
+
+
+def discounts_of(spec: Spec, gamma: float | None, discount: DiscountConfig) -> list[float]:
+    """Return the discount of each task, or of the one there is."""
+    lengths = [t.episode_length for t in spec.tasks] or [spec.episode_length]
+    if gamma is not None:
+        return [gamma] * len(lengths)
+    found = [discount.of(n) for n in lengths if n is not None]
+    if len(found) < len(lengths):
+        raise ConfigError(
+            "workflow.gamma: the environment does not tell how long its episodes are, so the "
+            "discount does not follow from it: set gamma, or env.time_limit"
+        )
+    return found
