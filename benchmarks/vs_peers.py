@@ -1,11 +1,13 @@
 """Env steps per second, side by side with Stable-Baselines3 and SBX (its JAX form).
 
-    python benchmarks/vs_peers.py [--rounds 3] [--only ppo dqn sac] [--peer-python PATH] [--record]
+    python benchmarks/vs_peers.py [--rounds 3] [--only ppo dqn sac] [--threads N]
+        [--peer-python PATH] [--record]
 
 Same machine, same hyperparameters. Each system trains in its own process, in turn, several rounds;
 a ratio is that of the medians. Every process first trains a little without being timed: compiling
 falls into that, and how long it took is in the table. A peer is given whichever number of threads
-suits it better; ours is as `dreamlab train` would set it. The peers live in an environment of their
+suits it better; ours is as `dreamlab train` would set it. `--threads` gives everyone as many: one,
+where the machine is not idle. The peers live in an environment of their
 own: that of `--peer-python`, or one that is made from PyPI in `~/.cache/dreamlab/peers` the first
 time. The last lines are ratios, ours to theirs: uncompiled, then with `compile=true`.
 """
@@ -14,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,7 @@ CACHE = Path.home() / ".cache" / "dreamlab" / "peers"
 # -- one measurement of ours ----------------------------------------------------------------------
 
 
-def ours(name: str, compiled: bool) -> dict[str, Any]:
+def ours(name: str, compiled: bool, threads: int) -> dict[str, Any]:
     """Return env frames per second of our experiment, where the time went, and the warm-up's."""
     import tempfile
 
@@ -50,7 +54,7 @@ def ours(name: str, compiled: bool) -> dict[str, Any]:
             f"+experiment={EXPERIMENTS[name]}", f"run.dir={folder}/run", "log.terminal=off",
             "device=cpu", "eval.every_frames=0", "checkpoint.every_frames=0",
             "checkpoint.every_s=0", "seed=1", f"compile={compiled}",
-            f"training.total_frames={WARM_UP[name] + FRAMES[name]}",
+            f"training.total_frames={WARM_UP[name] + FRAMES[name]}", f"threads={threads}",
         ]  # fmt: skip
         with train.open_run(load_config(compose(options))) as opened:
             loop = build.build(opened.config, opened.run, Terminal("off", opened.config.name))
@@ -117,22 +121,31 @@ def in_process(python: Path | str, script: str, *arguments: str) -> dict[str, An
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def measure(name: str, rounds: int, python: Path) -> dict[str, Any]:
+def measure(name: str, rounds: int, python: Path, threads: int) -> dict[str, Any]:
     """Alternate all systems and return, for each, the run of median speed."""
+
+    def mine(compiled: str) -> dict[str, Any]:
+        return in_process(sys.executable, "vs_peers.py", "--one", name, compiled, str(threads))
 
     def peer(system: str, threads: int) -> dict[str, Any]:
         return in_process(python, "peers.py", system, name, str(threads))
 
-    best = {s: max((1, 2), key=lambda t, s=s: peer(s, t)["speed"]) for s in PEERS}
+    choices = (threads,) if threads else (1, 2)
+    best = {s: _best(choices, lambda t, s=s: peer(s, t)["speed"]) for s in PEERS}
     runs: dict[str, list[dict[str, Any]]] = {k: [] for k in ("compiled", "plain", *PEERS)}
     for _ in range(rounds):
-        runs["compiled"].append(in_process(sys.executable, "vs_peers.py", "--one", name, "true"))
+        runs["compiled"].append(mine("true"))
         runs["sbx"].append(peer("sbx", best["sbx"]))
-        runs["plain"].append(in_process(sys.executable, "vs_peers.py", "--one", name, "false"))
+        runs["plain"].append(mine("false"))
         runs["sb3"].append(peer("sb3", best["sb3"]))
     for system, done in runs.items():
         print(name, system, " ".join(f"{r['speed']:,.0f}" for r in done), flush=True)
     return {"threads": best, **{k: _median(v) for k, v in runs.items()}}
+
+
+def _best(choices: tuple[int, ...], speed: Callable[[int], float]) -> int:
+    """Return the fastest of several choices; one needs no trial."""
+    return max(choices, key=speed) if len(choices) > 1 else choices[0]
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -173,34 +186,38 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write benchmarks/results")
     parser.add_argument("--only", nargs="*", choices=list(FRAMES), default=list(FRAMES))
     parser.add_argument("--peer-python", type=Path, help="a Python that has sbx-rl installed")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=0, help="of everyone; 0: what suits each")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(ours(options.one[0], compiled=options.one[1] == "true")))
+        name, compiled, threads = options.one
+        print(json.dumps(ours(name, compiled == "true", int(threads))))
         return
     python = peer_python(options.peer_python)
-    results = {name: measure(name, options.rounds, python) for name in options.only}
+    results = {n: measure(n, options.rounds, python, options.threads) for n in options.only}
     lines = [
         *table(results), "",
         *(f"uncompiled: {ratios(results, 'plain', peer)}" for peer in PEERS),
         *(ratios(results, "compiled", peer) for peer in PEERS),
     ]  # fmt: skip
     if options.record:
-        record(lines, options.rounds, in_process(python, "peers.py", "versions"))
+        record(lines, options, in_process(python, "peers.py", "versions"))
     print("\n".join(lines))
 
 
-def record(lines: list[str], rounds: int, versions: dict[str, str]) -> None:
+def record(lines: list[str], options: argparse.Namespace, versions: dict[str, str]) -> None:
     """Write the table with what it depends on."""
     from dreamlab.runs.run import git_state, hardware
 
     commit = git_state().get("commit", "?")[:10]
     machine = f"{hardware()['cpu']}, {hardware()['cpus']} cores"
-    shown = ", ".join(f"{k} {v}" for k, v in versions.items())
+    shown, load = ", ".join(f"{k} {v}" for k, v in versions.items()), os.getloadavg()[2]
+    command = f"python benchmarks/vs_peers.py --rounds {options.rounds}"
+    command += f" --threads {options.threads} --record" if options.threads else " --record"
     text = f"""# Speed beside Stable-Baselines3 and SBX
 
-`python benchmarks/vs_peers.py --rounds {rounds} --record`, commit {commit},
-{machine}, Python {platform.python_version()}, {shown}.
+`{command}`, commit {commit},
+{machine}, load {load:.0f} over the last 15 minutes, Python {platform.python_version()}, {shown}.
 
 CartPole-v1 (PPO, DQN) and Pendulum-v1 (SAC) with the hyperparameters of rl-baselines3-zoo; every
 system on the CPU, in its own process, in turn, medians of env steps per second. The warm-up before
