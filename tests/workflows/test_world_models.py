@@ -313,7 +313,7 @@ def _copied(value):
 
 CURRICULUM = (
     "+experiment=world_models_cartpole", "tiny=true", "device=cpu", "eval.episodes=2",
-    "eval.video=false", "log.every_updates=1", "checkpoint.every_s=0",
+    "env.num_envs=4", "eval.video=false", "log.every_updates=1", "checkpoint.every_s=0",
 )  # fmt: skip
 
 
@@ -387,7 +387,7 @@ def test_pictures_are_seen_dreamt_and_filmed(tmp_path):
     need("cmaes")
     options = ("env.suite=dummy", "env.id=pixels", "env.time_limit=null", "env.num_envs=2",
                "workflow.vae.channels=[4, 8]", "workflow.vae.kernels=[6, 6]")  # fmt: skip
-    loop = open_loop(tmp_path, *CURRICULUM, *options, "training.phases.4.duration_updates=2")
+    loop = open_loop(tmp_path, *CURRICULUM, *options, "training.phases.6.duration_updates=2")
     assert loop.run() == "finished"
     assert np.isfinite(metrics(tmp_path)[-1]["report/openloop/image_h4"])
     assert [p.name for p in (tmp_path / "report").iterdir() if "image" in p.name]
