@@ -37,8 +37,8 @@ Made by `python benchmarks/gpu_learning.py FOLDER --minutes M`. A score is the m
 training episodes in the stretch that ends at these env frames, as long as one of the published
 curve; `published` is that curve at the same frames, mean and deviation over its seeds
 ({SOURCES["dreamerv3"]}). TD-MPC2's curves are evaluations ({SOURCES["tdmpc2"]}): ours are the
-mean of those in the last {EVAL_STRETCH:,} frames. `inside`: the mean of our seeds is within one deviation. Which experiment
-claims which protocol: docs/gpu.md. Raw numbers: {NAME}.json.
+mean of those in the last {EVAL_STRETCH:,} frames. `inside`: the mean of our seeds is
+within one deviation. Which experiment claims which protocol: docs/gpu.md. Raw numbers: {NAME}.json.
 """
 
 

@@ -21,6 +21,12 @@ from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 
 
+def some_of(cases: Sequence[Any], quick: int = 1) -> list[Any]:
+    """Return parameters of which the default tests take the first, and `make slow` the rest."""
+    later = [c if isinstance(c, tuple) else (c,) for c in cases[quick:]]
+    return [*cases[:quick], *(pytest.param(*c, marks=pytest.mark.slow) for c in later)]
+
+
 def config_of(*overrides: str) -> LabConfig:
     return load_config(compose(list(overrides)))
 

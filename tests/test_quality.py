@@ -38,6 +38,7 @@ def test_style():
     run(str(BIN / "ruff"), "format", "--check", ".")
 
 
+@pytest.mark.slow
 def test_types():
     run(str(BIN / "pyright"))
 

@@ -79,6 +79,11 @@ def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDre
     if not isinstance(workflow, WorldModelWorkflow):
         name = type(workflow).__name__
         raise ConfigError(f"env.id: {task} holds a run of {name}, which has no world model")
+    if blind := sorted(workflow.spec.obs.keys() - workflow.model.decoded.keys()):
+        name = type(workflow).__name__
+        raise ConfigError(
+            f"env.id: {task} holds a run of {name}, whose dreams show no {blind[0]!r}"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trained.config.seed)
         return RunDreamer(workflow, workflow.spec), visited(trained, workflow, starts)

@@ -13,13 +13,7 @@ from tests.contract.found import PAIRS
 from tests.shapes import ROOMS
 
 ROOT = Path(__file__).parents[2]
-QUICK = (
-    "dreamer_debug",
-    "ppo_cartpole",
-    "dqn_rainbow_cartpole",
-    "sac_pendulum",
-    "tdmpc2_cartpole_swingup",
-)
+QUICK = ("dreamer_debug", "dqn_rainbow_cartpole", "tdmpc2_cartpole_swingup")
 COMPILED = [name for cls, name in PAIRS if marked(cls, "compilable")]
 CAPTURED = [name for cls, name in PAIRS if marked(cls, "capturable")]
 

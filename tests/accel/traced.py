@@ -159,7 +159,7 @@ def varying_rows(folder: Path) -> None:
 
         object.__setattr__(agent, "prepare", counted)
         assert loop.run() == "finished"
-    assert len(sizes) > torch._dynamo.config.recompile_limit, sizes
+    assert len(sizes) > 8, sizes  # as often as the compiler would try, left to itself
     assert list(traced.values()) == [1]
 
 

@@ -43,13 +43,13 @@ def test_the_first_seeds_of_all_tasks_come_first(command, tmp_path):
     jobs = command.make_jobs(tmp_path, command.choose([], None, None), [])
     seeds = [j.seed for j in jobs]
     assert seeds == sorted(seeds)
-    assert len({j.entry.task for j in jobs if j.seed == 1}) == 9
+    assert len({j.entry.task for j in jobs if j.seed == 1}) == 10
     assert len({j.folder for j in jobs}) == len(jobs)
 
 
 def test_a_task_or_one_of_its_variants_is_chosen(command, tmp_path):
     both = command.choose(["walker_walk"], 2, 100_000)
-    assert [e.name for e in both] == ["dreamer_v3", "dreamer_v3_2023"]
+    assert [e.name for e in both] == ["dreamer_v3", "dreamer_v3_2023", "tdmpc2"]
     one = command.choose(["walker_walk/dreamer_v3_2023"], 1, None)
     jobs = command.make_jobs(tmp_path, one, ["tiny=true"])
     assert [j.folder for j in jobs] == [tmp_path / "walker_walk/dreamer_v3_2023/seed_1"]

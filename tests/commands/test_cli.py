@@ -267,6 +267,7 @@ def test_encoders_are_swapped_from_the_command_line(encoder, tmp_path, capsys):
     assert run(capsys, *arguments, f"run.dir={tmp_path}/r")[0] == 0
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_a_summary(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "demo", "training.total_frames=800", "log.terminal=plain")

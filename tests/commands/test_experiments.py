@@ -18,6 +18,7 @@ def test_every_experiment_says_what_it_is():
         assert experiment.env, experiment.name
 
 
+@pytest.mark.slow
 def test_the_environment_that_is_listed_is_the_one_that_is_composed():
     for experiment in experiments():
         env = compose([experiment.name])["env"]

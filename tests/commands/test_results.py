@@ -58,6 +58,7 @@ A, B, WALKER = "experiments/a", "experiments/b", "experiments/walker"
 VALUE = "train/value_loss"
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_works(here, capsys):
     commands = re.findall(r"^dreamlab (.+)$", PAGE.read_text(), re.MULTILINE)
     assert len(commands) >= 12

@@ -13,6 +13,7 @@ import pytest
 from dreamlab.cli import main
 from dreamlab.runs import verify
 from dreamlab.runs.run import FolderLock
+from tests.helpers import some_of
 
 QUICK = (
     "tiny=true", "env.num_envs=2", "training.total_frames=400", "log.every_frames=100",
@@ -46,7 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole"])
+@pytest.mark.parametrize("name", some_of(["dqn_cartpole", "ppo_cartpole"]))
 def test_a_run_is_the_same_when_run_again_and_is_left_as_it_was(name, original, capsys):
     before = contents(original / name)
     code, out, err = run(capsys, "verify", original / name)
@@ -66,7 +67,7 @@ def test_as_many_frames_as_asked_for(original, capsys):
         assert f"up to env frame {recorded[places - 1]:,}" in out
 
 
-@pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole"])
+@pytest.mark.parametrize("name", some_of(["dqn_cartpole", "ppo_cartpole"]))
 def test_a_run_is_the_same_from_a_checkpoint(name, original, capsys):
     folder = original / name
     first = min(p.name for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
@@ -82,7 +83,7 @@ def change(folder: Path, number: int, kind: str) -> None:
     (folder / "chain.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
 
 
-@pytest.mark.parametrize("kind", ["transitions", "losses", "weights"])
+@pytest.mark.parametrize("kind", some_of(["losses", "transitions", "weights"]))
 def test_the_first_divergence_is_named(kind, copy, capsys):
     change(copy, 1, kind)
     links = [json.loads(line) for line in (copy / "chain.jsonl").read_text().splitlines()]
@@ -151,7 +152,7 @@ def test_a_second_run_that_fails_says_why(copy, capsys):
     assert "CartPole" in err
 
 
-@pytest.mark.parametrize("name", ["ppo_cartpole", "sac_pendulum"])
+@pytest.mark.parametrize("name", some_of(["sac_pendulum", "ppo_cartpole"]))
 def test_debug_finds_nothing_wrong_with_what_is_right(name, capsys):
     code, out, err = run(capsys, "debug", f"+experiment={name}", "device=cpu", "--frames", 200)
     assert code == 0, out + err

@@ -35,6 +35,7 @@ def word(part: str) -> str:
     return f"workflow.{part}={named}"
 
 
+@pytest.mark.slow
 def test_an_agent_of_other_classes_learns_and_resumes(tmp_path):
     words = [*SMALL, *(word(part) for part in OWN), "checkpoint.every_s=0"]
     loop = open_loop(tmp_path / "r", *words)

@@ -61,7 +61,7 @@ def different(names: list[str]) -> list[str]:
     return list({signature(name): name for name in reversed(names)}.values())[::-1]
 
 
-MOST = 2
+MOST = 1
 """Experiments of a workflow that the default tests run; the others are for `make slow`."""
 
 

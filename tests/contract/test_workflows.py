@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ SMALL = (
 )  # fmt: skip
 
 
+ONNX = ("DreamerV3", "PPO", "TDMPC2")
+"""Workflows that the default tests export so as well; it takes seconds each."""
 DECISIONS_PER_UPDATE = 24  # at least, where it does not matter how often an agent learns
 
 
@@ -130,8 +133,14 @@ def test_gradients_reach_every_parameter_and_metrics_are_finite(cls, name, tmp_p
         assert all(isinstance(v, int | float) for v in record.values()), record
 
 
-@pytest.mark.parametrize("cls", workflows(), ids=lambda c: c.__name__)
-@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
+def exports() -> Iterator[Any]:
+    for cls in workflows():
+        yield pytest.param(cls, "torchscript", id=f"torchscript-{cls.__name__}")
+        marks = () if cls.__name__ in ONNX else pytest.mark.slow
+        yield pytest.param(cls, "onnx", id=f"onnx-{cls.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("cls", "kind"), exports())
 def test_every_workflow_exports_its_policy(cls, kind, tmp_path):
     need("onnxruntime")
     loop = make(tmp_path / "run", experiments_of(cls)[0])

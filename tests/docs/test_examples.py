@@ -6,10 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SHORT = {"train_in_a_dream": ["training.total_frames=800"]}  # a minute otherwise
+LONG = {
+    "curriculum",
+    "swap_network",
+    "swap_world_model_parts",
+    "train_and_evaluate",
+    "train_in_a_dream",
+}
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
@@ -17,7 +25,12 @@ def test_there_are_examples():
     assert len(EXAMPLES) >= 6
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def examples() -> list[Any]:
+    slow = pytest.mark.slow
+    return [pytest.param(p, marks=[slow] * (p.stem in LONG), id=p.stem) for p in EXAMPLES]
+
+
+@pytest.mark.parametrize("path", examples())
 def test_it_runs(path, tmp_path):
     env = {**os.environ, "SDL_VIDEODRIVER": "dummy", "MPLBACKEND": "Agg"}
     command = [sys.executable, path, *SHORT.get(path.stem, [])]

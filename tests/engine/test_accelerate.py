@@ -39,6 +39,7 @@ def test_a_run_takes_no_more_cores_than_it_was_given(monkeypatch: pytest.MonkeyP
 
 
 VECTOR = Spec({"state": ArraySpec((3,))}, ArraySpec((1,), low=-1.0, high=1.0))
+CHOICE = Spec({"state": ArraySpec((4,))}, ArraySpec((), "int64", classes=2))
 ATARI = Spec({"image": ArraySpec((84, 84, 4), "uint8")}, ArraySpec((), "int64", classes=6))
 DOTS = Spec({"image": ArraySpec((16, 16, 3), "uint8")}, ArraySpec((), "int64", classes=4))
 
@@ -46,9 +47,11 @@ DOTS = Spec({"image": ArraySpec((16, 16, 3), "uint8")}, ArraySpec((), "int64", c
 @pytest.mark.parametrize(
     ("experiment", "options", "spec", "rows", "threads"),
     [
-        ("sac_pendulum", [], VECTOR, 512, 1),
-        ("dqn_pong", [], ATARI, 64, 1),
-        ("dreamer_pixels", [], DOTS, 272, 1),
+        ("ppo_cartpole", [], CHOICE, 256, 1),
+        ("dqn_cartpole", [], CHOICE, 64, 2),
+        ("sac_pendulum", [], VECTOR, 512, 2),
+        ("dqn_pong", [], ATARI, 64, 2),
+        ("dreamer_pixels", [], DOTS, 272, 2),
         (
             "sac_pendulum",
             [f"workflow.{k}.hidden=[1024,1024]" for k in ("actor", "critic")],

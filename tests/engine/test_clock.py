@@ -16,7 +16,15 @@ from dreamlab.core.phase import Phase
 from dreamlab.engine.every import Due, EveryConfig
 from dreamlab.engine.phase_scheduler import PhaseScheduler
 from dreamlab.envs import vector
-from tests.helpers import config_of, metrics, need, open_loop, run_for, trained_once
+from tests.helpers import (
+    config_of,
+    metrics,
+    need,
+    open_loop,
+    run_for,
+    some_of,
+    trained_once,
+)
 
 TINY = ("tiny=true", "device=cpu", "eval.episodes=1", "eval.video=false", "log.terminal=off")
 SEEN = {
@@ -53,7 +61,7 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in (folder / "checkpoints").iterdir() if p.is_dir())
 
 
-@pytest.mark.parametrize("kind", ["dqn", "dreamer"])
+@pytest.mark.parametrize("kind", some_of(["dqn", "dreamer"]))
 def test_a_run_without_environments_resumes_exactly(kind, seen, tmp_path, monkeypatch):
     options = offline(seen(kind), kind)
 

@@ -20,7 +20,7 @@ from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.evaluator import EvalResult, Evaluator
 from dreamlab.engine.observer import Observer
 from dreamlab.train import load_policy
-from tests.helpers import config_of, metrics, open_loop, run_for
+from tests.helpers import config_of, metrics, open_loop, run_for, some_of
 
 SMALL = (
     "+experiment=ppo_cartpole", "tiny=true", "env.num_envs=2", "training.total_frames=400",
@@ -175,7 +175,7 @@ def test_a_stalled_return_is_reported_once(tmp_path):
     assert len([a for a in alerts if a["alert"] == "stall"]) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", some_of([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_saves_and_stops_and_the_run_goes_on_later(tmp_path, number):
     options = [o for o in SMALL if "total_frames" not in o]
     open_loop(tmp_path / "whole", *options, "training.total_frames=3000").run()

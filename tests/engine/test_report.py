@@ -19,7 +19,7 @@ from dreamlab.envs.drawing import painter
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.workflows.dreamer_v2 import DreamerV2, DreamerV2Config
 from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
-from tests.helpers import config_of, metrics, open_config, open_loop
+from tests.helpers import config_of, metrics, open_config, open_loop, some_of
 
 TINY = ["tiny=true", "device=cpu", "training.total_frames=160", "eval.every_frames=0"]
 
@@ -40,12 +40,14 @@ def test_a_run_writes_films_curves_and_numbers(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "env"),
-    [
-        ("planet_cartpole_swingup", "Pendulum-v1"),
-        ("dreamer_v1_cartpole_swingup", "Pendulum-v1"),
-        ("dreamer_v2_cartpole_swingup", "Pendulum-v1"),
-        ("dreamer_v2_cartpole", "CartPole-v1"),
-    ],
+    some_of(
+        [
+            ("dreamer_v2_cartpole", "CartPole-v1"),
+            ("planet_cartpole_swingup", "Pendulum-v1"),
+            ("dreamer_v1_cartpole_swingup", "Pendulum-v1"),
+            ("dreamer_v2_cartpole_swingup", "Pendulum-v1"),
+        ]
+    ),
 )
 def test_the_ancestors_write_them_too(name, env, tmp_path):
     config = config_of(f"+experiment={name}", *TINY, "training.total_frames=200")

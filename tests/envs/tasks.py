@@ -52,4 +52,4 @@ class Mirrored(Reach):
     dim, sign = 1, -1.0
 
 
-IDS = ",".join(f"{__name__}:{c}" for c in ("Reach1", "Reach2", "Mirrored"))
+IDS = "+".join(f"{__name__}:{c}" for c in ("Reach1", "Reach2", "Mirrored"))

@@ -15,7 +15,7 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.envs.suites import make
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.runs.run import Run
-from tests.helpers import metrics, need, open_loop, run_for
+from tests.helpers import metrics, need, open_loop, run_for, some_of
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_the_dream_is_a_gymnasium_environment(run):
     assert obs["state"].shape == (4,)
 
 
-@pytest.mark.parametrize("name", ["planet", "dreamer_v1", "dreamer_v2"])
+@pytest.mark.parametrize("name", some_of(["dreamer_v1", "planet", "dreamer_v2"]))
 def test_the_ancestors_dream_too(name, tmp_path):
     options = [f"+experiment={name}_cartpole_swingup", "tiny=true", f"run.dir={tmp_path / 'run'}"]
     options += ["training.total_frames=200", "log.terminal=off", "device=cpu", "eval.episodes=1"]

@@ -54,13 +54,13 @@ def test_returns_are_told_task_by_task(tmp_path):
     for _ in range(200):
         envs.step(np.zeros((1, 2), np.float32))
     names = {k for final in envs.pop_finals() for k in final}
-    assert names == {f"log/{i}" for i in IDS.split(",")}
+    assert names == {f"log/{i}" for i in IDS.split("+")}
     envs.close()
 
 
 @pytest.mark.parametrize(
     ("task", "options"),
-    [("a,a", {}), ("a,", {}), ("a,b", {"suite": "imagined"}), ("a", {"suite": "multitask"})],
+    [("a+a", {}), ("a+", {}), ("a+b", {"suite": "imagined"}), ("a", {"suite": "multitask"})],
 )
 def test_what_are_not_different_tasks_is_refused(task, options):
     with pytest.raises(ConfigError, match=r"env\.id"):
@@ -69,7 +69,7 @@ def test_what_are_not_different_tasks_is_refused(task, options):
 
 def test_tasks_must_have_vectors_and_bounded_actions():
     with pytest.raises(LabError, match="CartPole"):
-        make_env(EnvConfig("CartPole-v1,Pendulum-v1", "multitask"), 0, 0)
+        make_env(EnvConfig("CartPole-v1+Pendulum-v1", "multitask"), 0, 0)
 
 
 def test_a_strangers_configuration_may_not_name_several_tasks():
@@ -97,9 +97,12 @@ def test_a_run_on_several_tasks_has_a_discount_for_each(tmp_path):
     assert agent.masks.tolist() == [[1, 0], [1, 1], [1, 0]]
     last = [m for m in metrics(tmp_path) if "eval/return" in m][-1]
     assert any(k.startswith("eval/log/") for k in last)
+    with pytest.raises(ConfigError, match="TDMPC2, whose dreams show no 'state'"):
+        make_env(EnvConfig(str(tmp_path), "imagined"), 0, 0)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_one_agent_learns_three_tasks_of_which_two_look_alike(tmp_path):
     phases = (
         "training.phases=[{name: seed, duration_steps: 1000, random_actions: true,"

@@ -347,6 +347,7 @@ def assert_same_in_two_processes(cases: list[Any]) -> None:
     assert [c[:2] for c, a, b in zip(cases, one, two, strict=True) if a != b] == []
 
 
+@pytest.mark.slow
 @pytest.mark.env("crafter")
 def test_crafter_is_the_same_in_another_process():
     assert_same_in_two_processes([("crafter", "reward", {}, 250)])

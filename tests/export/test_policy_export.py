@@ -49,7 +49,7 @@ def trained(tmp_path_factory):
     return trained_once(tmp_path_factory.mktemp("runs"), options)
 
 
-RARE = ("ppo-lstm", "ppo-transformer", "rainbow", "dreamer-pixels")
+RARE = ("ppo-continuous", "ppo-lstm", "ppo-transformer", "rainbow", "dreamer-pixels")
 RECURRENT = ("ppo-gru", "ppo-lstm", "ppo-transformer", "dreamer", "dreamer-pixels")
 MARKED = [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in POLICIES]
 

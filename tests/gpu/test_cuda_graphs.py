@@ -38,23 +38,31 @@ class Interlude(Observer):
             self.loop.report()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_captured_training_evaluates_reports_and_goes_on(precision, tmp_path):
-    loop = loop_of(tmp_path / "r", f"precision={precision}", "training.total_frames=400")
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def trained(request, tmp_path_factory):
+    """A run that was looked at in between, with its folder; each costs a minute of compiling."""
+    folder = tmp_path_factory.mktemp(request.param) / "r"
+    loop = loop_of(folder, f"precision={request.param}", "training.total_frames=400")
     interlude = Interlude()
     loop.observers.add(interlude)
     assert loop.run() == "finished"
     assert interlude.left < 0
-    losses = [v for r in metrics(tmp_path / "r") for k, v in r.items() if k.endswith("loss")]
+    return loop, folder
+
+
+def test_captured_training_evaluates_reports_and_goes_on(trained):
+    loop, folder = trained
+    losses = [v for r in metrics(folder) for k, v in r.items() if k.endswith("loss")]
     assert losses
     assert all(math.isfinite(v) for v in losses)
     assert loop.workflow.update.graphs
 
 
-def test_captured_updates_are_the_plain_ones(tmp_path):
+@pytest.mark.parametrize("trained", ["fp32"], indirect=True)  # in bf16 choices may fall otherwise
+def test_captured_updates_are_the_plain_ones(trained, tmp_path):
     """Same start, same batches, same random numbers: the weights after five updates agree."""
-    fast, plain = loop_of(tmp_path / "a"), loop_of(tmp_path / "b", "compile=false")
-    run_for(fast, 40)
+    fast, _ = trained
+    plain = loop_of(tmp_path / "b", "compile=false")
     buffer = fast.parts.buffers["replay"]
     batches = [buffer.sample().map(lambda x: x.clone()) for _ in range(5)]
     plain.workflow.load_state_dict(fast.workflow.state_dict())
@@ -68,9 +76,8 @@ def test_captured_updates_are_the_plain_ones(tmp_path):
         assert near > 0.96, (name, float(near))
 
 
-def test_results_survive_the_next_replay(tmp_path):
-    loop = loop_of(tmp_path / "a")
-    run_for(loop, 60)
+def test_results_survive_the_next_replay(trained):
+    loop, _ = trained
     batch = loop.parts.buffers["replay"].sample()
     update = loop.workflow.update_agent
     phase = loop.scheduler.phase

@@ -42,6 +42,7 @@ def test_the_table_has_the_57_games():
     assert all(human > random for random, human in atari_scores().values())
 
 
+@pytest.mark.slow
 def test_human_normalised_statistics_are_those_of_rliable(tmp_path):
     """The same matrix of runs by games, normalised by hand, given to rliable."""
     raw = {

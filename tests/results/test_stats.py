@@ -60,6 +60,7 @@ def test_intervals_agree_with_those_of_rliable(name):
     assert ours.high == pytest.approx(high, abs=0.05 * (high - low))
 
 
+@pytest.mark.slow
 def test_the_probability_of_improvement_is_that_of_rliable():
     pair = {"a,b": (MATRIX["a"], MATRIX["b"])}
     estimates, bounds = library.get_interval_estimates(

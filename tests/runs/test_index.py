@@ -484,6 +484,7 @@ def test_tags_given_during_training_stay(root):
     assert found["frames"] == 99
 
 
+@pytest.mark.slow
 def test_ten_thousand_runs_are_read_once(root):
     text = json.dumps({"id": "%05d", "name": "r", "status": "finished", "last_return": 0.5})
     for number in range(10_000):

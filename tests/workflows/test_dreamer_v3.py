@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -367,3 +368,34 @@ def test_the_learning_rate_falls_to_a_tenth(kind, half, end):
     for progress, rate in ((0.0, 1.0), (0.5, half), (1.0, end)):
         agent.update_agent(windows(agent), phase=PHASE.at(progress))
         assert agent.optimizers["agent"].lr == pytest.approx(rate)
+
+
+def test_gradients_that_are_gathered_are_those_of_the_sum_of_losses():
+    """An update takes gradients piece by piece; here all losses are added first."""
+    agent = DreamerV3(config(imagine_last=3), MIXED)
+    batch = windows(agent)
+    for p in agent.parameters():
+        p.data.add_(0.1 * torch.randn_like(p))  # heads that start at zero would hide a fault
+    state = copy.deepcopy(agent.state_dict())
+    heard: list[list[torch.Tensor]] = []
+    opt = agent.optimizers["agent"]
+    opt.heard = lambda grads: heard.append([g.clone() for g in grads if g is not None])
+    torch.manual_seed(3)
+    metrics, _ = agent.update(batch)
+    agent.load_state_dict(state)
+    torch.manual_seed(3)
+    start = agent.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
+    obs = {k: v[:, 1:] for k, v in batch.obs.items()}
+    first, last, terminal = (x[:, 1:] for x in (batch.is_first, batch.is_last, batch.is_terminal))
+    seen = agent.model.observe(obs, batch.action[:, :-1], first, start)
+    losses, _ = agent.model.losses(seen, obs, batch.reward[:, 1:], terminal)
+    dream = agent.dream(Latent(*(x[:, -3:] for x in seen.latent)).flat())
+    known = [x[:, -3:] for x in (seen.feature, batch.reward[:, 1:], last, terminal)]
+    more, _ = agent.actor_critic_losses(dream, *known)
+    whole = agent.learn(losses | more)
+    torch.testing.assert_close(metrics["loss"], whole["loss"])
+    gathered, summed = heard
+    assert len(gathered) == len(summed) == len(opt.params)
+    for a, b in zip(gathered, summed, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+        assert b.abs().max() > 0

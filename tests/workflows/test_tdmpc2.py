@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from dreamlab.accel.first_update import compare_with_reference, move_off_zero, undone
 from dreamlab.components.latent_planning import draw_noise
+from dreamlab.components.tdmpc2_options import DiscountConfig
 from dreamlab.components.world_models.latent_encoder import PAD, moved
 from dreamlab.core.config import load
-from dreamlab.core.errors import ConfigError
+from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, TaskSpec
 from dreamlab.nn.normed import EnsembleNormedMLP, NormedMLP, SimNorm
 from dreamlab.ops.even_bins import EvenBins
 from dreamlab.ops.planning import shifted
 from dreamlab.ops.scaling import update_spread
-from dreamlab.workflows.tdmpc2 import TDMPC2, DiscountConfig, TDMPC2Config
+from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
 
 ACTION = ArraySpec((2,), low=-1.0, high=1.0)
 VECTOR = Spec({"b": ArraySpec((3,)), "a": ArraySpec(())}, ACTION, episode_length=500)
@@ -101,9 +104,9 @@ def test_dropout_is_before_the_norm_and_differs_between_members():
     seen = []
     plain = F.layer_norm
 
-    def spy(y, *rest):
+    def spy(y, *rest, **more):
         seen.append(y)
-        return plain(y, *rest)
+        return plain(y, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "layer_norm", spy)
@@ -287,6 +290,23 @@ def test_updates_change_every_part_and_targets_follow(spec):
         metrics = a.update_agent(batch_of(spec), phase=PHASE)
     assert all(torch.isfinite(v) for v in metrics.values())
     assert not [k for k, v in a.named_parameters() if torch.equal(v, before[k])]
+
+
+def test_a_first_fast_update_can_be_told_from_a_wrong_one():
+    a = TDMPC2(load(TDMPC2Config, {"dropout": 0.0}, "", SMALL), VECTOR)
+    batch = batch_of(VECTOR, b=32)
+    with undone(a):
+        move_off_zero(a)  # every member of an ensemble prefers the middle of its bins
+        ends = a.critics.linears[-1].bias[:, 0]
+        assert (ends[:, 0] == ends[:, -1]).all()
+        assert (ends.amax(1) > ends[:, 0] + 20).all()
+    compare_with_reference(a, torch.float32, lambda: a.update(batch), lambda: a.update(batch))
+
+    def wrong() -> Any:
+        return a.update(replace(batch, reward=-batch.reward))
+
+    with pytest.raises(LabError, match="not that of the reference"):
+        compare_with_reference(a, torch.float32, lambda: a.update(batch), wrong)
 
 
 # -- acting ---------------------------------------------------------------------------------------

@@ -16,23 +16,33 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dreamlab.accel import cpu_fast
 from dreamlab.accel.dispatch import use_cpu_kernels
 
 NARROW = 32
+BLOCK_ROWS = 512
+"""Rows that go through all layers together where no gradient is wanted: they stay in the cache."""
 
 
 def usable(x: Tensor) -> bool:
     """Tell whether an input may take this way."""
-    return (
-        use_cpu_kernels(x)
-        and x.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    )
+    return _plain_cpu(x) and not torch.compiler.is_compiling()
+
+
+def compiled(x: Tensor) -> bool:
+    """Tell whether the compiler is given `compiled_mlp`: not where a policy is exported."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and _plain_cpu(x)
+
+
+def _plain_cpu(x: Tensor) -> bool:
+    cpu = use_cpu_kernels(x) and x.dtype == torch.float32
+    return cpu and not torch.is_autocast_enabled("cpu")
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b, by numpy where the result has few columns."""
+    if a.shape[-1] == 1 and a.ndim > 2:  # an outer product, for which a batched one takes 8 times
+        return a * b
     if b.shape[-1] <= NARROW < a.shape[-2] and a.shape[-1] > 1:
         return torch.from_numpy(np.matmul(a.detach().numpy(), b.detach().numpy()))
     return torch.matmul(a, b)
@@ -117,4 +127,28 @@ def fused_mlp(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> Tens
     if torch.is_grad_enabled():
         out: Any = _FusedMLP.apply(x, act, head, *params)
         return out
-    return layers(x, act, head, params)[-1]
+    if x.ndim > 2 or len(x) <= BLOCK_ROWS:
+        return layers(x, act, head, params)[-1]
+    return torch.cat([layers(rows, act, head, params)[-1] for rows in x.split(BLOCK_ROWS)])
+
+
+def compiled_mlp(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> Tensor:
+    """Return the same, written so that the compiler makes fast code of it, gradient included."""
+    last = len(params) - 2
+    for i in range(0, len(params), 2):
+        x = _compiled_layer(x, params[i], params[i + 1])
+        if not (head and i == last):
+            x = cpu_fast.tanh(x) if act == "tanh" else x.relu()
+    return x
+
+
+def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return a linear layer; products with a narrow side are slow in the library behind torch."""
+    if weight.ndim == 3 and weight.shape[-1] == 1:  # loops, joined with what is around them
+        return (x * weight.mT).sum(-1, keepdim=True) + bias
+    if weight.ndim == 3:
+        return torch.baddbmm(bias, x, weight)
+    if weight.shape[1] <= NARROW:
+        # a copy: the weight's gradient is then x.T @ grad, four times faster than grad.T @ x
+        return torch.addmm(bias, x, weight.t().contiguous())
+    return torch.addmm(bias, x, weight.t())

@@ -32,6 +32,7 @@ from dreamlab.core.update_rules import (
     RMSpropConfig,
     Rule,
     SGDConfig,
+    computed_once,
 )
 
 PARTS = {
@@ -169,13 +170,15 @@ class Optimizer:
     @staticmethod
     def grad_norm(grads: list[Tensor]) -> Tensor:
         """Return the global norm of these gradients."""
+        if torch.compiler.is_compiling():  # loops that the compiler joins with others
+            return torch.stack([g.square().sum() for g in grads]).sum().sqrt()
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
     def apply(self, grads: Grads, norm: Tensor) -> None:
         """Clip by `norm`, then each gradient by its own, and move the weights."""
         # where reading the norm is free, gradients that are short enough are left alone
         if self.config.clip > 0 and (_unread(norm) or norm > self.config.clip):
-            scale = (self.config.clip / (norm + 1e-6)).clamp_(max=1.0)
+            scale = computed_once((self.config.clip / (norm + 1e-6)).clamp_(max=1.0))
             torch._foreach_mul_([g for g in grads if g is not None], scale)
         if self.config.agc > 0:
             grads = clip_each(grads, self.params, self.config.agc)

@@ -253,13 +253,13 @@ class Adam(Rule):
         count = self.count
         assert count is not None
         beta1, beta2 = group.options.betas
-        first, second = 1 - beta1**count, 1 - beta2**count
+        pace, scale = computed_once(rate / (1 - beta1**count)), computed_once(1 - beta2**count)
         for p, g, mean, square in zip(*rows, strict=True):
             if self.decay(group):
                 p.mul_(1 - rate * self.decay(group))
             mean.lerp_(g, 1 - beta1)
             square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            p.sub_(rate / first * mean / ((square / second).sqrt() + group.options.eps))
+            p.sub_(pace * mean / ((square / scale).sqrt() + group.options.eps))
 
 
 class AdamW(Adam):
@@ -371,6 +371,15 @@ class RMSprop(Rule):
             move = kept
         rate = self.rate_of(group, pace).float()
         torch._foreach_sub_(params, torch._foreach_mul(move, rate))
+
+
+def computed_once(x: Tensor) -> Tensor:
+    """Return a number as it is; the compiler would compute it anew for every vector of a loop.
+
+    A power costs more than all else an optimizer does with sixteen weights. Asked for strides, the
+    compiler puts the number into memory first.
+    """
+    return torch.as_strided(x, (), ()) if torch.compiler.is_compiling() else x
 
 
 def _given(grad: Tensor | None, like: Tensor) -> Tensor:

@@ -19,10 +19,12 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Range
 from dreamlab.core.workflow import Workflow, marked
 
-# Parameters times rows of a batch that keep one thread busy. With less, a second thread gives
-# little on an idle machine, and beside other work most of the time is spent waiting for it
-# (benchmarks/threads.py). A convolution uses each of its weights at many places.
+# Parameters times rows of a batch that keep one thread busy. A convolution uses each of its weights
+# at many places. A second thread pays much earlier than further ones: 512 rows through a layer of
+# 256 take half the time on two idle cores. Beside other work it mostly waits for the first
+# (benchmarks/threads.py): give `threads`, or OMP_NUM_THREADS, where several runs share a machine.
 WORK_PER_THREAD = 500_000_000
+WORK_FOR_TWO = 5_000_000
 IMAGE_WORK = 4
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -130,7 +132,8 @@ def _threads(workflow: Workflow[Any], rows: int) -> int:
     work = rows * sum(p.numel() for p in workflow.parameters())
     if any(s.is_image for s in workflow.spec.obs.values()):
         work *= IMAGE_WORK
-    return max(1, min(cores(), work // WORK_PER_THREAD))
+    wanted = max(1 + (work >= WORK_FOR_TWO), work // WORK_PER_THREAD)
+    return min(cores(), wanted)
 
 
 def cores() -> int:

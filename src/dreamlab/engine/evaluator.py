@@ -166,7 +166,7 @@ class Tally:
 
     def _end(self, which: Array, was_cut: bool) -> None:
         for i, final in zip(np.flatnonzero(which), self.envs.pop_finals(), strict=True):
-            total, length, excess = self.totals[i], self.lengths[i], self.expected.excess(i)
+            total, length, excess = self.totals[i], self.lengths[i], self.expected.excess(int(i))
             self.played[i].append(Episode(float(total), int(length), final, was_cut, excess))
             self.totals[i], self.lengths[i] = 0.0, 0
 

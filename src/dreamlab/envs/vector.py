@@ -147,8 +147,8 @@ def array_spec(space: spaces.Space[Any]) -> ArraySpec:
 
 def spec_of(env: gym.Env[Any, Any]) -> Spec:
     """Return the spec of one wrapped environment."""
-    length, tasks = (getattr(env, k, d) for k, d in (("episode_length", None), ("tasks", ())))
-    return _spec(env.observation_space, env.action_space, length, tasks)
+    length: int | None = getattr(env, "episode_length", None)
+    return _spec(env.observation_space, env.action_space, length, getattr(env, "tasks", ()))
 
 
 def _spec(

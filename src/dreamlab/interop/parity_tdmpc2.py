@@ -63,8 +63,8 @@ class Fixture:
         if agent.spec.tasks:
             obs["task"] = task.expand(horizon + 1, batch)
         ends = get.get("terminated", torch.zeros(horizon, batch, 1))
-        flat = (x.float().reshape(horizon, batch) for x in (get["reward"], ends))
-        return Window(obs, get["action"], *flat, task, {})
+        reward, ends = (x.float().reshape(horizon, batch) for x in (get["reward"], ends))
+        return Window(obs, get["action"], reward, ends, task, {})
 
 
 def _load(file: Path) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dreamlab.accel.fused_mlp import fused_mlp, usable
+from dreamlab.accel.fused_mlp import compiled, compiled_mlp, fused_mlp, usable
 from dreamlab.nn.mlp import ACTIVATIONS, Act
 
 
@@ -50,6 +50,8 @@ class EnsembleMLP(nn.Module):
         params = self.flat if learn else [p.detach() for p in self.flat]
         if self.fusible and usable(x):
             return fused_mlp(x, self.act, True, params)
+        if self.fusible and compiled(x):
+            return compiled_mlp(x, self.act, True, params)
         if learn:
             return self.layers(x)
         names = [name for name, _ in self.layers.named_parameters()]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from dreamlab.accel.fused_mlp import fused_mlp, usable
+from dreamlab.accel.fused_mlp import compiled, compiled_mlp, fused_mlp, usable
 from dreamlab.core.limits import NonNegative, Width
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -104,13 +104,13 @@ class MLP(Memoryless):
     def forward(
         self, x: Float[Tensor, "*b d"], state: Any = (), is_first: Bool[Tensor, "*b"] | None = None
     ) -> tuple[Float[Tensor, "*b k"], Any]:
-        if not self.fusible or not usable(x):
+        if not self.fusible or not (usable(x) or compiled(x)):
             return self.layers(x), state
         return self._fused(x, self.flat, self.out_dim, False), state
 
     def into(self, head: nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
         """Return `head` of the output, in one go where that is faster."""
-        if not self.fusible or not usable(x):
+        if not self.fusible or not (usable(x) or compiled(x)):
             return head(self.layers(x))
         return self._fused(x, [*self.flat, head.weight, head.bias], head.out_features, True)
 
@@ -121,9 +121,10 @@ class MLP(Memoryless):
         out_dim: int,
         head: bool,
     ) -> Float[Tensor, "*b {out_dim}"]:
+        run = fused_mlp if usable(x) else compiled_mlp
         if x.ndim == 2:
-            return fused_mlp(x, self.act, head, params)
-        y = fused_mlp(x.reshape(-1, x.shape[-1]), self.act, head, params)
+            return run(x, self.act, head, params)
+        y = run(x.reshape(-1, x.shape[-1]), self.act, head, params)
         return y.view(*x.shape[:-1], out_dim)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +20,7 @@ from dreamlab.nn.layers import LayerNorm
 
 EPS = 1e-5
 """Of the norms."""
+Activation = Callable[..., Any]
 Start = Literal["normal", "zero"]
 """How the weights of a last layer begin."""
 
@@ -47,7 +48,7 @@ def start_linear(layer: nn.Linear | EnsembleLinear, start: Start = "normal") -> 
 class NormedLinear(nn.Module):
     """A linear layer, normalised, then an activation."""
 
-    def __init__(self, in_dim: int, out_dim: int, act: Callable[[Tensor], Tensor] = F.mish) -> None:
+    def __init__(self, in_dim: int, out_dim: int, act: Activation = F.mish) -> None:
         super().__init__()
         self.linear = nn.Linear(in_dim, out_dim)
         self.norm = LayerNorm(out_dim, EPS)
@@ -65,7 +66,7 @@ class NormedMLP(nn.Module):
         self,
         dims: Sequence[int],
         out_dim: int,
-        act: Callable[[Tensor], Tensor] | None = None,
+        act: Activation | None = None,
         start: Start = "normal",
     ) -> None:
         super().__init__()
@@ -97,12 +98,10 @@ class EnsembleNormedMLP(nn.Module):
     def __init__(self, num: int, dims: Sequence[int], out_dim: int, dropout: float) -> None:
         super().__init__()
         self.num, self.dropout = num, dropout
-        self.linears = nn.ModuleList(
-            EnsembleLinear(num, a, b) for a, b in pairwise([*dims, out_dim])
-        )
-        self.norms = nn.ModuleList(EnsembleNorm(num, b) for b in dims[1:])
-        for i, layer in enumerate(self.linears):
-            assert isinstance(layer, EnsembleLinear)
+        linears = [EnsembleLinear(num, a, b) for a, b in pairwise([*dims, out_dim])]
+        self.linears: Any = nn.ModuleList(linears)
+        self.norms: Any = nn.ModuleList(EnsembleNorm(num, b) for b in dims[1:])
+        for i, layer in enumerate(linears):
             start_linear(layer, "normal" if i < len(self.norms) else "zero")
 
     def forward(

@@ -242,12 +242,12 @@ class DQN(Workflow[DQNConfig]):
         losses: list[Tensor] = []
         norms: list[Tensor] = []
         priorities: list[Tensor] = []
-        for at in range(0, len(t.reward), size):
-            rows = slice(at, at + size)
-            part = t if size >= len(t.reward) else t.rows(rows)
-            target = self.targets(part) if ahead is None else ahead[rows]
-            share = None if weight is None else weight[rows]
-            loss, norm, priority = self.gradient_step(part.obs, part.action, target, share)
+        parts = t.split(size)
+        aheads = [None] * len(parts) if ahead is None else ahead.split(size)
+        weights = [None] * len(parts) if weight is None else weight.split(size)
+        for rows, known, share in zip(parts, aheads, weights, strict=True):
+            target = self.targets(rows) if known is None else known
+            loss, norm, priority = self.gradient_step(rows.obs, rows.action, target, share)
             losses.append(loss)
             norms.append(norm)
             priorities.append(priority)

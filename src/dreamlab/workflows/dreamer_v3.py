@@ -11,6 +11,7 @@ of `reward` and `critic`, `actor.unimix`, `actor_grad`, an optimizer for each pa
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,17 +23,11 @@ from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
-from dreamlab.components.world_models.world_model import Posterior, WorldModel, WorldModelConfig
+from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
 from dreamlab.core.config import Part, check_presets
+from dreamlab.core.gathering import Followed, Gathering
 from dreamlab.core.limits import Natural, NonNegative, PositiveInt
-from dreamlab.core.optim import (
-    Grads,
-    Optimizer,
-    add_grads,
-    gradients_at,
-    optimizer_field,
-    optional_optimizer,
-)
+from dreamlab.core.optim import Grads, optimizer_field, optional_optimizer
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
@@ -124,19 +119,6 @@ class Dream:
     weight: Float[Tensor, "n t"]
     ret: Float[Tensor, "n t-1"]
     """Returns of every state but the last."""
-
-
-HERE = "here"
-
-
-@dataclass(frozen=True)
-class Followed:
-    """Losses, and the gradients of their weighted sum: for each optimizer, and at `HERE`."""
-
-    losses: dict[str, Float[Tensor, " ..."]]
-    metrics: Metrics
-    total: Float[Tensor, ""]
-    grads: dict[str, Grads]
 
 
 class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
@@ -243,21 +225,26 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         here = seen.as_leaves()  # the gradients of all losses meet here, and go back together
         known = [x[:, recent] for x in (here.feature, reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
+        gather = self.gathering()
+        model_losses = partial(self.model.losses, here, obs, reward, terminal)
         world, dream = overlapped(
             self.device,
-            lambda: self.follow_losses(*self.model.losses(here, obs, reward, terminal), here=here),
+            lambda: gather.follow(*model_losses(), here=here.tensors),
             lambda: self.dream(origin),
             urgent=True,  # many small steps, each of which waits for the last
         )
+
+        def look_back() -> tuple[Followed, dict[str, Grads]]:
+            replayed = gather.follow(self.replay_losses(dream, *known), {}, here.tensors)
+            return replayed, gather.go_back(seen.tensors, world, replayed)
+
         (replayed, before), acting = overlapped(
-            self.device,
-            lambda: self.look_back(seen, here, world, self.replay_losses(dream, *known)),
-            lambda: self.follow_losses(*self.behaviour_losses(dream)),
+            self.device, look_back, lambda: gather.follow(*self.behaviour_losses(dream))
         )
         losses = world.losses | acting.losses | replayed.losses
         total = world.total + acting.total + replayed.total
         metrics = world.metrics | acting.metrics | {"loss": total}
-        metrics |= self.move(world.grads, replayed.grads, acting.grads, before)
+        metrics |= self.move(gather, world.grads, replayed.grads, acting.grads, before)
         metrics |= {f"loss/{k}": v.mean() for k, v in losses.items()}
         return {k: v.detach() for k, v in metrics.items()}, self.compress_latent(
             seen.latent.detach()
@@ -265,54 +252,21 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
 
     def learn(self, losses: dict[str, Float[Tensor, " ..."]]) -> Metrics:
         """Follow the gradient of the weighted losses, then move the slow critic."""
-        all_of_them = self.follow_losses(losses, {})
-        return {**self.move(all_of_them.grads), "loss": all_of_them.total}
+        gather = self.gathering()
+        followed = gather.follow(losses, {})
+        return {**self.move(gather, followed.grads), "loss": followed.total}
 
-    def follow_losses(
-        self,
-        losses: dict[str, Float[Tensor, " ..."]],
-        metrics: Metrics,
-        here: Posterior | None = None,
-    ) -> Followed:
-        """Return losses with the gradients of their weighted sum at all weights, and at `here`."""
-        places = self._weights() | ({HERE: here.tensors} if here else {})
-        weighted = [v.mean() * self.config.scales.of(k) for k, v in losses.items()]
-        if not weighted:
-            nothing: dict[str, Grads] = {k: [None] * len(v) for k, v in places.items()}
-            return Followed({}, {}, torch.zeros((), device=self.device), nothing)
-        total = torch.stack(weighted).sum()
-        share = max(opt.accumulate for opt in self._learners().values())
-        grads = gradients_at(places, [total / share if share > 1 else total])
-        return Followed(losses, metrics, total, grads)
-
-    def look_back(
-        self,
-        seen: Posterior,
-        here: Posterior,
-        world: Followed,
-        losses: dict[str, Float[Tensor, " ..."]],
-    ) -> tuple[Followed, dict[str, Grads]]:
-        """Return the last losses that shape the states, and the gradients of all that made them."""
-        replayed = self.follow_losses(losses, {}, here)
-        pulls = add_grads([world.grads[HERE], replayed.grads[HERE]])
-        return replayed, gradients_at(self._weights(), seen.tensors, pulls)
-
-    def _learners(self) -> dict[str, Optimizer]:
+    def gathering(self) -> Gathering:
         """Return the optimizers of an update: one for everything, or one for each part."""
         names = ("agent", "actor", "critic", "model")
-        return {k: self.optimizers[k] for k in names if k in self.optimizers}
+        opts = {k: self.optimizers[k] for k in names if k in self.optimizers}
+        return Gathering(opts, self.config.scales.of, self.device)
 
-    def _weights(self) -> dict[str, Any]:
-        return {k: opt.sources for k, opt in self._learners().items()}
-
-    def move(self, *grads: dict[str, Grads]) -> Metrics:
+    def move(self, gather: Gathering, *grads: dict[str, Grads]) -> Metrics:
         """Take one step along the sum of gradients, then move the slow critic; return norms."""
-        norms: Metrics = {}
-        for name, opt in self._learners().items():
-            norm = opt.follow(add_grads([g[name] for g in grads]))
-            norms["grad_norm" if name == "agent" else f"{name}_grad_norm"] = norm
+        norms = gather.move(*grads)
         self.target_network.update(self.config.slow_rate)
-        return norms
+        return {"grad_norm" if k == "agent" else f"{k}_grad_norm": v for k, v in norms.items()}
 
     def sequences(self, batch: Batch) -> Sequences:
         """Return windows to look at; their first step only lends its stored state and action."""

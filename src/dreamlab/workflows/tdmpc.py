@@ -314,7 +314,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
             priority = priority + weight * (q - target).abs().sum(0).detach()
         total = torch.stack([getattr(c.scales, k) * v.clamp(max=MOST) for k, v in parts.items()])
         share = batch.extras.get("weight", torch.ones_like(priority))
-        metrics = {f"loss/{k}": v.mean() for k, v in parts.items()} | {"target": target.mean()}
+        metrics = {f"loss/{k}": v.mean() for k, v in parts.items()}
         # the original scales this gradient: one over the steps of a window
         loss = (total.sum(0) * share).mean() / horizon
         return loss, zs, priority.clamp(max=MOST), metrics

@@ -23,15 +23,18 @@ class Transitions:
     """What the bootstrap is multiplied with: gamma^n, or 0 where the episode terminated."""
     next_obs: Obs
 
-    def rows(self, rows: slice) -> Transitions:
-        """Return some of the transitions."""
-        return Transitions(
-            {k: v[rows] for k, v in self.obs.items()},
-            self.action[rows],
-            self.reward[rows],
-            self.factor[rows],
-            {k: v[rows] for k, v in self.next_obs.items()},
-        )
+    def split(self, size: int) -> list[Transitions]:
+        """Return all of them, `size` at a time."""
+        obs, ahead = ({k: v.split(size) for k, v in x.items()} for x in (self.obs, self.next_obs))
+        rest = zip(*(x.split(size) for x in (self.action, self.reward, self.factor)), strict=True)
+        return [
+            Transitions(_at(obs, i), action, reward, factor, _at(ahead, i))
+            for i, (action, reward, factor) in enumerate(rest)
+        ]
+
+
+def _at(pieces: dict[str, tuple[Tensor, ...]], i: int) -> Obs:
+    return {k: v[i] for k, v in pieces.items()}
 
 
 def transitions(batch: Batch, gamma: float) -> Transitions:

@@ -93,12 +93,12 @@ def _action_dim(name: str, env: gym.Env[Any, Any]) -> int:
 
 
 def make(task: str, suite: str = "gym", each: dict[str, Any] | None = None) -> MultiTask:
-    """Return tasks of one suite, their names separated by commas; `each` is given to all."""
-    names = [name.strip() for name in task.split(",")]
+    """Return tasks of one suite, their names joined by `+`; `each` is given to all."""
+    names = [name.strip() for name in task.split("+")]
     if suite in NOT_INSIDE or len(set(names)) < len(names) or not all(names):
         raise ConfigError(
             f"env.id: {task!r} of suite {suite!r} are not different tasks of a suite: give names "
-            "separated by commas, and env.options.suite"
+            "joined by +, and env.options.suite"
         )
     made = {name: suites.make(suite, name, each or {}) for name in names}
     return MultiTask({k: _scaled(k, env) for k, env in made.items()})
