@@ -182,6 +182,7 @@ def page(result: dict[str, Any]) -> str:
         cells = [[r["real"]["return"] for r in runs], [r["dream"] for r in runs]]
         texts = [f"{', '.join(f'{v:.0f}' for v in c)} | {np.mean(c):.0f}" for c in cells]
         lines.append(f"| {heat} | {' | '.join(texts)} |")
+    lines += ["", result["note"]] if "note" in result else []
     return "\n".join(lines) + "\n"
 
 
