@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from dreamlab.cli import main
 from dreamlab.commands import jobs as shared
+from dreamlab.config import LabConfig
 from dreamlab.core.errors import LabError
 from dreamlab.engine.plan import GPU_ROW
+from dreamlab.runs.readers import read_config_node
 from dreamlab.sweeps import gpu_sharing
 from dreamlab.sweeps.gpu_need import FILE, LEAST_GIB, measured_gib, read_gib
 from dreamlab.sweeps.gpu_sharing import (
@@ -32,7 +35,7 @@ from dreamlab.sweeps.job import Job
 from dreamlab.sweeps.job_pool import JobPool
 from dreamlab.sweeps.launch.local import LauncherConfig, Limits
 from dreamlab.sweeps.sweep import Sweep, SweepConfig
-from tests.sweeps.many import QUICK, Script, mps_stand_in
+from tests.sweeps.many import QUICK, Script, mps_stand_in, write_sweep
 
 H200 = Gpu("0", 139.0)
 OTHER = Gpu("1", 20.0)
@@ -349,3 +352,17 @@ def test_without_a_gpu_all_is_left_to_the_runs(tmp_path, monkeypatch):
     pool, view = shared.staff(SweepConfig(name="t", parallel_jobs=8), tmp_path, [], 8)
     assert isinstance(pool, JobPool)
     assert (pool.size, view.size) == (8, 8)
+
+
+def test_two_runs_at_once_without_a_gpu_are_as_they_were(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    asked = mps_stand_in(tmp_path, monkeypatch)
+    path = write_sweep(tmp_path, "device=auto", seeds=[0, 1], parallel_jobs=2, limits={})
+    assert main(["sweep", path]) == 0
+    out = capsys.readouterr().out
+    assert "GPU" not in out
+    assert "2 jobs, 2 to run" in out
+    configs = [read_config_node(p) for p in (tmp_path / "s/runs").iterdir()]
+    assert [c["threads"] for c in configs] == [LabConfig.threads] * 2
+    assert asked() == []
+    assert {p.name for p in (tmp_path / "s").iterdir()} == {"jobs", "runs", "sweep.yaml"}
