@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "results"
 EXPERIMENT = "world_models_cartpole"
 EPISODES = 100
 DREAM = (
-    "training.phases=[{name: dream, type: offline, duration_updates: 40, "
+    "training.phases=[{name: dream, type: offline, duration_updates: 50, "
     "workflow_hooks: [update_controller_in_dream]}]"
 )
 
@@ -52,7 +52,8 @@ def train_one(folder: Path, options: list[str]) -> dict[str, Any]:
     Evaluations per second are those of records that hold nothing but dreams.
     """
     began = time.monotonic()
-    fixed = [f"run.dir={folder}", "device=cpu", "log.terminal=off", "eval.every_updates=0"]
+    fixed = [f"run.dir={folder}", "device=cpu", "log.terminal=off", "eval.every_updates=0",
+             "log.every_updates=10", "threads=1"]  # fmt: skip
     run, _ = train.train(load_config(compose([f"+experiment={EXPERIMENT}", *fixed, *options])))
     seconds = time.monotonic() - began
     records = [r for r in run.metrics() if "train/fitness" in r]
@@ -68,7 +69,7 @@ def at_temperature(scratch: Path, seed: int, temperature: float) -> dict[str, An
         DREAM, f"seed={seed}", f"workflow.dream.temperature={temperature}", f"+start.run={first}",
         "+start.modules=[model]", f"buffers.replay={{_target_: run_replay, run: {first}, "
         "batch: 32, length: 16, sampler: passes}",
-        "log.every_frames=0", "log.every_updates=10",
+        "log.every_frames=0",
     ]  # fmt: skip
     return train_one(scratch / f"seed{seed}_{temperature}", options)
 
