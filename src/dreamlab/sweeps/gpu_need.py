@@ -42,10 +42,12 @@ def _kind(job: Job) -> str:
 
 
 def _known(folder: Path) -> dict[str, float]:
+    """Return what was measured before, without what cannot be divided by."""
     try:
-        return {k: float(v) for k, v in read_json(folder / FILE).items() if is_number(v)}
+        node = read_json(folder / FILE)
     except MissingFileError:
         return {}
+    return {k: float(v) for k, v in node.items() if is_number(v) and v > 0}
 
 
 def _measure(job: Job, gpu: str) -> float:
