@@ -17,7 +17,6 @@ import argparse
 import ctypes
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +34,8 @@ from dreamlab.core.text import print
 from dreamlab.runs.live import Watcher
 from dreamlab.runs.locks import is_writing
 from dreamlab.runs.readers import read_config_node, read_manifest
+from dreamlab.sweeps.gpu_sharing import Mps, cores_each
+from dreamlab.sweeps.launch.local import THREAD_VARIABLES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RECORD_S = 20.0
@@ -45,9 +46,6 @@ TELL_S = 60.0
 LINUX = sys.platform == "linux"
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
-MPS = "nvidia-cuda-mps-control"
-LONGEST_PIPE = 80
-"""Characters of MPS's folder: a socket's whole path has at most 107."""
 
 
 @dataclass(frozen=True)
@@ -312,57 +310,21 @@ def share(together: int) -> dict[str, str]:
     every = dict(os.environ)
     every.setdefault("MUJOCO_GL", "disable")  # nothing is rendered
     if together > 1:
-        cores = len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1
-        threads = str(max(cores // together, 1))
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        every |= dict.fromkeys(names, threads)
+        every |= dict.fromkeys(THREAD_VARIABLES, str(cores_each(together)))
     return every
 
 
 @contextmanager
-def mps(folder: Path, together: int, environment: dict[str, str]) -> Iterator[dict[str, str]]:
-    """Give NVIDIA's MPS to several runs on one GPU where it is there; yield their environment."""
-    places = {"PIPE": folder / "mps" / "pipe", "LOG": folder / "mps" / "log"}
-    if together < 2 or shutil.which(MPS) is None:
-        yield environment
-        return
-    if len(str(places["PIPE"])) > LONGEST_PIPE:
-        print(f"no MPS: {places['PIPE']} is too long a path for its sockets", flush=True)
-        yield environment
-        return
-    for place in places.values():
-        place.mkdir(parents=True, exist_ok=True)
-    ours = environment | {f"CUDA_MPS_{k}_DIRECTORY": str(v) for k, v in places.items()}
-    if _mps(["get_server_list"], ours) and _start_mps(ours):
-        yield environment
-        return
-    print("MPS shares the GPU", flush=True)
+def mps(folder: Path, together: int) -> Iterator[dict[str, str]]:
+    """Give NVIDIA's MPS to several runs on one GPU where it is there; yield their variables."""
+    daemon = Mps(folder, lambda text: print(text, flush=True))
     try:
-        yield ours
+        variables = daemon.start() if together > 1 else {}
+        if variables:
+            print("MPS shares the GPU", flush=True)
+        yield variables
     finally:
-        _mps(["quit"], ours)
-
-
-def _mps(lines: Sequence[str], environment: dict[str, str]) -> int:
-    """Tell the daemon something; return 0 if it is there."""
-    try:
-        return subprocess.run(
-            [MPS], input="\n".join(lines) + "\n", text=True, env=environment, timeout=15,
-            capture_output=True, check=False,
-        ).returncode  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return 1
-
-
-def _start_mps(environment: dict[str, str]) -> int:
-    """Start the daemon; say why not, where it does not start."""
-    done = subprocess.run(
-        [MPS, "-d"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        print(f"no MPS: `{MPS} -d` ended with {done.returncode}", flush=True)
-    return done.returncode
+        daemon.stop()
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -373,8 +335,8 @@ def train(options: argparse.Namespace, entries: Sequence[Entry]) -> int:
     folder, clock = options.folder, Clock(60 * options.minutes)
     jobs = make_jobs(folder, installed(entries), options.extra)
     folder.mkdir(parents=True, exist_ok=True)
-    with clock.listening(), mps(folder, options.together, share(options.together)) as environment:
-        crew = Crew(options.together, environment)
+    with clock.listening(), mps(folder, options.together) as variables:
+        crew = Crew(options.together, share(options.together) | variables)
         try:
             work(crew, jobs, clock, Watcher([folder]))
         finally:

@@ -35,19 +35,23 @@ def shrink(node: dict[str, Any], typed: Sequence[KeyPath] = ()) -> dict[str, Any
     small = restore(small, node, typed)  # the phases depend on the sizes
     training = dict(node.get("training", {}))
     phases = training.get("phases", [])
-    training["phases"] = [_shrink_phase(p, node, small, p is phases[-1]) for p in phases]
+    training["phases"] = [_shrink_phase(i, phases, node, small) for i in range(len(phases))]
     return restore({**small, "training": training}, node, typed)
 
 
 def _shrink_phase(
-    phase: dict[str, Any], before: dict[str, Any], after: dict[str, Any], is_last: bool
+    number: int, phases: Sequence[dict[str, Any]], before: dict[str, Any], after: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a phase with fewer ticks, as many updates per decision, and a short duration."""
+    phase = phases[number]
     name = phase.get("buffer", "replay")
+    earlier = [p for p in phases[:number] if p.get("duration_steps")]
+    filled = any(p.get("buffer", "replay") == name for p in earlier)
     big, small = (n.get("buffers", {}).get(name, {}) for n in (before, after))
     most = {"collect_ticks": 16}
-    if not is_last:
-        steps = max(144, _frames_to_fill(small, after.get("env", {})))
+    if number < len(phases) - 1:
+        fill = 0 if filled else _frames_to_fill(small, after.get("env", {}))
+        steps = max(144, fill)
         most |= {"duration_steps": steps, "duration_updates": 8, "duration_cycles": 4}
     out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
     if phase.get("train_ratio") is not None:

@@ -252,6 +252,7 @@ MEDIUM = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_bfloat16_is_compared_with_bfloat16(tmp_path):
     loop = open_loop(tmp_path / "r", *OPTIONS, *MEDIUM)
     while not loop.parts.buffers["replay"].ready():

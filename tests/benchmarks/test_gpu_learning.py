@@ -19,6 +19,7 @@ from dreamlab import build
 from dreamlab.config import compose, load_config, to_yaml
 from dreamlab.results.published import Published
 from tests.helpers import need
+from tests.sweeps.many import mps_stand_in
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -181,31 +182,15 @@ def test_several_runs_share_the_cores(command, monkeypatch):
     assert int(command.share(10_000)["OMP_NUM_THREADS"]) == 1
 
 
-def daemon(folder: Path, code: int) -> None:
-    """Write a program that is called like MPS's, and notes what it is asked."""
-    lines = f"""#!/bin/sh
-if [ "$1" = -d ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {folder}/asked; exit {code}; fi
-read line; echo "$line" >> {folder}/asked
-[ "$line" = get_server_list ] && exit 1
-exit 0
-"""
-    path = folder / "nvidia-cuda-mps-control"
-    path.write_text(lines)
-    path.chmod(0o755)
-
-
-@pytest.mark.parametrize(("code", "used"), [(0, True), (1, False)])
-def test_mps_is_started_and_stopped_where_it_works(command, tmp_path, monkeypatch, code, used):
-    daemon(tmp_path, code)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(command, "LONGEST_PIPE", 500)  # the test's folder may have a long name
-    with command.mps(tmp_path, 2, dict(os.environ)) as environment:
-        assert ("CUDA_MPS_PIPE_DIRECTORY" in environment) == used
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked[:2] == ["get_server_list", f"start {tmp_path}/mps/pipe"]
-    assert asked[2:] == ["quit"] * used
-    with command.mps(tmp_path, 1, dict(os.environ)) as environment:
-        assert "CUDA_MPS_PIPE_DIRECTORY" not in environment
+def test_several_runs_have_mps_while_they_run(command, tmp_path, monkeypatch, capsys):
+    asked = mps_stand_in(tmp_path, monkeypatch)
+    with command.mps(tmp_path / "f", 1) as variables:
+        assert not variables
+    assert asked() == []
+    with command.mps(tmp_path / "f", 2) as variables:
+        assert "CUDA_MPS_PIPE_DIRECTORY" in variables
+    assert asked()[-1].startswith("quit")
+    assert "MPS shares the GPU" in capsys.readouterr().out
 
 
 # -- the record -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ SMALL = (
 )  # fmt: skip
 
 
-ONNX = ("DreamerV3", "PPO", "TDMPC2")
+ONNX = ("DreamerV3", "PPO")
 """Workflows that the default tests export so as well; it takes seconds each."""
 DECISIONS_PER_UPDATE = 24  # at least, where it does not matter how often an agent learns
 

@@ -48,7 +48,8 @@ def test_whatever_follows_the_protocol_dreams(name, tmp_path):
     if name.startswith("world_models"):
         need("cmaes")
     options = [f"+experiment={name}", "tiny=true", f"run.dir={tmp_path / 'run'}", "device=cpu"]
-    options += ["training.total_frames=200", "log.terminal=off", "eval.episodes=1"]
+    frames = 2000 if name.startswith("world_models") else 200
+    options += [f"training.total_frames={frames}", "log.terminal=off", "eval.episodes=1"]
     config = load_config(compose([*options, "eval.max_steps=5", "eval.video=false"]))
     train.train(config)
     env = make("imagined", str(tmp_path / "run"), {"length": 5, "starts": 10})

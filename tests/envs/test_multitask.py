@@ -88,6 +88,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_on_several_tasks_has_a_discount_for_each(tmp_path):
     loop = open_loop(tmp_path, *RUN, "tiny=true", "training.total_frames=400", "eval.episodes=4")
     assert loop.run() == "finished"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from dreamlab.sweeps import gpu_sharing
 from dreamlab.sweeps.job import Job
 
 QUICK = (
@@ -61,6 +63,33 @@ def begun(verb: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         if started.poll() is None:
             started.terminate()
             started.communicate(timeout=30)
+
+
+def mps_stand_in(folder: Path, monkeypatch: Any, code: int = 0) -> Callable[[], list[str]]:
+    """Put a program on PATH that is called like MPS's; return how to see what it was asked.
+
+    It answers in a folder where it was started; `code` is what starting it ends with.
+    """
+    home = folder / "mps_home"
+    (home / "tmp").mkdir(parents=True)
+    script = home / "nvidia-cuda-mps-control"
+    script.write_text(f"""#!/bin/sh
+up="${{CUDA_MPS_PIPE_DIRECTORY:-{home}}}/up"
+if [ "$1" = -d ]; then line=start; else read line; fi
+echo "$line ${{CUDA_MPS_PIPE_DIRECTORY:-default}} gpus=$CUDA_VISIBLE_DEVICES" >> {home}/asked
+[ $line = start ] && [ {code} = 0 ] && touch "$up"
+[ $line = start ] && exit {code}
+[ -e "$up" ] || exit 1
+[ $line = quit ] && rm "$up"
+exit 0
+""")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "tmp"))
+    monkeypatch.setattr(gpu_sharing, "LONGEST_PIPE", 500)  # a test's folder may have a long name
+    log = home / "asked"
+    return lambda: log.read_text().splitlines() if log.exists() else []
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 90.0) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,20 @@ from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.files import write_text
 from dreamlab.core.limits import shown
 from dreamlab.core.text import print
+from dreamlab.sweeps.gpu_need import measured_gib
+from dreamlab.sweeps.gpu_sharing import (
+    MPS,
+    Mps,
+    Seats,
+    cores_each,
+    count_cores,
+    find_gpus,
+    has_mps,
+    seat_alone,
+    seat_by_memory,
+    seat_by_number,
+    visible_gpus,
+)
 from dreamlab.sweeps.job import Job, shell
 from dreamlab.sweeps.job_pool import JobPool, OnDemand, make_launcher
 from dreamlab.sweeps.progress import SweepProgress
@@ -89,12 +103,60 @@ def keep_file(config: SweepConfig, folder: Path) -> None:
     write_text(path, OmegaConf.to_yaml(OmegaConf.create(dump(config))))
 
 
-def staff(config: SweepConfig, folder: Path, over: bool) -> tuple[JobPool, SweepProgress]:
-    """Return who runs the jobs, and where that is shown; if all are over, nobody is called."""
-    size = config.parallel_jobs
-    launcher = OnDemand(lambda: make_launcher(config.launcher, config.limits, size, folder))
-    _ = over or launcher.made
-    return JobPool(launcher, size), SweepProgress(config.name, size)
+def staff(
+    config: SweepConfig, folder: Path, jobs: Sequence[Job], count: int
+) -> tuple[JobPool, SweepProgress]:
+    """Return who runs `count` jobs like these, and where that is shown; for none nobody is called.
+
+    Where they share GPUs fewer run at once than asked for, if memory has no room for more.
+    """
+    size, limits, mps = config.parallel_jobs, config.limits, None
+    view = SweepProgress(config.name, size)
+    seats = seat(config, folder, jobs, count, view.say) if count else None
+    if seats:
+        size = view.size = len(seats.gpus)
+        limits = replace(limits, cpus=limits.cpus or cores_each(size)) if size > 1 else limits
+        mps = Mps(folder, view.say) if config.launcher.mps and has_mps() and seats.shared else None
+    gpus = seats.gpus if seats else ()
+    launcher = OnDemand(lambda: make_launcher(config.launcher, limits, size, folder, gpus, mps))
+    _ = count and launcher.made
+    return JobPool(launcher, size), view
+
+
+def seat(
+    config: SweepConfig, folder: Path, jobs: Sequence[Job], count: int, say: Callable[[str], None]
+) -> Seats | None:
+    """Return which job gets which GPU of this machine, and say so; None leaves it to the runs."""
+    limits, asked = config.limits, min(config.parallel_jobs, count)
+    if config.launcher.name != "local" or limits.gpus == 0:
+        return None
+    if limits.gpus:
+        seats = seat_by_number(visible_gpus(), limits.gpus, config.parallel_jobs)
+    elif asked < 2 or not _on_gpu(jobs) or not (gpus := find_gpus()):
+        return None
+    elif not limits.gpu_memory_gib and asked <= len(gpus):
+        seats = seat_alone(gpus, asked)
+    else:
+        known = limits.gpu_memory_gib
+        need = known or measured_gib(telling(jobs), gpus[0].name, folder, say)
+        seats = seat_by_memory(gpus, need, asked, count_cores())
+    if asked > 1:
+        say(f"{seats}{_about_mps(seats, config.launcher.mps)}")
+    return seats
+
+
+def _on_gpu(jobs: Sequence[Job]) -> bool:
+    """Tell whether any of the jobs takes a GPU where there is one."""
+    devices = (load_config(compose(job.overrides)).device for job in telling(jobs))
+    return bool(visible_gpus()) and any(d in ("auto", "cuda") for d in devices)
+
+
+def _about_mps(seats: Seats, wanted: bool) -> str:
+    if not seats.shared:
+        return ""
+    if not wanted:
+        return "; MPS off"
+    return "; MPS on" if has_mps() else f"; no MPS: {MPS} is not installed"
 
 
 def console() -> ShowConsole:

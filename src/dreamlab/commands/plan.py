@@ -45,7 +45,7 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
     """Return what is told, row by row."""
     from dreamlab import build
     from dreamlab.core.words import duration
-    from dreamlab.engine.plan import make_plan
+    from dreamlab.engine.plan import GPU_ROW, make_plan
     from dreamlab.engine.terminal import Terminal
     from dreamlab.engine.watch import disk_free, memory_available
     from dreamlab.runs.run import Run
@@ -63,6 +63,7 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
             k: getattr(getattr(b, "config", None), "storage", "ram")
             for k, b in loop.parts.buffers.items()
         }
+    gpu = [(GPU_ROW, f"{result.gpu_bytes / GIB:.3f} GiB")] if result.gpu_bytes else []
     free, speed = disk_free(Path.cwd()), result.decisions_per_s
     return [
         ("parameters", f"{result.parameters:,}"),
@@ -70,6 +71,7 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
             (f"buffer {k}", f"{v / GIB:.3f} GiB when full, in {stored[k]}")
             for k, v in sizes.items()
         ),
+        *gpu,
         ("memory free", f"{memory_available() / GIB:.1f} GiB"),
         ("disk", f"{result.disk_bytes / GIB:.3f} GiB of {free / GIB:.1f} GiB free"),
         ("one tick", f"{1e3 * result.tick_s:.2f} ms ({speed:,.0f} decisions/s)"),

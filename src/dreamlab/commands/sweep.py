@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "sweep",
     "dreamlab sweep ppo_cartpole_grid --dry-run",
     "dreamlab sweep my_sweep.yaml parallel_jobs=4 training.total_frames=50_000",
+    "dreamlab sweep my_sweep.yaml parallel_jobs=8 limits.gpu_memory_gib=4",
     "dreamlab sweep my_sweep.yaml --show",
 )
 @many
@@ -30,7 +31,9 @@ def command(ctx: click.Context, **given: Any) -> int:
     """Run every job of a sweep that is not over yet.
 
     Jobs are runs: each option in `parameters` times each seed. Typed again, the sweep goes on where
-    it was. Limits of a job are in threads, GB of memory and minutes.
+    it was. Limits of a job are in threads, GB of memory and minutes. On a machine with GPUs each
+    job gets one, shared by as many as its memory holds, under NVIDIA's MPS where that is installed:
+    limits.gpus=0.25 (four on each), limits.gpu_memory_gib=4 and launcher.mps=false change that.
     """
     asked = Asked(**given)
     if asked.file is None:
@@ -54,7 +57,8 @@ def command(ctx: click.Context, **given: Any) -> int:
     shared.check_jobs([j for j in jobs if j.status() != "finished"])
     shared.keep_file(config, folder)
     ends = {"finished"} if asked.retry_failed else {"finished", "failed", "pruned"}
-    pool, view = shared.staff(config, folder, over={j.status() for j in jobs} <= ends)
+    coming = [j for j in jobs if j.status() not in ends]
+    pool, view = shared.staff(config, folder, coming, len(coming))
     work = Sweep(jobs, pool, view, asked.retry_failed)
     busy = f", {len(work.elsewhere)} running already" if work.elsewhere else ""
     view.say(f"{len(jobs)} jobs, {len(work.left)} to run{busy}, in {folder}")

@@ -50,7 +50,9 @@ def command(ctx: click.Context, **given: Any) -> int:
     shared.keep_file(config, folder)
     if asked.retry_failed:
         tuning.retry_failed(study)
-    pool, view = shared.staff(config, folder, tuning.is_over(config.tune, study))
+    runs = config.tune.trials * len(config.seeds)
+    left = 0 if tuning.is_over(config.tune, study) else runs
+    pool, view = shared.staff(config, folder, ends, left)
     view.say(f"{config.tune.trials} trials, in {folder}")
     code = tuning.Tuner(config, folder, study, (pool, view)).run()
     if code == 130:

@@ -6,12 +6,18 @@ import time
 from dataclasses import dataclass
 from typing import cast
 
+import torch
+
 from dreamlab.core.phase import Phase
 from dreamlab.data.store import Store
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.orchestrator import Orchestrator
 
 MAX_TICKS = 2_000
+GPU_ROW = "GPU memory"
+"""What `dreamlab plan` calls it, and a sweep looks for."""
+CONTEXT_BYTES = 2**30
+"""What a process takes of a GPU beside torch's own memory: the driver's context, kernels."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Plan:
     env_frames: int
     updates: float
     hours: float
+    gpu_bytes: int
+    """The most a GPU had to hold; 0 without one."""
 
 
 def measure(loop: Orchestrator, seconds: float = 5.0) -> tuple[float, float]:
@@ -114,4 +122,12 @@ def make_plan(loop: Orchestrator, buffer_bytes: dict[str, int], seconds: float =
         env_frames=sum(fixed),
         updates=updates,
         hours=(ticks * tick_s + updates * update_s) / 3600,
+        gpu_bytes=_gpu_bytes(loop.workflow.device),
     )
+
+
+def _gpu_bytes(device: torch.device) -> int:
+    """Return what this process has taken of a GPU at most; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES

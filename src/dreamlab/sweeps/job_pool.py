@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dreamlab.sweeps.gpu_sharing import Mps
 from dreamlab.sweeps.job import Job, Lock, Outcome
 from dreamlab.sweeps.launch.local import Handle, Launcher, LauncherConfig, Limits, Local
 from dreamlab.sweeps.progress import SweepProgress
@@ -18,8 +19,15 @@ from dreamlab.sweeps.progress import SweepProgress
 TICK_S = 0.1
 
 
-def make_launcher(config: LauncherConfig, limits: Limits, slots: int, folder: Path) -> Launcher:
-    """Return the launcher that a configuration names."""
+def make_launcher(
+    config: LauncherConfig,
+    limits: Limits,
+    slots: int,
+    folder: Path,
+    gpus: Sequence[str] = (),
+    mps: Mps | None = None,
+) -> Launcher:
+    """Return the launcher that a configuration names; GPUs and MPS are for that of this machine."""
     if config.name == "slurm":
         from dreamlab.sweeps.launch.slurm import Slurm
 
@@ -28,7 +36,7 @@ def make_launcher(config: LauncherConfig, limits: Limits, slots: int, folder: Pa
         from dreamlab.sweeps.launch.ray import Cluster
 
         return Cluster(config, limits)
-    return Local(limits, slots)
+    return Local(limits, slots, gpus, mps)
 
 
 class OnDemand:

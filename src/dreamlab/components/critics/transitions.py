@@ -27,14 +27,11 @@ class Transitions:
         """Return all of them, `size` at a time."""
         obs, ahead = ({k: v.split(size) for k, v in x.items()} for x in (self.obs, self.next_obs))
         rest = zip(*(x.split(size) for x in (self.action, self.reward, self.factor)), strict=True)
+        at = lambda pieces, i: {k: v[i] for k, v in pieces.items()}  # noqa: E731
         return [
-            Transitions(_at(obs, i), action, reward, factor, _at(ahead, i))
+            Transitions(at(obs, i), action, reward, factor, at(ahead, i))
             for i, (action, reward, factor) in enumerate(rest)
         ]
-
-
-def _at(pieces: dict[str, tuple[Tensor, ...]], i: int) -> Obs:
-    return {k: v[i] for k, v in pieces.items()}
 
 
 def transitions(batch: Batch, gamma: float) -> Transitions:

@@ -8,14 +8,15 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from dreamlab.core.errors import LabError
 from dreamlab.core.limits import NonNegative, Positive, Range
+from dreamlab.sweeps.gpu_sharing import Mps
 from dreamlab.sweeps.job import Job, Outcome
 
 ERROR_LINES = 20
@@ -31,7 +32,10 @@ class Limits:
     cpus: Annotated[int, Range(0, 1_024)] = 0
     """Cores and threads; 0 leaves both to the run."""
     gpus: NonNegative | None = None
-    """GPUs, 0.5 for two jobs on each; 0 hides them, None leaves them to the run."""
+    """GPUs, 0.5 for two jobs on each; 0 hides them. None: on this machine as many jobs share one
+    as its memory holds, elsewhere it is left to the run."""
+    gpu_memory_gib: Positive | None = None
+    """GPU memory that one job needs, to tell how many share one; None: measured as by `plan`."""
     memory_gb: Positive | None = None
     """Memory of all its processes; beyond it a job saves, ends and counts as failed."""
     time_min: Positive | None = None
@@ -51,6 +55,8 @@ class LauncherConfig:
     """Ray: the cluster's address. SLURM: `local` runs submitit without SLURM."""
     options: dict[str, Any] = field(default_factory=dict)
     """Handed on: to submitit (`slurm_partition: gpu`) or to `ray.init` (`num_cpus: 2`)."""
+    mps: bool = True
+    """Local: start NVIDIA's MPS where it is installed and jobs share a GPU."""
 
 
 class Handle(Protocol):
@@ -87,6 +93,8 @@ class BufferContext:
     cores: tuple[int, ...] = ()
     gpus: str | None = None
     """What it sees of them, as in CUDA_VISIBLE_DEVICES."""
+    mps: Mapping[str, str] = field(default_factory=dict)
+    """Where it finds MPS."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -96,36 +104,21 @@ class BufferContext:
             found |= dict.fromkeys(THREAD_VARIABLES, str(self.limits.cpus))
         if self.gpus is not None:
             found["CUDA_VISIBLE_DEVICES"] = self.gpus
-        return found
+        return found | {**self.mps}
 
 
 def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> BufferContext:
-    """Return the share of the `slot`-th of `slots` jobs; cores are given only if they suffice."""
-    shown = None if limits.gpus is None else ",".join(_gpus(limits.gpus, slot, gpus))
+    """Return the share of the `slot`-th of `slots` jobs; cores are given only if they suffice.
+
+    `gpus` has what each slot sees of them; without it they are left to the run.
+    """
+    shown = "" if limits.gpus == 0 else gpus[slot] if gpus else None
     cores: tuple[int, ...] = ()
     if limits.cpus and hasattr(os, "sched_getaffinity"):
         every = sorted(os.sched_getaffinity(0))
         if slots * limits.cpus <= len(every):
             cores = tuple(every[slot * limits.cpus : (slot + 1) * limits.cpus])
     return BufferContext(limits, cores, shown)
-
-
-def _gpus(number: float, slot: int, gpus: Sequence[str]) -> list[str]:
-    """Return this slot's GPUs, handed out in turn."""
-    if number == 0:
-        return []
-    if number < 1:
-        return [gpus[int(slot * number + 1e-9) % len(gpus)]]
-    return [gpus[(slot * int(number) + i) % len(gpus)] for i in range(int(number))]
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may hand out."""
-    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in named.split(",") if name]
-    import torch
-
-    return [str(i) for i in range(torch.cuda.device_count())]
 
 
 @contextmanager
@@ -279,16 +272,23 @@ def carry_out(job: Job, attempt: Attempt) -> Outcome:
 
 
 class Local:
-    """Starts jobs as child processes."""
+    """Starts jobs as child processes; `gpus` has what each of the slots sees of them."""
 
-    def __init__(self, limits: Limits, slots: int) -> None:
-        self.limits, self.slots = limits, slots
-        self.gpus = visible_gpus() if limits.gpus else []
-        if limits.gpus and not self.gpus:
-            raise LabError("limits.gpus: no GPU is visible on this machine")
+    def __init__(
+        self, limits: Limits, slots: int, gpus: Sequence[str] = (), mps: Mps | None = None
+    ) -> None:
+        self.limits, self.slots, self.gpus, self.mps = limits, slots, gpus, mps
+
+    @cached_property
+    def variables(self) -> dict[str, str]:
+        """What jobs need to find MPS, which is started for the first of them."""
+        return self.mps.start() if self.mps else {}
 
     def start(self, job: Job, slot: int) -> Handle | None:
-        attempt = Attempt(job, place(self.limits, slot, self.slots, self.gpus))
+        where = place(self.limits, slot, self.slots, self.gpus)
+        attempt = Attempt(job, replace(where, mps=self.variables))
         return attempt if attempt.start() else None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self.mps:
+            self.mps.stop()
