@@ -27,6 +27,11 @@ PLANNER = {"horizon": 4, "iterations": 4, "samples": 64, "elites": 8}
 PHASE = Phase("test", ("update_world_model",), duration_updates=1)
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 def make(model=SMALL, spec: Spec = SPEC, **options) -> MPC:
     torch.manual_seed(0)
     node = {"model": model, "planner": PLANNER, **options}

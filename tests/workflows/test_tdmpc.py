@@ -12,6 +12,11 @@ from dreamlab.core.types import Mode
 from dreamlab.workflows.tdmpc import TDMPC, TDMPCConfig
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 def agent(spec=VECTOR, **options) -> TDMPC:
     torch.manual_seed(0)
     made = TDMPC(load(TDMPCConfig, {**TDMPC.tiny, **options}, ""), spec)

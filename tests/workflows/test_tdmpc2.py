@@ -37,6 +37,11 @@ PHASE = Phase("learn", ("collect", "update_agent"), duration_steps=1)
 SMALL = load(TDMPC2Config, {**TDMPC2.tiny, "gamma": None}, "")
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 def agent(spec: Spec = VECTOR, **options) -> TDMPC2:
     torch.manual_seed(0)
     made = TDMPC2(load(TDMPC2Config, options, "", SMALL), spec)

@@ -18,6 +18,11 @@ from dreamlab.workflows.tdmpc2 import TDMPC2
 from dreamlab.workflows.tdmpc_square import TDMPCSquare, TDMPCSquareConfig
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 def squared(**options) -> TDMPCSquare:
     torch.manual_seed(0)
     config = load(TDMPCSquareConfig, {**TDMPCSquare.tiny, "dropout": 0.0, **options}, "")

@@ -25,6 +25,11 @@ VECTOR = {"state": ArraySpec((4,))}
 PHASE = Phase("test", ("update_controller",), duration_updates=1)
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 def count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
