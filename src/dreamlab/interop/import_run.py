@@ -88,17 +88,25 @@ def read_weights(path: Path) -> dict[str, Array]:
 # -- fitting --------------------------------------------------------------------------------------
 
 
-def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
-    """Return the configuration of these overrides, with the network that the weights have."""
+def composed(
+    overrides: Sequence[str], target: str, usual: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configuration of these overrides, over what is usual, and its workflow alone."""
     node = compose(overrides)
     if node.get("tiny"):
         raise ConfigError("import: tiny=true would shrink the network that is to be imported")
     given: dict[str, Any] = convert(node.get("workflow", {}), dict[str, Any], "workflow")
+    if given.get("_target_", target) != target:
+        raise ConfigError(f"import: the experiment must be one of {target}")
     if "_target_" not in given:  # no experiment was named
-        merged: Any = OmegaConf.to_container(OmegaConf.merge(DEFAULTS, node))
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(usual, node))
         node = merged
-    if given.get("_target_", TARGET) != TARGET:
-        raise ConfigError(f"import: the experiment must be one of {TARGET}")
+    return node, given
+
+
+def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
+    """Return the configuration of these overrides, with the network that the weights have."""
+    node, given = composed(overrides, TARGET, DEFAULTS)
     with odd_shapes():
         latents = weights["dyn/dynin1/kernel"].shape[0]
     rssm = convert(given.get("rssm", {}), dict[str, Any], "workflow.rssm")

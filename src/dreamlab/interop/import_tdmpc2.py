@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from dreamlab.components.world_models.codec import width
 from dreamlab.components.world_models.latent_mlp import TASK
-from dreamlab.config import LabConfig, compose, load_config
+from dreamlab.config import LabConfig, load_config
 from dreamlab.core.config import convert
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.types import Array, Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.envs.vector import make_env, spec_of
 from dreamlab.interop import tdmpc2
-from dreamlab.interop.import_run import odd_shapes
+from dreamlab.interop.import_run import composed, odd_shapes
 from dreamlab.interop.parity_tdmpc2 import read_checkpoint
 from dreamlab.interop.tdmpc2 import Weights
 from dreamlab.workflows.tdmpc2 import TDMPC2
@@ -49,15 +47,7 @@ def read_weights(path: Path) -> dict[str, Array]:
 
 def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
     """Return the configuration of these overrides, with the network that the weights have."""
-    node = compose(overrides)
-    if node.get("tiny"):
-        raise ConfigError("import: tiny=true would shrink the network that is to be imported")
-    given: dict[str, Any] = convert(node.get("workflow", {}), dict[str, Any], "workflow")
-    if "_target_" not in given:  # no experiment was named
-        merged: Any = OmegaConf.to_container(OmegaConf.merge(DEFAULTS, node))
-        node = merged
-    if given.get("_target_", TARGET) != TARGET:
-        raise ConfigError(f"import: the experiment must be one of {TARGET}")
+    node, given = composed(overrides, TARGET, DEFAULTS)
     with odd_shapes():
         sizes = tdmpc2.sizes_of(weights)
     sizes["bins"] = {

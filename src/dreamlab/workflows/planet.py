@@ -6,23 +6,21 @@ latent space of the model for the actions that promise most reward, and does the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
+from dreamlab.components.world_models.planned import PlannedRSSMConfig
 from dreamlab.components.world_models.rssm import Latent
-from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import (
     PlaNetModel,
     PlaNetModelConfig,
     Posterior,
     check_continuous,
-    number_head,
 )
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import NonNegative
@@ -34,20 +32,9 @@ from dreamlab.ops.planning import PLANNERS, Planner
 
 
 @dataclass(frozen=True)
-class PlaNetConfig:
-    """Defaults of the paper."""
+class PlaNetConfig(PlannedRSSMConfig):
+    """Defaults of the paper: its model, and how it is used."""
 
-    rssm: PlaNetRSSMConfig = field(
-        default_factory=lambda: PlaNetRSSMConfig(cell="reset_before", act="relu")
-    )
-    codec: PlaNetCodecConfig = field(
-        default_factory=lambda: PlaNetCodecConfig(units=300, act="relu", bits=5)
-    )
-    reward: Part = number_head(units=300, layers=3, act="relu")
-    reward_scale: NonNegative = 10.0
-    kl_scale: NonNegative = 1.0
-    free_nats: NonNegative = 3.0
-    """Divergence that each step has for nothing."""
     planner: Part = part("cem", PLANNERS, Planner)
     """What searches for actions: `cem`, `mppi`, `cma_es`, `random_shooting`."""
     noise: NonNegative = 0.3
