@@ -83,7 +83,7 @@ def train_one(folder: Path, task: str, experiment: str, seed: int, until: float)
     """Train one run, or go on with it, unless it is over; stop it when the time is."""
     place, study = folder / task / experiment / f"seed_{seed}", STUDIES[task]
     command = [sys.executable, "-m", "dreamlab"]
-    if (place / "run.json").exists():
+    if (place / "manifest.json").exists():
         if Run(place).manifest["status"] == "finished":
             return
         command += ["resume", str(place)]
@@ -106,7 +106,7 @@ def curves(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     for task, study in STUDIES.items():
         for name, experiment in study.experiments.items():
             places = sorted((folder / task / experiment).glob("seed_*"))
-            runs = [_curve(Run(p)) for p in places if (p / "run.json").exists()]
+            runs = [_curve(Run(p)) for p in places if (p / "manifest.json").exists()]
             if runs := [r for r in runs if r["points"]]:
                 out.setdefault(task, {})[name] = runs
     return out
