@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.data.dataset_source import DatasetConfig, DatasetSource
 from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.table import DataError
+from dreamlab.data.mix import join
 from dreamlab.data.source import BufferContext
 from tests.data.sets import CAMERA, LENGTHS, shade, write_v2, write_v3
 from tests.data.streams import flat, through_disk
@@ -217,6 +219,17 @@ def test_a_set_that_has_changed_cannot_go_on(tmp_path: Path):
     other = source(write_v3(tmp_path / "other", lengths=(5, 7, 5)))
     with pytest.raises(CheckpointError, match="has changed since the checkpoint was written"):
         other.load(state)
+
+
+def test_mixed_batches_say_what_only_some_sources_know(tmp_path: Path):
+    demos = source(write_v3(tmp_path / "set"), after=3, pad="edge", mc_gamma=0.9)
+    made = demos.sample(8).map(torch.clone)
+    other = replace(made, extras={})  # as of a replay that knows of neither
+    batch = join({"demos": made, "replay": other}).map(lambda x: torch.cat([x[:4], x[8:12]]))
+    assert batch.extras["mc_return"][:4].isfinite().all()
+    assert (batch.extras["mc_return"][4:] == -torch.inf).all()
+    assert batch.extras["pad"].dtype == torch.bool
+    assert not batch.extras["pad"][4:].any()
 
 
 # -- what does not fit ----------------------------------------------------------------------------

@@ -34,6 +34,11 @@ class Affine:
         edge = 1.0 if self.bounded else None
         return replace(spec, low=None if edge is None else -edge, high=edge)
 
+    def differs(self, other: Affine) -> bool:
+        """Tell whether another normalises otherwise."""
+        same = np.allclose(self.shift, other.shift) and np.allclose(self.scale, other.scale)
+        return not same
+
     def get_state(self) -> dict[str, Any]:
         """Return shift, scale and whether it bounds, as arrays."""
         return {"shift": self.shift, "scale": self.scale, "bounded": np.array(float(self.bounded))}

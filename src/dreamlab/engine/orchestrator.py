@@ -368,6 +368,7 @@ class Orchestrator:
             "rng": random.get_state(),
             "due": {name: due.get_state() for name, due in self._dues().items()},
             "spec": asdict(self.workflow.spec),
+            "scaling": {k: a.get_state() for k, a in self.parts.scaling.items()},
             "at": clock.name,
             "score": self.score,
             "owed": self.owed,
