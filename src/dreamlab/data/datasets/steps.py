@@ -152,9 +152,10 @@ def make_steps(data: Dataset, obs: Mapping[str, str], task: bool, ends: str) -> 
 
 def _with_finals(data: Dataset, feature: str, steps: Steps) -> Array:
     values = data.columns[feature][steps.row].astype(np.float32)
-    if feature in data.finals:
-        ends = np.flatnonzero(np.arange(len(steps)) == steps.last)
-        values[ends] = [data.finals[feature][e.index] for e in data.episodes]
+    ends, finals = np.unique(steps.last), data.finals.get(feature, {})
+    for end, episode in zip(ends, data.episodes, strict=True):
+        if episode.index in finals:
+            values[end] = finals[episode.index]
     return values
 
 
