@@ -182,6 +182,21 @@ def test_success_is_recorded(said: Any, tmp_path: Path):
     assert said("info", tmp_path / "set", "--json")["success"] == about["success"]
 
 
+def test_success_is_told_beside_the_return(tmp_path: Path, capsys: Any):
+    run = trained(tmp_path / "run", "env=dummy", "env.id=recall", "log.terminal=plain")
+    told = capsys.readouterr().out
+    rate = json.loads((run / "manifest.json").read_text())["final_eval"]["eval/success"]
+    assert f", success {rate:.4g}" in told
+    assert main(["list", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["success"] == rate
+    assert main(["list", str(tmp_path)]) == 0
+    assert "success" in capsys.readouterr().out.splitlines()[0]
+    assert main(["compare", str(run), "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["metrics"]) == ["return", "success"]
+    assert main(["export", str(run)]) == 0
+    assert "success" in capsys.readouterr().out
+
+
 def test_pictures_are_recorded(said: Any, tmp_path: Path):
     pixels = trained(tmp_path / "pixels", "env=dummy", "env.id=pixels")
     said("record", pixels, tmp_path / "set", "--episodes", "2", "--codec", "libx264")
