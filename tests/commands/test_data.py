@@ -182,6 +182,13 @@ def test_success_is_recorded(said: Any, tmp_path: Path):
     assert said("info", tmp_path / "set", "--json")["success"] == about["success"]
 
 
+def test_a_recording_that_cannot_end_leaves_nothing(tmp_path: Path, capsys: Any):
+    run = trained(tmp_path / "run", "env.id=Pendulum-v1", "eval.max_steps=5")
+    assert main(["data", "record", str(run), str(tmp_path / "set")]) == 2
+    assert "episode 0 did not end within 5 decisions" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir() if p.name not in ("run", "cache")] == []
+
+
 def test_success_is_told_beside_the_return(tmp_path: Path, capsys: Any):
     run = trained(tmp_path / "run", "env=dummy", "env.id=recall", "log.terminal=plain")
     told = capsys.readouterr().out
