@@ -134,8 +134,8 @@ def table(found: dict[int, dict[str, list[float]]], options: argparse.Namespace)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        "Other work ran on the machine meanwhile; the ways were measured in turns. LeRobot is 0.4.4 "
-        "with its backend `pyav`, torchvision's reader being the stand-in of "
+        "Other work ran on the machine meanwhile; the ways were measured in turns. LeRobot is "
+        "0.4.4 with its backend `pyav`, torchvision's reader being the stand-in of "
         "`scripts/lerobot_peer.py` where torchvision is missing; torchcodec was not installable "
         "beside this torch.",
     ]
