@@ -62,6 +62,17 @@ def test_info_and_sample(make: Any, said: Any, tmp_path: Path):
     assert "observation.state" in said("sample", folder, 0)
 
 
+def test_a_frame_keeps_its_number_where_an_episode_is_damaged(
+    said: Any, tmp_path: Path, capsys: Any
+):
+    folder = write_v2(tmp_path / "set")
+    (folder / "data" / "chunk-000" / "episode_000001.parquet").unlink()
+    assert said("sample", folder, 13, "--json")["observation.state"] == [201.0, 2.0]
+    assert main(["data", "sample", str(folder), "6"]) == 2
+    assert "episode 1: " in capsys.readouterr().err
+    assert list(said("info", folder, "--json")["damaged"]) == ["1"]
+
+
 def test_statistics_are_told(said: Any, tmp_path: Path):
     folder = write_v2(tmp_path / "set")
     assert set(said("stats", folder, "--json")["action"]) >= {"mean", "std", "q01", "q99"}

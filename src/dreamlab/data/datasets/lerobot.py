@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,8 +167,18 @@ def _episodes_v3(root: Path) -> list[dict[str, Any]]:
     paths = sorted((root / "meta" / "episodes").glob("*/*.parquet"))
     if not paths:
         raise DataError(f"{root / 'meta' / 'episodes'}: there is no parquet file of episodes")
-    rows = [r for p in paths for r in parquet.read_table(p, without="stats/").to_pylist()]
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        table = parquet.read_table(path, without="stats/")
+        for name in ("episode_index", "length", "data/chunk_index", "data/file_index"):
+            _need(table.column_names, name, path)
+        rows += table.to_pylist()
     return sorted(rows, key=lambda r: r["episode_index"])
+
+
+def _need(names: Iterable[str], name: str, path: Path) -> None:
+    if name not in names:
+        raise DataError(f"{path}: the column {name!r} is missing")
 
 
 def _global_stats(root: Path) -> dict[str, dict[str, Array]]:
@@ -302,6 +312,9 @@ def _camera(
 
 def _clips(listing: Listing, data: Dataset, good: list[dict[str, Any]], key: str) -> Clips:
     """Return file and time of every row; episodes of v3.0 follow each other in a file."""
+    if listing.version == "v3.0":
+        for name in ("chunk_index", "file_index", "from_timestamp"):
+            _need(good[0], f"videos/{key}/{name}", listing.root / "meta" / "episodes")
     files = [listing.video_file(row, key) for row in good]
     numbers = {path: i for i, path in enumerate(dict.fromkeys(files))}
     lengths = [e.length for e in data.episodes]

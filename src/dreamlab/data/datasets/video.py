@@ -146,6 +146,7 @@ class _Decoder:
         self.container: Any = av.open(str(path))
         self.stream = self.container.streams.video[0]
         self.times, self.at, self.last = times, len(times), None
+        self.edges = (times[1:] + times[:-1]) / 2
         self.decoding: Iterator[Any] = iter(())
 
     def frame(self, number: int) -> Any:
@@ -157,7 +158,7 @@ class _Decoder:
             self.container.seek(int(at / self.stream.time_base), stream=self.stream)
             self.decoding = self.container.decode(self.stream)
         for frame in self.decoding:
-            self.at = int(np.abs(self.times - frame.time).argmin())
+            self.at = int(np.searchsorted(self.edges, frame.time))
             if self.at >= number:
                 self.last = frame
                 break
