@@ -205,7 +205,34 @@ def test_a_video_that_is_too_short_is_damage(tmp_path: Path):
     (video / "episode_000001.mp4").write_bytes((video / "episode_000000.mp4").read_bytes())
     kept = caching.keep_frames(open_dataset(folder), CAMERA, None, 2**30)
     assert list(kept.broken) == [1]
-    assert "no frame at the time" in kept.broken[1]
+    assert "no frame at the time of one" in kept.broken[1]
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])
+def test_damage_in_a_file_of_many_episodes_takes_only_its_own(codec: str, tmp_path: Path):
+    import av
+
+    folder = write_v3(tmp_path / "set", "video", (8, 8, 8), codec=codec)
+    (video,) = folder.rglob("*.mp4")
+    with av.open(str(video)) as container:
+        packets = [(p.pos, p.size) for p in container.demux(video=0) if p.size]
+    where, size = packets[12]
+    content = bytearray(video.read_bytes())
+    content[where : where + size] = bytes([0xFF] * size)
+    video.write_bytes(content)
+    (rows,) = (folder / "data").rglob("*.parquet")
+    group = pq.ParquetFile(rows).metadata.row_group(2).column(0)
+    content = bytearray(rows.read_bytes())
+    content[group.data_page_offset : group.data_page_offset + 24] = bytes([0xFF] * 24)
+    rows.write_bytes(content)
+    data = open_dataset(folder)
+    assert list(data.broken) == [2]
+    assert "0 of the episode's 8 frames" in data.broken[2]
+    kept = caching.keep_frames(data, CAMERA, None, 2**30)
+    assert list(kept.broken) == [1]
+    assert "cannot be decoded" in kept.broken[1]
+    shown = kept.camera.read(np.arange(8)).mean((1, 2, 3))
+    assert np.abs(shown - [shade(0, i) for i in range(8)]).max() < 3
 
 
 def test_missing_frames_are_damage(tmp_path: Path):

@@ -258,7 +258,7 @@ def _read_rows(listing: Listing) -> tuple[Any, list[dict[str, Any]], Broken]:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of frames, and where each episode is in it; or what is wrong with it."""
+    """A file of frames, where each episode is in it, and what is wrong with it."""
 
     table: Any
     episode: Array
@@ -268,20 +268,21 @@ class _File:
 
 def _read_file(path: Path) -> _File:
     try:
-        table = parquet.read_table(path)
+        table, fault = parquet.read_whole_groups(path)
         episode = parquet.integers(table, "episode_index", path)
-        return _File(table, episode, parquet.integers(table, "frame_index", path))
+        return _File(table, episode, parquet.integers(table, "frame_index", path), fault)
     except DataError as error:
         return _File(None, np.zeros(0), np.zeros(0), str(error))
 
 
 def _frames_of(file: _File, row: Mapping[str, Any], path: Path) -> Any:
     """Return an episode's rows in the order of its frames."""
-    if file.fault:
+    if file.table is None:
         raise DataError(file.fault)
     rows = np.flatnonzero(file.episode == int(row["episode_index"]))
     if len(rows) != int(row["length"]):
-        raise DataError(f"{path}: it has {len(rows)} of the episode's {row['length']} frames")
+        text = f"{path}: it has {len(rows)} of the episode's {row['length']} frames"
+        raise DataError(f"{text} ({file.fault})" if file.fault else text)
     if not np.array_equal(np.sort(file.frame[rows]), np.arange(len(rows))):
         raise DataError(f"{path}: frames of the episode are missing or there twice")
     rows = rows[np.argsort(file.frame[rows])]
