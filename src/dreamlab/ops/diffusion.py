@@ -51,14 +51,17 @@ def spaced_levels(num: int, steps: int) -> list[tuple[int, int]]:
 
 
 def add_noise(
-    x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], abar: Float[Tensor, "..."]
+    x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], abar: Float[Tensor, " ..."]
 ) -> Float[Tensor, "*b"]:
     """Return data at a noise level."""
     return abar.sqrt() * x + (1 - abar).sqrt() * noise
 
 
 def network_target(
-    x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], abar: Float[Tensor, "..."], kind: Prediction
+    x: Float[Tensor, "*b"],
+    noise: Float[Tensor, "*b"],
+    abar: Float[Tensor, " ..."],
+    kind: Prediction,
 ) -> Float[Tensor, "*b"]:
     """Return what a network that predicts `kind` shall say of data with this noise."""
     if kind == "epsilon":
@@ -67,7 +70,7 @@ def network_target(
 
 
 def clean_and_noise(
-    out: Float[Tensor, "*b"], noisy: Float[Tensor, "*b"], abar: Float[Tensor, "..."],
+    out: Float[Tensor, "*b"], noisy: Float[Tensor, "*b"], abar: Float[Tensor, " ..."],
     kind: Prediction,
 ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:  # fmt: skip
     """Return the data and the noise that a network's output means."""
@@ -112,13 +115,13 @@ def ddim_step(
 
 
 def flow_path(
-    x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], time: Float[Tensor, "..."]
+    x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], time: Float[Tensor, " ..."]
 ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
     """Return where the straight line from noise (time 0) to data (time 1) is, and its velocity."""
     return time * x + (1 - time) * noise, x - noise
 
 
-def noisy_times(num: int, like: Float[Tensor, "..."]) -> Float[Tensor, " {num}"]:
+def noisy_times(num: int, like: Float[Tensor, " ..."]) -> Float[Tensor, " {num}"]:
     """Draw times of a flow, more of them near the noise: 0.999 (1 - Beta(1.5, 1))."""
     uniform = torch.rand(num, device=like.device)
     return 0.999 * (1 - uniform ** (1 / 1.5))  # the inverse of the distribution x^1.5
