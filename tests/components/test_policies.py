@@ -27,6 +27,8 @@ def obs(rows: int, steps: int = 1):
 
 SMALL = {
     "gaussian": {"hidden": (8,)},
+    "diffusion": {"net": {"width": 16, "time_dim": 8}, "levels": 4},
+    "flow": {"net": {"width": 16, "time_dim": 8}, "sample_steps": 3},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -27,11 +28,14 @@ class DenoiserSizes:
 class Denoiser(nn.Module, ABC):
     """Built with its config and sizes."""
 
+    flow_scale: ClassVar[float] = 1000.0
+    """How much of its time a flow from 0 to 1 takes: its waves are made for noise levels."""
+
     @abstractmethod
     def forward(
         self, x: Float[Tensor, "b h a"], time: Float[Tensor, " b"], cond: Float[Tensor, "b t d"]
     ) -> Float[Tensor, "b h a"]:
-        """Return what is asked of noisy sequences at a time (a level, or 1000 t of a flow)."""
+        """Return what is asked of noisy sequences at a time (noise levels)."""
 
     def __call__(
         self, x: Float[Tensor, "b h a"], time: Float[Tensor, " b"], cond: Float[Tensor, "b t d"]

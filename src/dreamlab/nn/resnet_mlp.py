@@ -1,4 +1,4 @@
-"""A residual perceptron that denoises vectors: the LN-ResNet of IDQL (Hansen-Estruch et al. 2023)."""
+"""A residual perceptron that denoises vectors: IDQL's LN-ResNet (Hansen-Estruch et al. 2023)."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class ResNetMLP(Denoiser):
     """Sequence, condition and time end to end through residual blocks."""
 
     Config = ResNetMLPConfig
+    flow_scale = 10.0
 
     def __init__(self, config: ResNetMLPConfig, sizes: DenoiserSizes) -> None:
         super().__init__()
