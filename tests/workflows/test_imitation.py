@@ -18,6 +18,7 @@ POLICIES = {
     "gaussian": {"hidden": (32,)},
     "diffusion": {"net": NET, "levels": 10},
     "flow": {"net": NET, "sample_steps": 5},
+    "autoregressive": {"dim": 32, "heads": 2, "layers": 1, "bins": 33, "dropout": 0.0},
     "categorical": {"hidden": (32,)},
 }
 FAST = {"_target_": "adam", "lr": 5e-3, "ema": 0.99, "ema_power": 0.75}

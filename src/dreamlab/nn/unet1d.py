@@ -69,11 +69,12 @@ class Stage(nn.Module):
         self.two = FilmBlock(dims[1], dims[1], cond_dim, config)
         self.resize = resize
 
-    def blocks(
+    def forward(
         self, x: Float[Tensor, "b c t"], cond: Float[Tensor, "b d"]
-    ) -> Float[Tensor, "b k t"]:
-        """Return the output before its length is changed."""
-        return self.two(self.one(x, cond), cond)
+    ) -> tuple[Float[Tensor, "b k t"], Float[Tensor, "b k s"]]:
+        """Return the output before its length is changed, and after."""
+        y = self.two(self.one(x, cond), cond)
+        return y, self.resize(y)
 
 
 class UNet1d(Denoiser):
@@ -108,14 +109,13 @@ class UNet1d(Denoiser):
         self, x: Float[Tensor, "b h a"], time: Float[Tensor, " b"], cond: Float[Tensor, "b t d"]
     ) -> Float[Tensor, "b h a"]:
         both = torch.cat([self.time(time), cond.flatten(1)], -1)
-        y, skips = x.transpose(1, 2), []
+        y, skips = x.transpose(1, 2), list[Tensor]()
         for stage in self.down:
-            y = stage.blocks(y, both)
-            skips.append(y)
-            y = stage.resize(y)
-        y = self.middle.blocks(y, both)
+            skip, y = stage(y, both)
+            skips.append(skip)
+        y, _ = self.middle(y, both)
         for stage in self.up:
-            y = stage.resize(stage.blocks(torch.cat([y, skips.pop()], 1), both))
+            _, y = stage(torch.cat([y, skips.pop()], 1), both)
         return self.out(y).transpose(1, 2)
 
 
