@@ -21,12 +21,14 @@ class UNet1dConfig:
 
     widths: Annotated[tuple[Width, ...], Items()] = (256, 512, 1024)
     time_dim: Annotated[int, Range(4, 65_536)] = 256
-    kernel: Annotated[int, Range(1, 99)] = 5
+    kernel_size: Annotated[int, Range(1, 99)] = 5
     groups: Width = 8
 
     def __post_init__(self) -> None:
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel={self.kernel} must be odd: sequences keep their length")
+        if self.kernel_size % 2 == 0:
+            raise ValueError(
+                f"kernel_size={self.kernel_size} must be odd: sequences keep their length"
+            )
         if odd := [w for w in self.widths if w % self.groups]:
             raise ValueError(f"widths: {odd[0]} is not a multiple of groups={self.groups}")
 
@@ -34,7 +36,7 @@ class UNet1dConfig:
 def conv_block(in_dim: int, out_dim: int, config: UNet1dConfig) -> nn.Sequential:
     """Return a convolution, a group norm and an activation."""
     return nn.Sequential(
-        nn.Conv1d(in_dim, out_dim, config.kernel, padding=config.kernel // 2),
+        nn.Conv1d(in_dim, out_dim, config.kernel_size, padding=config.kernel_size // 2),
         nn.GroupNorm(config.groups, out_dim),
         nn.Mish(),
     )
