@@ -106,15 +106,16 @@ class ResNet18(nn.Module):
         self.config, (height, width, channels) = config, shape
         self.crop = check_crop(config.crop, (height, width))
         self.body = resnet18(channels, config.width)
-        maps = tuple(-(-side // 32) for side in self.crop)
-        self.pool = SpatialSoftmax((config.width * 2 ** (STAGES - 1), *maps), config.keypoints)
+        high, wide = (-(-side // 32) for side in self.crop)
+        last = config.width * 2 ** (STAGES - 1)
+        self.pool = SpatialSoftmax((last, high, wide), config.keypoints)
         self.head = nn.Sequential(nn.Linear(2 * config.keypoints, config.out_dim), nn.ReLU())
         self.out_dim = config.out_dim
 
     def forward(self, image: UInt8[Tensor, "*b h w c"]) -> Float[Tensor, "*b d"]:
         lead = image.shape[:-3]
         rows = cropped(image.reshape(-1, *image.shape[-3:]), self.crop, self.training)
-        x = rows.permute(0, 3, 1, 2).to(self.head[0].weight.dtype) / 255
+        x = rows.permute(0, 3, 1, 2).to(self.pool.maps.weight.dtype) / 255
         maps = self.body((x - self.config.mean) / self.config.std)
         return self.head(self.pool(maps).flatten(1)).view(*lead, -1)
 
