@@ -308,7 +308,8 @@ class Orchestrator:
         record = self.parts.logger.flush(fixed)
         if not self._evaluates() and "episode/return" in record:
             self.score = record["episode/return"]
-        last = {"last_return": record.get("episode/return"), "last_eval": record.get("eval/return")}
+        shown = {"return": "episode/return", "eval": "eval/return", "success": "eval/success"}
+        last = {f"last_{name}": record.get(key) for name, key in shown.items()}
         self.run_log.update(env_frames=frames, updates=updates, **last)
         for tell in self.observers.flushed:
             tell(record)
@@ -368,6 +369,7 @@ class Orchestrator:
             "rng": random.get_state(),
             "due": {name: due.get_state() for name, due in self._dues().items()},
             "spec": asdict(self.workflow.spec),
+            "scaling": {k: a.get_state() for k, a in self.parts.scaling.items()},
             "at": clock.name,
             "score": self.score,
             "owed": self.owed,

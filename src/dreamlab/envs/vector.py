@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from dreamlab.core.affine import ACTION, Scaling, scaled_spec
 from dreamlab.core.errors import ConfigError, EnvError
 from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
 from dreamlab.core.types import Array, ArraySpec, Spec, Step, TaskSpec
@@ -169,7 +170,7 @@ def _name(space: spaces.Space[Any]) -> str:
 class Envs:
     """N environments that step together; each starts a new episode by itself, on the next step."""
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: EnvConfig, seed: int, scaling: Scaling | None = None) -> None:
         self.config, self.seed = config, seed
         self.num_envs = config.num_envs
         self.parallel = config.vector == "async"
@@ -178,16 +179,19 @@ class Envs:
         )
         space = self.vec.single_observation_space
         length, tasks = (self.vec.get_attr(k)[0] for k in ("episode_length", "tasks"))
-        self.spec = _spec(space, self.vec.single_action_space, length, tasks)
+        own = _spec(space, self.vec.single_action_space, length, tasks)
+        self.spec = scaled_spec(own, scaling or {})
         self.key = None if isinstance(space, spaces.Dict) else _name(space)
         self.frames_per_tick = config.repeat * int(self.vec.get_attr("frames_per_step")[0])
         self.normalizer = Normalizer(
-            config.normalize_obs, config.normalize_reward, self.spec, self.num_envs
+            config.normalize_obs, config.normalize_reward, own, self.num_envs, scaling
         )
         self.action: Array | None = None
         self.is_last = np.zeros(self.num_envs, bool)
         self.raw_reward = np.zeros(self.num_envs, np.float32)
         self.finals: list[dict[str, float]] = []
+        self.shown: dict[str, Array] = {}
+        """What the environments show, before it is normalised."""
 
     def reset(self) -> Step:
         """Begin the next episode of every environment."""
@@ -195,7 +199,8 @@ class Envs:
         no = np.zeros(self.num_envs, bool)
         self.is_last = no.copy()
         zeros = np.zeros(self.num_envs, np.float32)
-        return self.normalizer(Step(self._named(obs), zeros, ~no, no.copy(), no.copy()))
+        self.shown = self._named(obs)
+        return self.normalizer(Step(self.shown, zeros, ~no, no.copy(), no.copy()))
 
     def step(self, action: Array) -> Step:
         """Advance every environment; one whose episode has ended begins anew, ignoring its action.
@@ -215,9 +220,38 @@ class Envs:
 
         In processes of their own they begin now, and overwrite the arrays of the last step.
         """
+        action = self._unscaled(action)
         if self.parallel:
             self.vec.step_async(action)
         self.action = action
+
+    def _unscaled(self, action: Array) -> Array:
+        """Return actions as they were before the data that a policy learnt from was normalised."""
+        if ACTION not in self.normalizer.scaling:
+            return action
+        space = self.vec.single_action_space
+        return np.clip(self.normalizer.action(action), space.low, space.high)
+
+    def own_action(self, action: Array) -> Array:
+        """Return actions in the units of the environments themselves; not with `async`."""
+        scaler, action = self._scaler(), self._unscaled(action)
+        return action if scaler is None else np.stack([scaler.action(a) for a in action])
+
+    def own_bounds(self) -> tuple[Array, Array] | None:
+        """Return the bounds of the environments' own actions, where they have some."""
+        scaler, space = self._scaler(), self.vec.single_action_space
+        if scaler is not None:
+            return scaler.low, scaler.high
+        bounded = isinstance(space, spaces.Box) and space.is_bounded()
+        return (space.low, space.high) if bounded else None
+
+    def _scaler(self) -> wrappers.ScaleAction | None:
+        env = self.vec.envs[0]
+        while isinstance(env, gym.Wrapper):
+            if isinstance(env, wrappers.ScaleAction):
+                return env
+            env = env.env
+        return None
 
     def receive(self) -> Step:
         """Return the step that answers what was sent; the arrays are overwritten by `send`."""
@@ -231,7 +265,8 @@ class Envs:
             terminated = terminated | np.asarray(info.get("is_terminal", False), bool)
         reward = reward.astype(np.float32)
         self.raw_reward = _raw(reward, info)
-        return self.normalizer(Step(self._named(obs), reward, first, self.is_last, terminated))
+        self.shown = self._named(obs)
+        return self.normalizer(Step(self.shown, reward, first, self.is_last, terminated))
 
     def _named(self, obs: Any) -> dict[str, Array]:
         named = obs if self.key is None else {self.key: obs}
