@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from dreamlab.accel import cpu_fast
 from dreamlab.accel.dispatch import reference_kernels
-from dreamlab.nn.normed import SimNorm
-from dreamlab.ops.functional import mish
+from dreamlab.nn.normed import SimNorm, mish
 
 X = torch.cat([torch.linspace(-100, 100, 4001), torch.linspace(-1, 1, 201)])
 

@@ -12,6 +12,7 @@ import pytest
 
 SHORT = {"train_in_a_dream": ["training.total_frames=800"]}  # a minute otherwise
 LONG = {
+    "clone",
     "curriculum",
     "swap_network",
     "swap_world_model_parts",

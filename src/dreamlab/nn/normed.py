@@ -15,9 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dreamlab.accel import cpu_fast
+from dreamlab.accel.dispatch import use_cpu_kernels
 from dreamlab.nn.ensemble import EnsembleLinear
 from dreamlab.nn.layers import LayerNorm
-from dreamlab.ops.functional import mish, softmax
 
 EPS = 1e-5
 """Of the norms."""
@@ -34,7 +35,14 @@ class SimNorm(nn.Module):
         self.dim = dim
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        return softmax(x.float().unflatten(-1, (-1, self.dim))).flatten(-2)
+        groups = x.float().unflatten(-1, (-1, self.dim))
+        share = cpu_fast.small_softmax(groups) if use_cpu_kernels(x) else F.softmax(groups, -1)
+        return share.flatten(-2)
+
+
+def mish(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return x tanh(softplus(x))."""
+    return cpu_fast.mish(x) if use_cpu_kernels(x) else F.mish(x)
 
 
 def start_linear(layer: nn.Linear | EnsembleLinear, start: Start = "normal") -> None:
