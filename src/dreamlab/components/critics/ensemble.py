@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -60,3 +60,21 @@ class DiscreteCritics(nn.Module):
         """Return what each critic thinks of an action."""
         q = self.every(z)
         return q.gather(-1, action.expand(len(q), -1)[..., None])[..., 0]
+
+
+Aggregate = Literal["min", "mean"]
+"""How one value is made of several critics': the least, or the mean of those that are asked."""
+
+
+def draw_members(
+    num: int, subset: int, replacement: bool, device: torch.device
+) -> Int[Tensor, " {subset}"]:
+    """Return `subset` of `num` critics, drawn on the device, once for a whole batch (REDQ)."""
+    if replacement:
+        return torch.randint(num, (subset,), device=device)
+    return torch.rand(num, device=device).topk(subset).indices
+
+
+def aggregate(values: Float[Tensor, "m ..."], how: Aggregate) -> Float[Tensor, " ..."]:
+    """Return one value of several critics': what each decodes to comes first, then this."""
+    return values.amin(0) if how == "min" else values.mean(0)
