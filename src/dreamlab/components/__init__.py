@@ -1,6 +1,7 @@
 """Encoders, world models, policies and critics: what knows of observations and actions.
 
-The parts of world models that configuration can name; `kinds` says what each must be able to do.
+The parts that configuration can name; `kinds` says what those of world models must be able to do,
+`policies.protocol` what policies must.
 """
 
 PARTS = {
@@ -14,6 +15,8 @@ PARTS = {
     "ensemble": "dreamlab.components.world_models.dynamics_ensemble.DynamicsEnsemble",
     "planet_rssm": "dreamlab.components.world_models.planned.PlannedRSSM",
     "pendulum_reward": "dreamlab.components.rewards.PendulumReward",
+    "gaussian": "dreamlab.components.policies.gaussian.GaussianPolicy",
+    "categorical": "dreamlab.components.policies.categorical.CategoricalPolicy",
 }
 HOME = "dreamlab.components"
 """Where configuration looks up their short names."""

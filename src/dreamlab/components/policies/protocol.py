@@ -1,0 +1,129 @@
+"""What every policy can do: sample actions, learn from actions and, where it can, rate them.
+
+A policy is a part: `workflow.policy: {_target_: diffusion, ...}`. It owns the encoder of its
+observations, whose leaves are `[b, obs_steps, ...]`; actions are `[b, h, a]`, numbers in [-1, 1] or
+class numbers, flattened over the environment's own shape.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from dreamlab.components.encoder import Encoder, EncoderConfig
+from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.limits import PositiveInt
+from dreamlab.core.types import ArraySpec, Mode, Obs, Spec
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """What every policy has: how it sees, how much of the past, and how far it acts ahead.
+
+    step        0    1    2   ...   8   ...  15
+    obs         o0   o1                           obs_steps = 2: the last of them is now
+    action      a0   a1   a2  ...   a8  ...  a15  horizon = 16: from the first observation's step on
+    executed         a1   a2  ...   a8            execute = 8: from now on
+    """
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    obs_steps: PositiveInt = 1
+    horizon: PositiveInt = 1
+    execute: PositiveInt = 1
+
+    def __post_init__(self) -> None:
+        if self.execute > (most := self.horizon - self.obs_steps + 1):
+            raise ValueError(
+                f"execute={self.execute} is more than the {most} actions that horizon="
+                f"{self.horizon} has from the last of obs_steps={self.obs_steps} on"
+            )
+
+
+class Policy(nn.Module, ABC):
+    """A distribution over chunks of actions, whatever form it has; built with a spec."""
+
+    has_log_prob: ClassVar[bool] = False
+    """Whether it can rate actions: `log_prob` of others raises."""
+
+    def __init__(self, config: PolicyConfig, spec: Spec) -> None:
+        super().__init__()
+        self.obs_steps, self.horizon = config.obs_steps, config.horizon
+        self.execute = config.execute
+        self.action, self.action_dim = spec.action, spec.action.size
+        self.encoder = Encoder(config.encoder, spec.obs)
+        self.feature_dim = self.obs_steps * self.encoder.out_dim
+
+    @abstractmethod
+    def sample(
+        self, obs: Obs, n: int = 1, *, mode: Mode = Mode.TRAIN
+    ) -> Shaped[Tensor, "b {n} h a"]:
+        """Return n chunks of actions for each row of observations.
+
+        Gradients flow to the weights where actions are numbers that a network computes. Modes that
+        do not sample get the policy's mode, where it has one; FIXED draws no random number.
+        """
+
+    @abstractmethod
+    def loss(self, obs: Obs, action: Shaped[Tensor, "b h a"]) -> Float[Tensor, " b"]:
+        """Return the policy's own supervised loss of each row."""
+
+    def log_prob(self, obs: Obs, action: Shaped[Tensor, "b h a"]) -> Float[Tensor, " b"]:
+        """Return the log-density of chunks, or raise if the policy has none in closed form."""
+        raise LabError(
+            f"{type(self).__name__} has no log-probability: use a policy that has one "
+            "(gaussian, categorical, autoregressive), or its loss"
+        )
+
+    def features(self, obs: Obs) -> Float[Tensor, "b {self.feature_dim}"]:
+        """Return what the encoder makes of all observed steps, end to end."""
+        return self.encoder(obs).flatten(1)
+
+    def flat(self, action: Shaped[Tensor, "*b"]) -> Shaped[Tensor, "... a"]:
+        """Return actions in the environment's shape as rows."""
+        lead = action.shape[: action.ndim - len(self.action.shape)]
+        return action.reshape(*lead, self.action_dim)
+
+    def shaped(self, action: Shaped[Tensor, "*b a"]) -> Shaped[Tensor, " ..."]:
+        """Return rows in the environment's shape."""
+        return action.reshape(*action.shape[:-1], *self.action.shape)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Switch dropout and random crops off inside the block: actions are sampled without them."""
+    was = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was)
+
+
+def check_bounded(action: ArraySpec, kind: str) -> None:
+    """Raise unless actions are numbers in [-1, 1]."""
+    if action.is_discrete:
+        raise ConfigError(
+            f"workflow.policy: {kind} takes continuous actions, these are discrete: "
+            "use _target_: categorical"
+        )
+    if (action.low, action.high) != (-1.0, 1.0):
+        raise ConfigError(
+            f"workflow.policy: {kind} acts in [-1, 1], these actions are in "
+            f"[{action.low}, {action.high}]. Set env.scale_actions=true, or normalise the data"
+        )
+
+
+def check_discrete(action: ArraySpec, kind: str) -> tuple[int, ...]:
+    """Return the number of classes of each choice, or raise if there is none."""
+    if action.classes is None:
+        raise ConfigError(
+            f"workflow.policy: {kind} takes discrete actions, these are continuous: "
+            "use _target_: gaussian, diffusion, flow or autoregressive"
+        )
+    return (action.classes,) if isinstance(action.classes, int) else action.classes
