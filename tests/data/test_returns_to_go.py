@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from dreamlab.core.types import Batch
-from tests.data.streams import EPISODE, feed, replay, step_at, through_disk
+from tests.data.streams import EPISODE, decision_at, feed, replay, step_at, through_disk
 from tests.data.test_run_replay import source, stored
 
 GAMMA = 0.9
@@ -64,3 +65,14 @@ def test_they_are_the_same_after_a_restart(tmp_path: Path):
 def test_another_runs_replay_tells_them_too(tmp_path: Path):
     made = source(stored(tmp_path, mc_return=None), mc_return=GAMMA)
     assert check(made.sample(), 15) > 0
+
+
+def test_an_episode_that_began_before_the_first_stored_step_has_them_too(tmp_path: Path):
+    made = replay(folder=tmp_path, mc_return=GAMMA)
+    for tick in range(3, 15):
+        step = step_at(tick)
+        made.add(replace(step, is_first=np.zeros(2, bool)), decision_at(tick))
+    assert np.isfinite(made.returns.values[:, 0]).all()
+    again = replay(folder=tmp_path, mc_return=GAMMA)
+    again.load(through_disk(made.save(), tmp_path))
+    assert np.array_equal(again.returns.values, made.returns.values)

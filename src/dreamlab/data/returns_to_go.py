@@ -17,15 +17,15 @@ class ReturnsToGo:
         self.gamma, self.ticks = gamma, ticks
         self.values = np.full((num_envs, ticks), UNKNOWN, np.float32)
         self.reward = np.zeros((num_envs, ticks), np.float32)
-        self.begun = np.full(num_envs, -1)
-        """The tick at which each environment's episode began; -1 if that was not seen."""
+        self.begun = np.zeros(num_envs, np.int64)
+        """The first stored tick of each environment's episode, which may have begun before it."""
 
     def add(self, tick: int, reward: Array, is_first: Array, is_last: Array) -> None:
         """Take note of a tick; where an episode ends, the returns of its steps are known."""
         slot = tick % self.ticks
         self.values[:, slot], self.reward[:, slot] = UNKNOWN, reward
         self.begun[is_first] = tick
-        for env in np.flatnonzero(is_last & (self.begun >= 0)):
+        for env in np.flatnonzero(is_last):
             self._finish(int(env), tick)
 
     def _finish(self, env: int, last: int) -> None:
@@ -35,7 +35,6 @@ class ReturnsToGo:
             slot = tick % self.ticks
             self.values[env, slot] = total
             total = float(self.reward[env, slot]) + self.gamma * total
-        self.begun[env] = -1
 
     def at(self, ids: Array) -> Array:
         """Return the returns of steps by their ids, `tick * num_envs + env`."""

@@ -15,7 +15,7 @@ from dreamlab.core.clock import Counters
 from dreamlab.core.errors import CheckpointError, EnvError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Metrics
-from dreamlab.data.mix import source_of
+from dreamlab.data.mix import draws, source_of
 from dreamlab.data.source import Source
 from dreamlab.data.store import Store
 from dreamlab.engine.accelerate import autocast
@@ -170,20 +170,20 @@ class Orchestrator:
                 raise LabError(f"phase {phase.name!r}: {names} holds too little for a batch")
             self.scheduler.advance()
             return
-        self.batch = batch = source.sample()
         reported: Metrics = {}
-        for name in phase.update_hooks:
+        for name, batch, origin in draws(source, phase):
+            self.batch = batch
             with autocast(self.config, self.workflow.device):
                 result = getattr(self.workflow, name)(batch, phase=phase)
             metrics, extras = result if isinstance(result, tuple) else (result, None)
             if extras and batch.index is not None:
-                source.update(batch.index, extras)
+                origin.update(batch.index, extras)
             self.parts.logger.add(metrics, "train/")
             reported |= metrics
         self.counters.updates += 1
         for tell in self.observers.updated:
-            tell(batch, reported)
-        self.watch.updated(self.workflow, batch)  # last: it may end the run
+            tell(self.batch, reported)
+        self.watch.updated(self.workflow, self.batch)  # last: it may end the run
         self.scheduler.advance(updates=1)
 
     def _source(self) -> Source | None:
