@@ -314,6 +314,24 @@ def test_averaged_weights_follow_and_take_the_weights_place_for_a_while():
     torch.testing.assert_close(weights(model), average)
 
 
+def test_an_average_that_warms_up_forgets_the_weights_it_began_with():
+    model = net()
+    opt = made(model, lr=0.1, ema=0.7, ema_power=0.75)
+    average = weights(model)
+    for n in range(12):
+        opt.step(loss_of(model))
+        keep = min(0.7, 1 - (1 + n) ** -0.75)
+        average = [keep * a + (1 - keep) * w for a, w in zip(average, weights(model), strict=True)]
+        torch.testing.assert_close(opt.average, average)
+        if n == 0:
+            torch.testing.assert_close(opt.average, weights(model))
+
+
+def test_a_warm_up_of_no_average_is_refused():
+    with pytest.raises(ConfigError, match="ema_power has no effect without ema"):
+        made(net(), ema_power=0.75)
+
+
 # -- several at once ------------------------------------------------------------------------------
 
 
@@ -412,7 +430,7 @@ def test_compiled_steps_are_the_plain_ones():
 # -- state ----------------------------------------------------------------------------------------
 
 EVERYTHING: dict[str, Any] = {
-    "warmup_steps": 4, "ema": 0.9, "clip": 0.1, "agc": 0.3, "groups": {"2": {"lr_scale": 2.0}},
+    "warmup_steps": 4, "ema": 0.9, "ema_power": 0.75, "clip": 0.1, "agc": 0.3, "groups": {"2": {"lr_scale": 2.0}},
     "schedule": {"_target_": "cosine", "steps": 9},
 }  # fmt: skip
 

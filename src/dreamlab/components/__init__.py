@@ -17,6 +17,8 @@ PARTS = {
     "pendulum_reward": "dreamlab.components.rewards.PendulumReward",
     "gaussian": "dreamlab.components.policies.gaussian.GaussianPolicy",
     "categorical": "dreamlab.components.policies.categorical.CategoricalPolicy",
+    "diffusion": "dreamlab.components.policies.diffusion.DiffusionPolicy",
+    "flow": "dreamlab.components.policies.flow.FlowPolicy",
 }
 HOME = "dreamlab.components"
 """Where configuration looks up their short names."""

@@ -198,8 +198,15 @@ class Optimizer:
 
     @torch.no_grad()
     def _average(self) -> None:
-        if self.config.ema:
-            torch._foreach_lerp_(self.average, tuple(self.params), 1 - self.config.ema)
+        c = self.config
+        if c.ema and not c.ema_power:
+            torch._foreach_lerp_(self.average, tuple(self.params), 1 - c.ema)
+        elif c.ema:
+            count = self.inner.count
+            assert count is not None
+            share = computed_once((count**-c.ema_power).clamp(min=1 - c.ema).float())
+            gaps = torch._foreach_sub(tuple(self.params), self.average)
+            torch._foreach_add_(self.average, torch._foreach_mul(gaps, share))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -46,8 +46,17 @@ class OptimConfig:
     ema: Decay = 0.0
     """Share that an average of the weights keeps at each step; policies are evaluated with the
     average. 0 keeps none."""
+    ema_power: NonNegative = 0.0
+    """The average of n steps keeps 1 - n^-power if that is less than `ema`: the weights it began
+    with do not stay in it. 0.75 is usual for diffusion; 0 always keeps `ema`."""
     groups: dict[str, GroupConfig] = field(default_factory=dict)
     """Options of the parameters whose names begin with a key (`encoder`, `model.decoder`)."""
+
+    def __post_init__(self) -> None:
+        if self.ema_power and not self.ema:
+            raise ValueError(
+                "ema_power has no effect without ema, the share that is kept in the end"
+            )
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class AdamWConfig(AdamConfig):
     weight shrinks at each step."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.decay_follows_lr and self.weight_decay > 1:
             raise ValueError("weight_decay is a share with decay_follows_lr=false: at most 1")
 
@@ -93,6 +103,7 @@ class SGDConfig(OptimConfig):
     """Share of each weight that is added to its gradient."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum")
 

@@ -1,0 +1,148 @@
+"""Noise schedules and one step of every sampler: DDPM, DDIM, flow matching.
+
+`abar` is the share of the data's variance that is left at a noise level (the product of 1 - beta);
+it has the shape of what it multiplies, or one that broadcasts. Level 0 has the least noise, a level
+below it none: `abar` = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Betas = Literal["squaredcos_cap_v2", "vp", "linear"]
+Prediction = Literal["epsilon", "sample", "v"]
+VP_MIN, VP_MAX = 0.1, 10.0
+LINEAR_FIRST, LINEAR_LAST = 1e-4, 0.02
+LEAST_VARIANCE = 1e-20
+
+
+def noise_levels(kind: Betas, num: int) -> Float[Tensor, " {num}"]:
+    """Return `abar` of each of `num` noise levels.
+
+    - squaredcos_cap_v2: Nichol & Dhariwal 2021; no beta is above 0.999.
+    - vp: the variance-preserving process in `num` steps (Xiao et al. 2022), as Diffusion-QL has it.
+    - linear: Ho et al. 2020, for 1000 levels; fewer take the same betas.
+    """
+    if kind == "squaredcos_cap_v2":
+        share = [math.cos((i / num + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(num + 1)]
+        betas = [min(1 - share[i + 1] / share[i], 0.999) for i in range(num)]
+    elif kind == "vp":
+        steps = [(2 * i - 1) * 0.5 * (VP_MAX - VP_MIN) / num**2 for i in range(1, num + 1)]
+        betas = [1 - math.exp(-VP_MIN / num - x) for x in steps]
+    else:
+        betas = torch.linspace(LINEAR_FIRST, LINEAR_LAST, num).tolist()
+    # in single precision, as the libraries do whose weights are to give the same actions
+    return (1 - torch.tensor(betas, dtype=torch.float32)).cumprod(0)
+
+
+def spaced_levels(num: int, steps: int) -> list[tuple[int, int]]:
+    """Return the levels that `steps` of `num` visit, from the noisiest, each with the next one.
+
+    They are num // steps apart and end at level 0; after it comes -1: no noise.
+    """
+    stride = num // steps
+    return [(stride * i, stride * (i - 1)) for i in reversed(range(1, steps))] + [(0, -1)]
+
+
+def add_noise(
+    x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], abar: Float[Tensor, " ..."]
+) -> Float[Tensor, "*b"]:
+    """Return data at a noise level."""
+    return abar.sqrt() * x + (1 - abar).sqrt() * noise
+
+
+def network_target(
+    x: Float[Tensor, "*b"],
+    noise: Float[Tensor, "*b"],
+    abar: Float[Tensor, " ..."],
+    kind: Prediction,
+) -> Float[Tensor, "*b"]:
+    """Return what a network that predicts `kind` shall say of data with this noise."""
+    if kind == "epsilon":
+        return noise
+    return x if kind == "sample" else abar.sqrt() * noise - (1 - abar).sqrt() * x
+
+
+def clean_and_noise(
+    out: Float[Tensor, "*b"], noisy: Float[Tensor, "*b"], abar: Float[Tensor, " ..."],
+    kind: Prediction,
+) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:  # fmt: skip
+    """Return the data and the noise that a network's output means."""
+    signal, spread = abar.sqrt(), (1 - abar).sqrt()
+    if kind == "epsilon":
+        return (noisy - spread * out) / signal, out
+    if kind == "sample":
+        return out, (noisy - signal * out) / spread
+    return signal * noisy - spread * out, signal * out + spread * noisy
+
+
+def ddpm_step(
+    clean: Float[Tensor, "*b"],
+    noisy: Float[Tensor, "*b"],
+    abar: Float[Tensor, ""],
+    before: Float[Tensor, ""],
+    noise: Float[Tensor, "*b"] | None,
+) -> Float[Tensor, "*b"]:
+    """Return a sample of the level before, given the data that is expected (Ho et al. 2020, eq. 7).
+
+    The variance is the posterior's; None as noise gives the mean.
+    """
+    alpha = abar / before
+    mean = (
+        before.sqrt() * (1 - alpha) / (1 - abar) * clean
+        + alpha.sqrt() * (1 - before) / (1 - abar) * noisy
+    )
+    if noise is None:
+        return mean
+    variance = (1 - before) / (1 - abar) * (1 - alpha)
+    return mean + variance.clamp(min=LEAST_VARIANCE).sqrt() * noise
+
+
+def ddim_step(
+    clean: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], before: Float[Tensor, ""]
+) -> Float[Tensor, "*b"]:
+    """Return the level before along the deterministic path (Song et al. 2021, eq. 12, eta = 0)."""
+    return before.sqrt() * clean + (1 - before).sqrt() * noise
+
+
+# -- flow matching --------------------------------------------------------------------------------
+
+
+def flow_path(
+    x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], time: Float[Tensor, " ..."]
+) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """Return where the straight line from noise (time 0) to data (time 1) is, and its velocity."""
+    return time * x + (1 - time) * noise, x - noise
+
+
+def noisy_times(num: int, like: Float[Tensor, " ..."]) -> Float[Tensor, " {num}"]:
+    """Draw times of a flow, more of them near the noise: 0.999 (1 - Beta(1.5, 1))."""
+    uniform = torch.rand(num, device=like.device)
+    return 0.999 * (1 - uniform ** (1 / 1.5))  # the inverse of the distribution x^1.5
+
+
+Velocity = Callable[[Tensor, float], Tensor]
+
+
+def euler_step(
+    velocity: Velocity, x: Float[Tensor, "*b"], time: float, size: float
+) -> Float[Tensor, "*b"]:
+    """Return where a flow leads within `size`, along its direction now."""
+    return x + size * velocity(x, time)
+
+
+def rk4_step(
+    velocity: Velocity, x: Float[Tensor, "*b"], time: float, size: float
+) -> Float[Tensor, "*b"]:
+    """Return where a flow leads within `size`, by the classical Runge-Kutta rule."""
+    k1 = velocity(x, time)
+    k2 = velocity(x + 0.5 * size * k1, time + 0.5 * size)
+    k3 = velocity(x + 0.5 * size * k2, time + 0.5 * size)
+    k4 = velocity(x + size * k3, time + size)
+    return x + size / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
