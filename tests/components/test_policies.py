@@ -29,6 +29,7 @@ SMALL = {
     "gaussian": {"hidden": (8,)},
     "diffusion": {"net": {"width": 16, "time_dim": 8}, "levels": 4},
     "flow": {"net": {"width": 16, "time_dim": 8}, "sample_steps": 3},
+    "autoregressive": {"dim": 16, "heads": 2, "layers": 2, "bins": 9, "obs_dim": 8},
 }
 
 
@@ -108,6 +109,74 @@ def test_gradients_flow_through_samples_of_a_gaussian():
     policy.sample(obs(4), 2).sum().backward()
     assert policy.head.weight.grad is not None
     assert policy.head.weight.grad.abs().sum() > 0
+
+
+# -- autoregressive -------------------------------------------------------------------------------
+
+
+def tokens_of(**options):
+    policy = make("autoregressive", **SMALL["autoregressive"], **options).eval()
+    return policy, policy.start(policy.features(obs(6)))
+
+
+def test_tokens_one_by_one_have_the_logits_of_all_at_once():
+    policy, start = tokens_of(horizon=3)
+    tokens = torch.randint(0, 9, (6, 6))
+    logits, given = [], iter(tokens.unbind(1))
+
+    def choose(x):
+        logits.append(x)
+        return next(given)
+
+    assert torch.equal(policy.decode(start, choose), tokens)
+    torch.testing.assert_close(torch.stack(logits, 1), policy.logits(start, tokens))
+
+
+def test_a_token_depends_on_those_before_it_alone():
+    policy, start = tokens_of(horizon=3)
+    tokens = torch.randint(0, 9, (6, 6))
+    before = policy.logits(start, tokens)
+    for i in range(6):
+        changed = tokens.clone()
+        changed[:, i] = (changed[:, i] + 1) % 9
+        same = (policy.logits(start, changed) == before).flatten(2).all(-1).all(0)
+        assert same.tolist() == [j <= i for j in range(6)]
+
+
+def test_probabilities_of_all_chunks_add_up_to_one():
+    policy, start = tokens_of()
+    values = policy.values
+    every = torch.stack(torch.meshgrid(values, values, indexing="ij"), -1).view(81, 1, 2)
+    seen = {k: v[:1].expand(81, *v.shape[1:]) for k, v in obs(6).items()}
+    assert policy.log_prob(seen, every).exp().sum().item() == pytest.approx(1, abs=1e-4)
+    torch.testing.assert_close(policy.loss(seen, every), -policy.log_prob(seen, every))
+    assert start.shape == (6, 16)
+
+
+@pytest.mark.parametrize("grid", ["points", "centers"])
+def test_values_of_the_grid_are_their_own_tokens(grid):
+    policy, _ = tokens_of(grid=grid)
+    values = policy.values
+    assert values[-1].item() == pytest.approx(1.0 if grid == "points" else 8 / 9)
+    pairs = torch.stack([values, values.flip(0)], -1)[:, None]
+    assert torch.equal(policy.values[policy.tokens(pairs)], pairs[:, 0])
+    near = policy.tokens(pairs + 0.4 * (values[1] - values[0]))
+    assert torch.equal(near, policy.tokens(pairs))
+
+
+def test_only_the_likeliest_values_are_sampled():
+    policy, _ = tokens_of(top_k=2, temperature=5.0)
+    logits = torch.randn(1, 9)
+    drawn = {policy.draw(logits).item() for _ in range(200)}
+    assert drawn == set(logits[0].topk(2).indices.tolist())
+
+
+def test_temperature_divides_the_logits():
+    policy, _ = tokens_of(temperature=0.5)
+    logits = torch.zeros(20_000, 9)
+    logits[:, 0] = 1.0
+    share = (policy.draw(logits) == 0).float().mean().item()
+    assert share == pytest.approx((2 * logits[0]).softmax(-1)[0].item(), abs=0.015)
 
 
 # -- categorical ----------------------------------------------------------------------------------

@@ -430,8 +430,8 @@ def test_compiled_steps_are_the_plain_ones():
 # -- state ----------------------------------------------------------------------------------------
 
 EVERYTHING: dict[str, Any] = {
-    "warmup_steps": 4, "ema": 0.9, "ema_power": 0.75, "clip": 0.1, "agc": 0.3, "groups": {"2": {"lr_scale": 2.0}},
-    "schedule": {"_target_": "cosine", "steps": 9},
+    "warmup_steps": 4, "ema": 0.9, "ema_power": 0.75, "clip": 0.1, "agc": 0.3,
+    "groups": {"2": {"lr_scale": 2.0}}, "schedule": {"_target_": "cosine", "steps": 9},
 }  # fmt: skip
 
 

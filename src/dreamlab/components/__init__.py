@@ -19,6 +19,7 @@ PARTS = {
     "categorical": "dreamlab.components.policies.categorical.CategoricalPolicy",
     "diffusion": "dreamlab.components.policies.diffusion.DiffusionPolicy",
     "flow": "dreamlab.components.policies.flow.FlowPolicy",
+    "autoregressive": "dreamlab.components.policies.autoregressive.AutoregressivePolicy",
 }
 HOME = "dreamlab.components"
 """Where configuration looks up their short names."""

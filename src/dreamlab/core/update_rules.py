@@ -54,9 +54,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         if self.ema_power and not self.ema:
-            raise ValueError(
-                "ema_power has no effect without ema, the share that is kept in the end"
-            )
+            raise ValueError("ema_power has no effect without ema")
 
 
 @dataclass(frozen=True)

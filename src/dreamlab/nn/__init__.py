@@ -14,6 +14,7 @@ PARTS = {
     "cnn": "dreamlab.nn.conv.CNN",
     "impala": "dreamlab.nn.conv.Impala",
     "patches": "dreamlab.nn.conv.Patches",
+    "resnet18": "dreamlab.nn.vision.ResNet18",
     "resnet_mlp": "dreamlab.nn.resnet_mlp.ResNetMLP",
     "unet1d": "dreamlab.nn.unet1d.UNet1d",
     "denoising_transformer": "dreamlab.nn.denoising_transformer.DenoisingTransformer",

@@ -48,12 +48,11 @@ class Sinusoids(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        half = dim // 2
-        self.rate = math.log(LONGEST) / (half - 1)
-        self.half = half
+        self.num = dim // 2
+        self.rate = math.log(LONGEST) / (self.num - 1)
 
     def forward(self, x: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
-        waves = torch.exp(torch.arange(self.half, device=x.device) * -self.rate)
+        waves = torch.exp(torch.arange(self.num, device=x.device) * -self.rate)
         angles = x[:, None] * waves
         return torch.cat([angles.sin(), angles.cos()], -1)
 

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from dreamlab.core.limits import Depth, Width
 
+KeysValues = tuple[Tensor, Tensor]
+"""What the tokens before offer to one that looks: each [b, heads, t, k]."""
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -28,11 +31,11 @@ class TransformerConfig:
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP."""
+    """Pre-norm attention and MLP; `dropout` is of attention and of what both add."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
@@ -40,11 +43,35 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t d"], mask: Bool[Tensor, "#b t t"]
     ) -> Float[Tensor, "b t d"]:
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
-        x = x + self.out(attended.transpose(1, 2).reshape(b, t, d))
-        return x + self.mlp(self.norm2(x))
+        q, k, v = self._heads(x)
+        drop = self.dropout if self.training else 0.0
+        return self._finish(x, F.scaled_dot_product_attention(q, k, v, mask[:, None], drop))
+
+    def extend(
+        self, x: Float[Tensor, "b 1 d"], past: KeysValues | None
+    ) -> tuple[Float[Tensor, "b 1 d"], KeysValues]:
+        """Return the output of one more token, which sees all before it, and what it adds to them.
+
+        Token by token it is what `forward` computes of all at once with a causal mask.
+        """
+        q, k, v = self._heads(x)
+        if past is not None:
+            k, v = (torch.cat(both, 2) for both in zip(past, (k, v), strict=True))
+        return self._finish(x, F.scaled_dot_product_attention(q, k, v)), (k, v)
+
+    def _heads(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "3 b h t k"]:
+        b, t, _ = x.shape
+        return self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+
+    def _finish(
+        self, x: Float[Tensor, "b t d"], attended: Float[Tensor, "b h t k"]
+    ) -> Float[Tensor, "b t d"]:
+        """Add what was attended to, then what the perceptron makes of both."""
+        x = x + self._dropped(self.out(attended.transpose(1, 2).flatten(2)))
+        return x + self._dropped(self.mlp(self.norm2(x)))
+
+    def _dropped(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class Transformer(nn.Module):

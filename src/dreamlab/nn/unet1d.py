@@ -21,12 +21,14 @@ class UNet1dConfig:
 
     widths: Annotated[tuple[Width, ...], Items()] = (256, 512, 1024)
     time_dim: Annotated[int, Range(4, 65_536)] = 256
-    kernel: Annotated[int, Range(1, 99)] = 5
+    kernel_size: Annotated[int, Range(1, 99)] = 5
     groups: Width = 8
 
     def __post_init__(self) -> None:
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel={self.kernel} must be odd: sequences keep their length")
+        if self.kernel_size % 2 == 0:
+            raise ValueError(
+                f"kernel_size={self.kernel_size} must be odd: sequences keep their length"
+            )
         if odd := [w for w in self.widths if w % self.groups]:
             raise ValueError(f"widths: {odd[0]} is not a multiple of groups={self.groups}")
 
@@ -34,7 +36,7 @@ class UNet1dConfig:
 def conv_block(in_dim: int, out_dim: int, config: UNet1dConfig) -> nn.Sequential:
     """Return a convolution, a group norm and an activation."""
     return nn.Sequential(
-        nn.Conv1d(in_dim, out_dim, config.kernel, padding=config.kernel // 2),
+        nn.Conv1d(in_dim, out_dim, config.kernel_size, padding=config.kernel_size // 2),
         nn.GroupNorm(config.groups, out_dim),
         nn.Mish(),
     )
@@ -69,11 +71,12 @@ class Stage(nn.Module):
         self.two = FilmBlock(dims[1], dims[1], cond_dim, config)
         self.resize = resize
 
-    def blocks(
+    def forward(
         self, x: Float[Tensor, "b c t"], cond: Float[Tensor, "b d"]
-    ) -> Float[Tensor, "b k t"]:
-        """Return the output before its length is changed."""
-        return self.two(self.one(x, cond), cond)
+    ) -> tuple[Float[Tensor, "b k t"], Float[Tensor, "b k s"]]:
+        """Return the output before its length is changed, and after."""
+        y = self.two(self.one(x, cond), cond)
+        return y, self.resize(y)
 
 
 class UNet1d(Denoiser):
@@ -108,14 +111,13 @@ class UNet1d(Denoiser):
         self, x: Float[Tensor, "b h a"], time: Float[Tensor, " b"], cond: Float[Tensor, "b t d"]
     ) -> Float[Tensor, "b h a"]:
         both = torch.cat([self.time(time), cond.flatten(1)], -1)
-        y, skips = x.transpose(1, 2), []
+        y, skips = x.transpose(1, 2), list[Tensor]()
         for stage in self.down:
-            y = stage.blocks(y, both)
-            skips.append(y)
-            y = stage.resize(y)
-        y = self.middle.blocks(y, both)
+            skip, y = stage(y, both)
+            skips.append(skip)
+        y, _ = self.middle(y, both)
         for stage in self.up:
-            y = stage.resize(stage.blocks(torch.cat([y, skips.pop()], 1), both))
+            _, y = stage(torch.cat([y, skips.pop()], 1), both)
         return self.out(y).transpose(1, 2)
 
 

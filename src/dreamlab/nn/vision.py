@@ -1,0 +1,149 @@
+"""The encoder of images of diffusion policies: crop, ResNet-18 with group norms, keypoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from dreamlab.core.errors import ConfigError
+from dreamlab.core.limits import Finite, Positive, Range, Side, Width
+
+GROUP = 16
+"""Channels of a group of a norm. Batch norms would not go with averaged weights."""
+STAGES = 4
+
+
+@dataclass(frozen=True)
+class ResNet18Config:
+    """Sizes of the diffusion policy; PushT crops 96 pixels to 84, robomimic 84 to 76."""
+
+    crop: tuple[Side, Side] | None = None
+    """Height and width of what is looked at: anywhere while it learns, the middle otherwise."""
+    width: Annotated[int, Range(GROUP, 4_096)] = 64
+    """Channels of the first stage; each stage after it has twice as many."""
+    keypoints: Width = 32
+    out_dim: Width = 64
+    mean: Finite = 0.5
+    """What is taken off colours in [0, 1]."""
+    std: Positive = 0.5
+    """What they are then divided by."""
+
+    def __post_init__(self) -> None:
+        if self.width % GROUP:
+            raise ValueError(f"width={self.width} must be a multiple of {GROUP}")
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions with group norms, added to their input (He et al. 2016)."""
+
+    def __init__(self, in_dim: int, out_dim: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = conv3(in_dim, out_dim, stride), group_norm(out_dim)
+        self.conv2, self.norm2 = conv3(out_dim, out_dim, 1), group_norm(out_dim)
+        self.skip = nn.Identity()
+        if stride != 1 or in_dim != out_dim:
+            shrink = nn.Conv2d(in_dim, out_dim, 1, stride, bias=False)
+            self.skip = nn.Sequential(shrink, group_norm(out_dim))
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k i j"]:
+        y = self.norm1(self.conv1(x)).relu()
+        return (self.norm2(self.conv2(y)) + self.skip(x)).relu()
+
+
+def conv3(in_dim: int, out_dim: int, stride: int) -> nn.Conv2d:
+    """Return a convolution of 3 x 3 without bias."""
+    return nn.Conv2d(in_dim, out_dim, 3, stride, 1, bias=False)
+
+
+def group_norm(dim: int) -> nn.GroupNorm:
+    """Return a norm of groups of 16 channels."""
+    return nn.GroupNorm(dim // GROUP, dim)
+
+
+def resnet18(channels: int, width: int) -> nn.Sequential:
+    """Return the network up to its last maps: 32 times as small, 8 times as wide."""
+    stem = nn.Conv2d(channels, width, 7, 2, 3, bias=False)
+    stages: list[nn.Module] = []
+    for i in range(STAGES):
+        wide = width * 2**i
+        narrow = wide // 2 if i else wide
+        stages.append(
+            nn.Sequential(BasicBlock(narrow, wide, 2 if i else 1), BasicBlock(wide, wide, 1))
+        )
+    return nn.Sequential(stem, group_norm(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *stages)
+
+
+class SpatialSoftmax(nn.Module):
+    """The middle of mass of each of several maps: x and y in [-1, 1] (Finn et al. 2016)."""
+
+    grid: Float[Tensor, "n 2"]
+
+    def __init__(self, shape: tuple[int, int, int], keypoints: int) -> None:
+        """Take maps of channels, height and width."""
+        super().__init__()
+        channels, height, width = shape
+        self.maps = nn.Conv2d(channels, keypoints, 1)
+        y, x = torch.meshgrid(
+            torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij"
+        )
+        self.register_buffer("grid", torch.stack([x, y], -1).flatten(0, 1), persistent=False)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k 2"]:
+        return self.maps(x).flatten(2).softmax(-1) @ self.grid
+
+
+class ResNet18(nn.Module):
+    """Bytes to [0, 1], cropped, to keypoints, to features. Every camera has its own."""
+
+    Config = ResNet18Config
+
+    def __init__(self, config: ResNet18Config, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.config, (height, width, channels) = config, shape
+        self.crop = check_crop(config.crop, (height, width))
+        self.body = resnet18(channels, config.width)
+        maps = tuple(-(-side // 32) for side in self.crop)
+        self.pool = SpatialSoftmax((config.width * 2 ** (STAGES - 1), *maps), config.keypoints)
+        self.head = nn.Sequential(nn.Linear(2 * config.keypoints, config.out_dim), nn.ReLU())
+        self.out_dim = config.out_dim
+
+    def forward(self, image: UInt8[Tensor, "*b h w c"]) -> Float[Tensor, "*b d"]:
+        lead = image.shape[:-3]
+        rows = cropped(image.reshape(-1, *image.shape[-3:]), self.crop, self.training)
+        x = rows.permute(0, 3, 1, 2).to(self.head[0].weight.dtype) / 255
+        maps = self.body((x - self.config.mean) / self.config.std)
+        return self.head(self.pool(maps).flatten(1)).view(*lead, -1)
+
+
+def check_crop(crop: tuple[int, int] | None, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the size of what is looked at, or raise if an image is smaller."""
+    if crop is not None and (crop[0] > size[0] or crop[1] > size[1]):
+        raise ConfigError(f"crop: {list(crop)} does not fit into images of {list(size)}")
+    return size if crop is None else crop
+
+
+def cropped(
+    image: UInt8[Tensor, "b h w c"], size: tuple[int, int], random: bool
+) -> UInt8[Tensor, "b i j c"]:
+    """Return a part of each image: its own random one, or the middle of all."""
+    height, width = image.shape[1:3]
+    if size == (height, width):
+        return image
+    spare = (height - size[0], width - size[1])
+    if not random:
+        top, left = spare[0] // 2, spare[1] // 2
+        return image[:, top : top + size[0], left : left + size[1]]
+    rows, columns = (
+        _places(len(image), s, n, image.device) for s, n in zip(spare, size, strict=True)
+    )
+    each = torch.arange(len(image), device=image.device)[:, None, None]
+    return image[each, rows[:, :, None], columns[:, None, :]]
+
+
+def _places(num: int, spare: int, size: int, device: torch.device) -> Int[Tensor, "{num} {size}"]:
+    first = torch.randint(0, spare + 1, (num, 1), device=device)
+    return first + torch.arange(size, device=device)
