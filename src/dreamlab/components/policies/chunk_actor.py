@@ -36,11 +36,11 @@ class ChunkActor(Workflow[C]):
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Go on with the chunk, or begin a new one where it is over or the episode is new."""
-        plan = self.chunk(obs, mode)
         if self.horizon == 1:
-            return Decision(self._shaped(plan[:, 0]))
-        fresh = is_first | (state["left"] < 1)
-        plan = torch.where(fresh[:, None, None], plan, state["rest"])
+            return Decision(self._shaped(self.chunk(obs, mode)[:, 0]))
+        fresh, plan = is_first | (state["left"] < 1), state["rest"]
+        if mode is Mode.FIXED or fresh.any():  # what is exported never asks what a tensor holds
+            plan = torch.where(fresh[:, None, None], self.chunk(obs, mode), plan)
         left = torch.where(fresh, float(self.horizon), state["left"]) - 1
         rest = torch.cat([plan[:, 1:], plan[:, -1:]], 1)
         return Decision(self._shaped(plan[:, 0]), {"rest": rest, "left": left})
