@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -22,19 +22,21 @@ def source_of(phase: Phase, sources: Mapping[str, Source]) -> Source | None:
     return Mix(sources, phase.sources)
 
 
-def draws(source: Source, phase: Phase) -> Iterator[tuple[str, Batch, Source]]:
-    """Yield each update hook of a phase, the batch it learns from, and where that came from.
+def draws(source: Source, phase: Phase) -> list[tuple[str, Batch, Source]]:
+    """Return each update hook of a phase, the batch it learns from, and where that came from.
 
     All share one batch but those that draw in proportion.
     """
     shared = source.sample() if set(phase.update_hooks) - set(phase.proportional) else None
+    found: list[tuple[str, Batch, Source]] = []
     for name in phase.update_hooks:
         if name in phase.proportional:
             assert isinstance(source, Mix), "proportional hooks have sources: it was checked"
             by_size = source.by_size()
-            yield name, by_size.sample(), by_size
+            found.append((name, by_size.sample(), by_size))
         elif shared is not None:
-            yield name, shared, source
+            found.append((name, shared, source))
+    return found
 
 
 def split_rows(shares: Mapping[str, float], rows: int) -> dict[str, int]:

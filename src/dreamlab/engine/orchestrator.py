@@ -170,9 +170,9 @@ class Orchestrator:
                 raise LabError(f"phase {phase.name!r}: {names} holds too little for a batch")
             self.scheduler.advance()
             return
-        reported: Metrics = {}
-        for name, batch, origin in draws(source, phase):
-            self.batch = batch
+        drawn, reported = draws(source, phase), Metrics()
+        self.batch = first = drawn[0][1]
+        for name, batch, origin in drawn:
             with autocast(self.config, self.workflow.device):
                 result = getattr(self.workflow, name)(batch, phase=phase)
             metrics, extras = result if isinstance(result, tuple) else (result, None)
@@ -182,8 +182,8 @@ class Orchestrator:
             reported |= metrics
         self.counters.updates += 1
         for tell in self.observers.updated:
-            tell(self.batch, reported)
-        self.watch.updated(self.workflow, self.batch)  # last: it may end the run
+            tell(first, reported)
+        self.watch.updated(self.workflow, first)  # last: it may end the run
         self.scheduler.advance(updates=1)
 
     def _source(self) -> Source | None:
