@@ -84,7 +84,7 @@ class TD3BC(ChunkActor[TD3BCConfig]):
 
     def build(self, spec: Spec) -> None:
         c, self.horizon = self.config, 1
-        self.critic, self.actor = QFunction(c.critic, spec), Actor(c.actor, spec)
+        self.critic, self.actor = QFunction(c.critic, spec, self.horizon), Actor(c.actor, spec)
         self.target_critic = frozen_copy(self.critic)
         self.target_actor = frozen_copy(self.actor)
         self.targets = [

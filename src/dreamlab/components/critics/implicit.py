@@ -50,7 +50,7 @@ class Value(nn.Module):
 class ImplicitCritic(nn.Module):
     """Q, its target, and V."""
 
-    def __init__(self, config: ImplicitConfig, spec: Spec, horizon: int = 1) -> None:
+    def __init__(self, config: ImplicitConfig, spec: Spec, horizon: int) -> None:
         super().__init__()
         self.config = config
         self.q = QFunction(config.q, spec, horizon)

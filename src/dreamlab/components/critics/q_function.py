@@ -53,7 +53,7 @@ class QConfig:
 class QFunction(nn.Module):
     """Several critics behind one encoder."""
 
-    def __init__(self, config: QConfig, spec: Spec, horizon: int = 1) -> None:
+    def __init__(self, config: QConfig, spec: Spec, horizon: int) -> None:
         super().__init__()
         c = self.config = config
         check_continuous(spec.action)
