@@ -79,8 +79,10 @@ def run_one(folder: Path, options: list[str]) -> dict[str, float]:
     began = time.monotonic()
     run, _ = train.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
     final = run.manifest["final_eval"]
-    alone = {"policy": v for k, v in final.items() if k == "eval/policy_return"}
-    return {"return": final["eval/return"], "seconds": time.monotonic() - began, **alone}
+    found = {"return": final["eval/return"], "seconds": time.monotonic() - began}
+    if "eval/policy_return" in final:
+        found["policy"] = final["eval/policy_return"]
+    return found
 
 
 def data_options(data: Path, name: str) -> str:
