@@ -93,7 +93,7 @@ class TanhGaussian:
         self.mean, self.log_std = mean, log_std
 
     def sample(self) -> Float[Tensor, "*b a"]:
-        return self.sample_with_log_prob()[0]
+        return (self.mean + self.log_std.exp() * torch.randn_like(self.mean)).tanh()
 
     def sample_with_log_prob(self) -> tuple[Float[Tensor, "*b a"], Float[Tensor, "*b"]]:
         """Return a sample that gradients flow through, and its log-probability."""
