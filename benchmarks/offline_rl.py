@@ -88,7 +88,7 @@ def run_one(folder: Path, options: list[str]) -> dict[str, float]:
 def data_options(data: Path, name: str) -> str:
     return (
         f"buffers.{name}={{_target_: run_replay, run: {data}, batch: 128, length: 2, "
-        "windows: transitions, mc_return: 0.99}"
+        "windows: transitions, mc_gamma: 0.99}"
     )
 
 

@@ -36,7 +36,7 @@ def check(batch: Batch, added: int) -> int:
 
 
 def test_returns_are_those_of_the_episode_also_after_the_ring_wrapped():
-    buffer = replay(mc_return=GAMMA)
+    buffer = replay(mc_gamma=GAMMA)
     for more in (10, 9, 30, 1):
         feed(buffer, more)
         assert sum(check(buffer.sample(), buffer.added) for _ in range(5)) > 0
@@ -50,10 +50,10 @@ def test_there_are_none_unless_they_are_asked_for():
 
 def test_they_are_the_same_after_a_restart(tmp_path: Path):
     # the ring of 20 ticks begins within an episode, whose first step is lost
-    made = replay(folder=tmp_path / "a", mc_return=GAMMA)
+    made = replay(folder=tmp_path / "a", mc_gamma=GAMMA)
     feed(made, 26)
     state = through_disk(made.save(), tmp_path)
-    again = replay(folder=tmp_path / "a", mc_return=GAMMA)
+    again = replay(folder=tmp_path / "a", mc_gamma=GAMMA)
     again.load(state)
     for buffer in (made, again):
         feed(buffer, 5)
@@ -63,16 +63,16 @@ def test_they_are_the_same_after_a_restart(tmp_path: Path):
 
 
 def test_another_runs_replay_tells_them_too(tmp_path: Path):
-    made = source(stored(tmp_path, mc_return=None), mc_return=GAMMA)
+    made = source(stored(tmp_path, mc_gamma=None), mc_gamma=GAMMA)
     assert check(made.sample(), 15) > 0
 
 
 def test_an_episode_that_began_before_the_first_stored_step_has_them_too(tmp_path: Path):
-    made = replay(folder=tmp_path, mc_return=GAMMA)
+    made = replay(folder=tmp_path, mc_gamma=GAMMA)
     for tick in range(3, 15):
         step = step_at(tick)
         made.add(replace(step, is_first=np.zeros(2, bool)), decision_at(tick))
     assert np.isfinite(made.returns.values[:, 0]).all()
-    again = replay(folder=tmp_path, mc_return=GAMMA)
+    again = replay(folder=tmp_path, mc_gamma=GAMMA)
     again.load(through_disk(made.save(), tmp_path))
     assert np.array_equal(again.returns.values, made.returns.values)

@@ -86,7 +86,7 @@ def test_without_weight_it_is_the_bellman_error():
 
 def test_data_without_returns_is_refused_with_what_to_set():
     batch = replace(batch_of(), extras={})
-    with pytest.raises(ConfigError, match=r"set mc_return=0\.99 .*calibrated=false"):
+    with pytest.raises(ConfigError, match=r"set mc_gamma=0\.99 .*calibrated=false"):
         make(CalQL, **SMALL).update_controller(batch, phase=PHASE)
     cql = make(CalQL, **SMALL, conservative={"calibrated": False})
     assert cql.update_controller(batch, phase=PHASE)["q"].isfinite()

@@ -42,7 +42,7 @@ class ReplayConfig(BufferConfig):
     """`auto` is the GPU of the run if it takes at most 40 % of the memory free there, else RAM."""
     min_steps: Natural = 0
     """Steps that must be stored before the first batch is drawn; a full replay is always enough."""
-    mc_return: Share | None = None
+    mc_gamma: Share | None = None
     """A discount: batches then have `extras["mc_return"]` [b, t], the discounted return to go of
     each step, -inf while its episode is not over. None: they have not."""
 
@@ -151,8 +151,8 @@ class Replay:
         self.store = StepArrays(row, self.ticks, config.storage, self.place)
         self.episode = np.zeros((self.ticks, self.num_envs), np.int64)
         self.sampler = config.sampler.build(self.ticks * self.num_envs)
-        if config.mc_return is not None:
-            self.returns = ReturnsToGo(config.mc_return, self.num_envs, self.ticks)
+        if config.mc_gamma is not None:
+            self.returns = ReturnsToGo(config.mc_gamma, self.num_envs, self.ticks)
 
     def _announce(self) -> None:
         """Tell the sampler which windows this tick has completed, and which it has destroyed."""

@@ -85,7 +85,7 @@ def return_to_go(batch: Batch) -> Float[Tensor, " b"]:
     if MC_RETURN not in batch.extras:
         raise ConfigError(
             "workflow: a calibrated critic needs the discounted return to go of every step, and "
-            "the buffer does not tell it: set mc_return=0.99 (your gamma) in every buffer that "
+            "the buffer does not tell it: set mc_gamma=0.99 (your gamma) in every buffer that "
             "batches come from, or conservative.calibrated=false for plain CQL"
         )
     return batch.extras[MC_RETURN][:, 0]
