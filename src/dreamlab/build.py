@@ -11,6 +11,7 @@ import torch
 
 from dreamlab.config import LabConfig
 from dreamlab.core import rng as random
+from dreamlab.core.affine import ACTION, Scaling, scaled_spec
 from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.types import Decision, Mode, Spec, Step
@@ -102,8 +103,9 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     check(config)
     terminal = terminal or Terminal(config.log.terminal, config.name)
     collects = any(p.collects for p in config.training.phases)
-    envs = Envs(config.env, random.derive(config.seed, 0)) if collects else None
-    workflow = build_workflow(config, find_spec(config) if envs is None else envs.spec)
+    scaling = find_scaling(config)
+    envs = Envs(config.env, random.derive(config.seed, 0), scaling) if collects else None
+    workflow = build_workflow(config, find_spec(config, scaling) if envs is None else envs.spec)
     buffers = build_buffers(config, workflow, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
     accelerate.set_up(config, workflow, workflow.rows_per_step(steps))
@@ -112,26 +114,61 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     collector = Collector(envs, workflow, seed, observers) if envs is not None else None
     paints = config.env.named and type(workflow).report is not Workflow.report
     parts = LoopParts(
-        workflow, collector, buffers, build_evaluator(config) if config.env.named else None,
+        workflow, collector, buffers,
+        build_evaluator(config, scaling) if config.env.named else None,
         build_logger(config, run, terminal), terminal, run,
-        painter(config.env) if paints else None, published_floor(config, run), observers,
+        painter(config.env) if paints else None, published_floor(config, run), observers, scaling,
     )  # fmt: skip
     return Orchestrator(config, config.training.phases, config.training.total_frames, parts)
 
 
-def find_spec(config: LabConfig) -> Spec:
-    """Return what observations and actions look like: from the environment, or from the data."""
+def find_scaling(config: LabConfig) -> Scaling:
+    """Return how the data that is learnt from is normalised, by observation and for the action."""
+    found: Scaling = {}
+    owner: dict[str, str] = {}
+    for name, part in sorted(config.buffers.items()):
+        if (tells := getattr(part.cls(), "scaling_of", None)) is None:
+            continue
+        for key, affine in tells(part.config).items():
+            if key in found and found[key].differs(affine):
+                raise ConfigError(
+                    f"buffers {owner[key]!r} and {name!r} normalise {key!r} differently: what is "
+                    "learnt from one would not hold for the other"
+                )
+            found[key], owner[key] = affine, name
+    if config.env.named and found:
+        _check_scaling(config.env, found, owner)
+    return found
+
+
+def _check_scaling(env: EnvConfig, scaling: Scaling, owner: dict[str, str]) -> None:
+    """Raise if an environment would normalise a second time what the data's statistics do."""
+    if ACTION in scaling and env.scale_actions:
+        raise ConfigError(
+            f"buffers.{owner[ACTION]}.normalize: actions of the data are in the environment's own "
+            "units: set env.scale_actions=false"
+        )
+    if env.normalize_obs is not None:
+        name = next(iter(owner))
+        raise ConfigError(f"buffers.{owner[name]}.normalize: leave out env.normalize_obs")
+
+
+def find_spec(config: LabConfig, scaling: Scaling | None = None) -> Spec:
+    """Return what observations and actions look like: from the environment, or from the data.
+
+    A `scaling` that is given is used instead of that of the data, which may be gone.
+    """
     if config.env.named:
         probe = make_env(config.env, 0, 0)
         spec = spec_of(probe)
         probe.close()
-        return spec
+        return scaled_spec(spec, find_scaling(config) if scaling is None else scaling)
     for part in config.buffers.values():
         if (tells := getattr(part.cls(), "spec_of", None)) is not None:
             return tells(part.config)
     raise ConfigError(
         "env.id: no environment is named, and no buffer tells what observations and actions are: "
-        "name one, or a source such as run_replay"
+        "name one, or a source such as dataset or run_replay"
     )
 
 
@@ -147,11 +184,11 @@ def published_floor(config: LabConfig, run: Run) -> Floor:
     return lambda frames: curve.floor(frames) if first <= frames <= last else None
 
 
-def build_evaluator(config: LabConfig) -> Evaluator:
+def build_evaluator(config: LabConfig, scaling: Scaling | None = None) -> Evaluator:
     """Return an evaluator that makes its own environments."""
 
     def make(num: int, seed: int) -> Envs:
-        return Envs(replace(config.env, num_envs=num, vector="sync"), seed)
+        return Envs(replace(config.env, num_envs=num, vector="sync"), seed, scaling)
 
     return Evaluator(config.eval, make)
 
@@ -184,6 +221,9 @@ def build_buffers(
         room -= need if _storage(fitted) in ("ram", "pinned") else 0
         on_gpu += need if _storage(fitted) == "gpu" else 0
         buffers[name] = fitted.build(place)
+        for note in getattr(buffers[name], "notes", ()):
+            terminal.say(note)
+            run.event("message", text=note)
     return buffers
 
 
@@ -220,8 +260,10 @@ def buffer_bytes(part: Part, workflow: Workflow[Any], num_envs: int) -> int:
     """Return how much a buffer holds when full, from one step's observations, action and extras."""
     spec = workflow.spec
     extras = sum(v[0].nbytes for v in _example(workflow).extras.values())
-    step = sum(s.nbytes for s in spec.obs.values()) + spec.action.nbytes + extras + 4 + 3
     options = part.config
+    mapped = getattr(options, "maps_images", False)  # pictures that stay on the disk
+    obs = sum(s.nbytes for s in spec.obs.values() if not (mapped and s.is_image))
+    step = obs + spec.action.nbytes + extras + 4 + 3
     total = options.most_steps(num_envs) * (step + 8)
     return min(total, getattr(options, "max_bytes", None) or total)
 

@@ -55,7 +55,7 @@ def _shrink_phase(
         most |= {"duration_steps": steps, "duration_updates": 8, "duration_cycles": 4}
     out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
     if phase.get("train_ratio") is not None:
-        sizes = [b.get("batch", 1) * b.get("length", 1) for b in (big, small)]
+        sizes = [b.get("batch", 1) * (b.get("length") or 1) for b in (big, small)]
         out["train_ratio"] = float(phase["train_ratio"]) * (sizes[1] / sizes[0])
     return out
 
@@ -63,7 +63,7 @@ def _shrink_phase(
 def _frames_to_fill(buffer: dict[str, Any], env: dict[str, Any]) -> int:
     """Return the frames after which a buffer has a batch, if one is drawn next."""
     num_envs = env.get("num_envs", EnvConfig.num_envs)
-    ticks = max(buffer.get("length", 1) + 2, -(-(buffer.get("min_steps") or 0) // num_envs))
+    ticks = max((buffer.get("length") or 1) + 2, -(-(buffer.get("min_steps") or 0) // num_envs))
     return _frames_per_decision(env) * num_envs * ticks
 
 

@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dreamlab.build import build, build_workflow, check, find_spec
 from dreamlab.config import LabConfig, to_yaml
+from dreamlab.core.affine import ACTION, Affine, Scaling, scaled_spec
 from dreamlab.core.config import dump, load
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.files import disk_errors, write_text
@@ -196,26 +199,49 @@ def load_policy(source: Path | str, which: str = "latest", trust_code: bool = Fa
 def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     _ = Run(folder)  # a manifest that is damaged is told before anything is built
     if hub.is_hub(folder):
-        spec = find_spec(config)
-        workflow = build_workflow(config, spec)
+        own = find_spec(config, {})
+        given = (config.env.normalize_obs, config.env.normalize_reward)
+        like = Normalizer(*given, own, 1, _blank_scaling(config, own))
+        statistics = hub.load_statistics(folder, like.get_state())
+        workflow = build_workflow(config, scaled_spec(own, scaling_of(statistics)))
         hub.load_weights(folder, workflow)
         _check_finite(workflow, str(folder))
-        like = Normalizer(config.env.normalize_obs, config.env.normalize_reward, spec, 1)
-        statistics = hub.load_statistics(folder, like.get_state())
         return Trained(config, workflow, statistics, hub.load_frames(folder))
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, _warn)
-    probe = find_spec(config) if config.env.named else None  # what it lacks is told first
+    probe = find_spec(config, {}) if config.env.named else None  # what it lacks is told first
     state = checkpoints.load(which)
     if state is None:
         raise LabError(f"{folder} has no checkpoint yet")
-    workflow = build_workflow(config, probe or load(Spec, state["spec"], "spec"))
+    spec = load(Spec, state["spec"], "spec") if probe is None else probe
+    if probe is not None:
+        spec = scaled_spec(probe, scaling_of(state))
+    workflow = build_workflow(config, spec)
     workflow.load_state_dict(state["workflow"])
     for optimizer in workflow.optimizers.values():
         optimizer.adopt_average()
     statistics = state["collector"]["envs"]["normalizer"] if state["collector"] else {}
+    if not statistics and state.get("scaling"):
+        statistics = {**Normalizer(None, None, spec, 1).get_state(), "scaling": state["scaling"]}
     name = state.get("at", which)  # older checkpoints do not know
     _check_finite(workflow, f"{folder}: checkpoint {name}", {"normalizer": statistics})
     return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
+
+
+def scaling_of(state: dict[str, Any]) -> Scaling:
+    """Return how the data was normalised that a policy learnt from; older states have none."""
+    return {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
+
+
+def _blank_scaling(config: LabConfig, spec: Spec) -> Scaling:
+    """Return the form of the normalisation that a configuration asks for."""
+    names = {
+        name
+        for part in config.buffers.values()
+        for name, mode in getattr(part.config, "normalize", {}).items()
+        if mode != "none"
+    }
+    shapes = {**{k: s.shape for k, s in spec.obs.items()}, ACTION: spec.action.shape}
+    return {k: Affine(np.zeros(s), np.ones(s)) for k, s in shapes.items() if k in names}
 
 
 def _check_finite(workflow: Workflow[Any], where: str, *more: Any) -> None:

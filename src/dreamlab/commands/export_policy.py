@@ -18,7 +18,7 @@ from dreamlab.commands.arguments import (
     trust_code,
     verb,
 )
-from dreamlab.core.errors import ConfigError
+from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import disk_errors
 from dreamlab.core.text import print
 
@@ -110,6 +110,11 @@ def _export(trained: Trained, options: Options) -> int:
     from dreamlab.export import policy_files as files
     from dreamlab.runs.run import Run
 
+    if trained.statistics.get("scaling"):
+        raise LabError(
+            "export-policy: this policy learnt from data that was normalised by its statistics, "
+            "which these files do not hold: use --hub"
+        )
     torch.set_num_threads(1)  # a row at a time is too little work to share
     env = trained.config.env
     wrapper = exporting.action_wrapper(make_env(env, 0, 0))

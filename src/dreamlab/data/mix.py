@@ -105,6 +105,7 @@ class Mix:
 
 def join(parts: Mapping[str, Batch]) -> Batch:
     """Return batches of the same kind as one; raise, naming the sources, where they differ."""
+    parts = _told(parts)
     first = next(iter(parts))
     for name in parts:
         _check_alike(first, parts[first], name, parts[name])
@@ -119,6 +120,23 @@ def join(parts: Mapping[str, Batch]) -> Batch:
         index=torch.cat(index) if len(index) == len(whole) else None,
         **{k: rows[k] for k in PLAIN},
     )
+
+
+UNTOLD: dict[str, Any] = {"pad": False, "mc_return": float("-inf")}
+"""What holds where only some sources tell: nothing is padded; no return is known, not even a
+lower bound of one."""
+
+
+def _told(parts: Mapping[str, Batch]) -> dict[str, Batch]:
+    """Return batches that all say what some of them do of padding and returns to come."""
+    out = dict(parts)
+    for name, value in UNTOLD.items():
+        like = next((b.extras[name] for b in parts.values() if name in b.extras), None)
+        for key, batch in out.items() if like is not None else ():
+            if name not in batch.extras:
+                told = torch.full_like(batch.reward, value, dtype=like.dtype)
+                out[key] = replace(batch, extras={**batch.extras, name: told})
+    return out
 
 
 PLAIN = ("action", "reward", "is_first", "is_last", "is_terminal")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from dreamlab.core.affine import Scaling
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
@@ -61,3 +62,5 @@ class LoopParts:
     paint: Paint | None = None
     floor: Floor = lambda frames: None
     observers: Observers = field(default_factory=Observers)
+    scaling: Scaling = field(default_factory=Scaling)
+    """How the data that is learnt from is normalised: whoever acts needs it too."""

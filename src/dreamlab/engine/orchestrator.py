@@ -208,8 +208,7 @@ class Orchestrator:
             self.report()
         if self.log_due(clock):
             self.flush()
-        limit = self.config.checkpoint.every_s
-        late = 0 < limit <= time.monotonic() - self.saved_at
+        late = 0 < self.config.checkpoint.every_s <= time.monotonic() - self.saved_at
         best = measured and self.checkpoints.would_be_best(self.score)
         if self.save_due(clock) or late or best:
             self.save()
@@ -368,6 +367,7 @@ class Orchestrator:
             "rng": random.get_state(),
             "due": {name: due.get_state() for name, due in self._dues().items()},
             "spec": asdict(self.workflow.spec),
+            "scaling": {k: a.get_state() for k, a in self.parts.scaling.items()},
             "at": clock.name,
             "score": self.score,
             "owed": self.owed,

@@ -1,4 +1,4 @@
-"""Running normalisation of observations and rewards, over all environments of a run together."""
+"""Normalisation of observations and rewards: running, over all environments of a run, or given."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dreamlab.core.affine import ACTION, Affine, Scaling
 from dreamlab.core.limits import Positive, Share
 from dreamlab.core.types import Array, Spec, Step
 
@@ -48,20 +49,27 @@ class RunningMoments:
 class Normalizer:
     """Normalises the steps of N environments; with neither config it passes them on untouched.
 
-    `frozen` stops the statistics, for evaluation with those of training.
+    `frozen` stops the statistics, for evaluation with those of training. A `scaling` is that of the
+    data a policy learns from: observations by it, and actions back.
     """
 
     def __init__(
-        self, obs: NormalizeConfig | None, reward: NormalizeConfig | None, spec: Spec, num_envs: int
+        self,
+        obs: NormalizeConfig | None,
+        reward: NormalizeConfig | None,
+        spec: Spec,
+        num_envs: int,
+        scaling: Scaling | None = None,
     ) -> None:
         self.obs, self.reward, self.frozen = obs, reward, False
+        self.scaling: Scaling = dict(scaling or {})
         vectors = [k for k, s in spec.obs.items() if s.dtype == "float32"] if obs else []
         self.moments = {k: RunningMoments(spec.obs[k].shape) for k in vectors}
         self.returns = np.zeros(num_envs)
         self.return_moments = RunningMoments(())
 
     def __call__(self, step: Step) -> Step:
-        if self.obs is not None:
+        if self.obs is not None or self.scaling:
             step = replace(step, obs={k: self._observe(k, v) for k, v in step.obs.items()})
         if self.reward is not None:
             step = replace(step, reward=self._scale_reward(step))
@@ -72,8 +80,14 @@ class Normalizer:
             self.moments[name].update(value)
         return self.scale(name, value)
 
+    def action(self, action: Array) -> Array:
+        """Return a policy's action in the environment's own units."""
+        return self.scaling[ACTION].invert(action) if ACTION in self.scaling else action
+
     def scale(self, name: str, value: Array) -> Array:
         """Return one observation normalised by the statistics so far, without counting it."""
+        if name in self.scaling:
+            return self.scaling[name].apply(value)
         if name not in self.moments or self.obs is None:
             return value
         moments = self.moments[name]
@@ -91,11 +105,13 @@ class Normalizer:
 
     def get_state(self) -> dict[str, Any]:
         """Return the statistics as plain data."""
-        return {
+        state = {
             "obs": {k: m.get_state() for k, m in self.moments.items()},
             "returns": self.returns.copy(),
             "reward": self.return_moments.get_state(),
         }
+        given = {k: a.get_state() for k, a in self.scaling.items()}
+        return {**state, "scaling": given} if given else state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from saved statistics."""
@@ -105,3 +121,4 @@ class Normalizer:
         if returns.shape == self.returns.shape:
             self.returns = returns
         self.return_moments.set_state(state["reward"])
+        self.scaling = {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from dreamlab.core.affine import ACTION, Scaling, scaled_spec
 from dreamlab.core.errors import ConfigError, EnvError
 from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
 from dreamlab.core.types import Array, ArraySpec, Spec, Step, TaskSpec
@@ -169,7 +170,7 @@ def _name(space: spaces.Space[Any]) -> str:
 class Envs:
     """N environments that step together; each starts a new episode by itself, on the next step."""
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: EnvConfig, seed: int, scaling: Scaling | None = None) -> None:
         self.config, self.seed = config, seed
         self.num_envs = config.num_envs
         self.parallel = config.vector == "async"
@@ -178,11 +179,12 @@ class Envs:
         )
         space = self.vec.single_observation_space
         length, tasks = (self.vec.get_attr(k)[0] for k in ("episode_length", "tasks"))
-        self.spec = _spec(space, self.vec.single_action_space, length, tasks)
+        own = _spec(space, self.vec.single_action_space, length, tasks)
+        self.spec = scaled_spec(own, scaling or {})
         self.key = None if isinstance(space, spaces.Dict) else _name(space)
         self.frames_per_tick = config.repeat * int(self.vec.get_attr("frames_per_step")[0])
         self.normalizer = Normalizer(
-            config.normalize_obs, config.normalize_reward, self.spec, self.num_envs
+            config.normalize_obs, config.normalize_reward, own, self.num_envs, scaling
         )
         self.action: Array | None = None
         self.is_last = np.zeros(self.num_envs, bool)
@@ -215,6 +217,9 @@ class Envs:
 
         In processes of their own they begin now, and overwrite the arrays of the last step.
         """
+        if ACTION in self.normalizer.scaling:
+            space = self.vec.single_action_space
+            action = np.clip(self.normalizer.action(action), space.low, space.high)
         if self.parallel:
             self.vec.step_async(action)
         self.action = action

@@ -1,0 +1,154 @@
+"""Options of a data set as a source of batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from dreamlab.core.affine import ACTION, Scaling
+from dreamlab.core.config import Part, part
+from dreamlab.core.errors import unknown
+from dreamlab.core.limits import Natural, PositiveInt, Share, Side
+from dreamlab.core.types import Spec
+from dreamlab.data.datasets import statistics
+from dreamlab.data.datasets.opening import open_dataset
+from dreamlab.data.datasets.steps import observations, spec_of
+from dreamlab.data.datasets.table import DataError, Dataset
+from dreamlab.data.samplers import Sampler
+from dreamlab.data.source import BufferConfig
+
+Mode = Literal["mean_std", "min_max", "quantiles", "bounds", "none"]
+
+
+@dataclass(frozen=True)
+class DatasetConfig(BufferConfig):
+    """Which data set, what of it, and what a batch looks like."""
+
+    stores: ClassVar[bool] = False
+    maps_images: ClassVar[bool] = True
+    path: str = field(kw_only=True)
+    """A LeRobot folder, an HDF5 file (D4RL or robomimic), a run's folder, or `minari:ID`."""
+    batch: PositiveInt = 16
+    length: PositiveInt | None = None
+    """Steps in a window. Without it, `before` + 1 + `after`."""
+    before: Natural = 0
+    """Steps before the one that is drawn."""
+    after: Natural = 0
+    """Steps after the one that is drawn."""
+    context: Natural = 0
+    """Of a window's steps, how many only lead into the rest: a train ratio does not count them."""
+    windows: Literal["across", "inside", "transitions"] = "inside"
+    """Where a window may lie, as in a replay."""
+    pad: Literal["none", "edge"] = "none"
+    """`edge`: a window may reach beyond its episode; the first and the last step are repeated
+    there, and `extras["pad"]` [b, t] says which steps are no frames of the data."""
+    sampler: Part = part("shuffled", home="dreamlab.data", kind=Sampler)
+    storage: Literal["auto", "ram", "pinned", "gpu", "disk"] = "auto"
+    """Of all but pictures."""
+    keys: dict[str, str] = field(default_factory=dict[str, str])
+    """Observations by the name they have here: the features of the set. Without any, all that
+    begin with `observation.`, called by the last word of their name."""
+    normalize: dict[str, Mode] = field(default_factory=dict[str, Mode])
+    """How observations and `action` are normalised, by name; what is not named stays as it is."""
+    statistics: Literal["computed", "stored"] = "computed"
+    """By exact statistics of the frames that are used, or by those that the set brings along."""
+    size: tuple[Side, Side] | None = None
+    """Height and width that pictures are brought to."""
+    task: bool = False
+    """Add the number of the task as the observation `task`."""
+    ends: Literal["done", "success", "never"] = "done"
+    """After what a value is not bootstrapped: `next.done` unless `next.truncated`; `next.success`;
+    or nothing."""
+    mc_gamma: Share | None = None
+    """Add `extras["mc_return"]` [b, t]: the return to come after each step with this discount."""
+    episodes: PositiveInt | None = None
+    """Use only the first so many episodes."""
+    skip_damaged: bool = False
+    """Leave damaged episodes out, and say which, instead of refusing the set."""
+    prefetch: bool = True
+    """Get the pictures of the next batch ready while the last one is learnt from."""
+    cache_bytes: Natural = 20 * 2**30
+    """How much room decoded pictures may take on the disk, those of other sets included."""
+
+    def __post_init__(self) -> None:
+        if self.length is not None and (self.before or self.after):
+            raise ValueError("give either length, or before and after")
+        if self.pad == "edge" and self.windows != "inside":
+            raise ValueError(f"pad=edge: windows stay inside an episode, not {self.windows}")
+        if self.context >= self.steps:
+            raise ValueError(f"context={self.context} must be below the {self.steps} steps")
+
+    @property
+    def steps(self) -> int:
+        """Return the steps in a window."""
+        return self.length or self.before + 1 + self.after
+
+    def window(self) -> tuple[int, int, int] | None:
+        """Return batch, length and context of what is drawn."""
+        return self.batch, self.steps, self.context
+
+    def most_steps(self, num_envs: int) -> int:
+        """Return how many steps the set has."""
+        data = self.open()
+        return data.num_frames + len(data.episodes)
+
+    def open(self) -> Dataset:
+        """Return the data set with the episodes that are used; a damaged one is an error."""
+        found = _opened(self.path, _stamp(Path(self.path)))
+        data = replace(found, episodes=list(found.episodes))
+        data.notes = data.check_whole(data.broken, self.skip_damaged)
+        if self.episodes is not None:
+            if self.episodes > len(data.episodes):
+                raise DataError(f"{data.place}: it has {len(data.episodes)} episodes, not "
+                                f"{self.episodes}")  # fmt: skip
+            data.episodes = data.episodes[: self.episodes]
+        return data
+
+    def names(self, data: Dataset) -> dict[str, str]:
+        """Return the feature of each observation, by its name here."""
+        return observations(data, self.keys)
+
+    def spec(self, data: Dataset) -> Spec:
+        """Return what the set's own steps look like, before they are normalised."""
+        spec = spec_of(data, self.names(data), self.task)
+        if self.size is None:
+            return spec
+        size = self.size
+        obs = {
+            k: replace(s, shape=(*size, s.shape[2])) if s.is_image else s
+            for k, s in spec.obs.items()
+        }
+        return replace(spec, obs=obs)
+
+    def scaling(self, data: Dataset) -> Scaling:
+        """Return the normalisation that is asked for; raise naming what it lacks."""
+        wanted = {k: m for k, m in self.normalize.items() if m != "none"}
+        features = {**self.names(data), ACTION: ACTION}
+        for name in self.normalize:
+            if name not in features:
+                raise DataError(unknown("observation", name, features, "normalize"))
+        for name in wanted:
+            if data.feature(features[name]).is_image:
+                raise DataError(f"normalize.{name}: pictures stay bytes: leave it out")
+        if ACTION in wanted and data.feature(ACTION).dtype.startswith("int"):
+            raise DataError("normalize.action: choices are not normalised: leave it out")
+        used = list(dict.fromkeys(features[k] for k, m in wanted.items() if m != "bounds"))
+        known = data.stored if self.statistics == "stored" else statistics.cached(data, used)
+        return {
+            k: statistics.affine(k, m, known.get(features[k], {}), data.feature(features[k]))
+            for k, m in wanted.items()
+        }
+
+
+@lru_cache(maxsize=2)
+def _opened(path: str, stamp: tuple[tuple[str, int, int], ...]) -> Dataset:
+    """Return a set that was opened before, as long as its files are the same."""
+    return open_dataset(path)
+
+
+def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    found = [(str(p), p.stat()) for p in sorted(files) if p.exists()]
+    return tuple((name, s.st_size, s.st_mtime_ns) for name, s in found)

@@ -1,0 +1,228 @@
+"""LeRobot data sets: every version is read as it was written, and damage is told by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dreamlab.data.datasets import frames as caching
+from dreamlab.data.datasets import statistics
+from dreamlab.data.datasets.lerobot import episode_statistics
+from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
+from dreamlab.data.datasets.opening import open_dataset
+from dreamlab.data.datasets.table import DataError, Dataset, Feature
+from tests.data.sets import CAMERA, LENGTHS, SIZE, columns, pictures, shade, write_v2, write_v3
+
+GOLDEN = Path(os.environ.get("DREAMLAB_GOLDEN", "")) / "lerobot_v3"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(caching.FOLDER, str(tmp_path / "cache"))
+
+
+def made(tmp_path: Path, version: str) -> Dataset:
+    folder = tmp_path / version
+    return open_dataset(
+        write_v3(folder, "video") if version == "v3.0" else write_v2(folder, version)
+    )
+
+
+@pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
+def test_every_version_gives_the_same_frames(version: str, tmp_path: Path):
+    data = made(tmp_path, version)
+    assert data.kind == f"lerobot {version}"
+    assert [e.length for e in data.episodes] == list(LENGTHS)
+    assert data.num_frames == 16
+    assert data.tasks == ["task 0", "task 1"]
+    whole = [columns(e, n) for e, n in enumerate(LENGTHS)]
+    for name in whole[0]:
+        expected = np.concatenate([c[name] for c in whole])
+        assert np.array_equal(data.columns[name], expected), name
+    assert data.columns["frame_index"][:6].tolist() == [0, 1, 2, 3, 4, 0]
+    assert [data.task(i) for i in (0, 5, 15)] == ["task 0", "task 1", "task 0"]
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_row_has_its_own_picture(version: str, tmp_path: Path):
+    camera = made(tmp_path, version).camera(CAMERA)
+    rows = np.array([15, 0, 4, 5, 11, 12, 5])
+    wanted = [shade(2, 3), shade(0, 0), shade(0, 4), shade(1, 0), shade(1, 6), shade(2, 0)]
+    found = camera.read(rows)
+    assert found.shape == (7, *SIZE, 3)
+    assert np.abs(found.mean((1, 2, 3)) - [*wanted, shade(1, 0)]).max() < 2
+
+
+@pytest.mark.parametrize("kind", ["video", "image"])
+def test_pictures_are_decoded_once_into_the_cache(kind: str, tmp_path: Path):
+    data = open_dataset(write_v3(tmp_path / "set", kind))
+    kept = caching.keep_frames(data, CAMERA, None, 2**30)
+    rows = np.arange(16)
+    assert isinstance(kept.camera, caching.Mapped)
+    assert np.array_equal(kept.camera.read(rows), data.camera(CAMERA).read(rows))
+    if kind == "image":
+        whole = np.concatenate([pictures(e, n) for e, n in enumerate(LENGTHS)])
+        assert np.array_equal(kept.camera.read(rows), whole)
+    data.cameras = {}  # a second time nothing is decoded
+    data.cameras[CAMERA] = kept.camera
+    (file,) = (tmp_path / "cache" / "frames").glob("*.frames")
+    before = file.stat().st_ino
+    caching.keep_frames(data, CAMERA, None, 2**30)
+    assert file.stat().st_ino == before
+
+
+def test_the_cache_is_bounded(tmp_path: Path):
+    sets = [open_dataset(write_v3(tmp_path / str(n), "image", (n,))) for n in (3, 4, 5)]
+    one = 5 * SIZE[0] * SIZE[1] * 3
+    for data in sets:
+        caching.keep_frames(data, CAMERA, None, 2 * one)
+    folder = tmp_path / "cache" / "frames"
+    assert sum(p.stat().st_size for p in folder.glob("*.frames")) <= 2 * one
+    assert len(list(folder.glob("*.frames"))) == 2
+    kept = caching.keep_frames(sets[2], CAMERA, (8, 12), 10)
+    assert "decoded for every batch" in kept.notes[0]
+    assert kept.camera.read(np.array([4])).shape == (1, 8, 12, 3)
+    assert abs(kept.camera.read(np.array([4])).mean() - shade(0, 4)) < 1
+
+
+def test_many_files_of_data_and_video_are_one_set(tmp_path: Path):
+    folder = write_v3(tmp_path / "set", "video", (5, 7, 4, 6), video_mb=1e-4, data_mb=1e-5)
+    assert len(list(folder.rglob("*.mp4"))) == 4
+    assert len(list((folder / "data").rglob("*.parquet"))) == 4
+    data = open_dataset(folder)
+    assert data.columns["index"].tolist() == list(range(22))
+    shown = data.camera(CAMERA).read(np.arange(22)).mean((1, 2, 3))
+    lengths = enumerate((5, 7, 4, 6))
+    assert np.abs(shown - [shade(e, i) % 256 for e, n in lengths for i in range(n)]).max() < 2
+
+
+def test_statistics_are_exact_and_those_of_episodes_add_up(tmp_path: Path):
+    data = made(tmp_path, "v3.0")
+    state = data.columns["observation.state"].astype(np.float64)
+    for stats in (data.stored, statistics.compute(data)):
+        about = stats["observation.state"]
+        assert np.allclose(about["mean"], state.mean(0))
+        assert np.allclose(about["std"], state.std(0))
+        assert np.allclose(about["q99"], np.quantile(state, 0.99, axis=0))
+        assert about["count"].tolist() == [16]
+        assert stats[CAMERA]["mean"].shape == (3, 1, 1)
+        assert 0 < stats[CAMERA]["mean"].max() < 1
+    each = episode_statistics(data.place)
+    assert each[1]["action"]["max"].tolist() == [np.float32(106 / 200)]
+    together = statistics.aggregate(list(each.values()))["observation.state"]
+    assert np.allclose(together["std"], state.std(0))
+    old = made(tmp_path, "v2.1")
+    assert np.allclose(old.stored["observation.state"]["std"], state.std(0))
+    assert "q01" not in old.stored["observation.state"]
+
+
+def test_statistics_are_kept_by_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = made(tmp_path, "v3.0")
+    first = statistics.cached(data, ["action"])
+    monkeypatch.setattr(statistics, "compute", lambda *_: pytest.fail("it was computed again"))
+    again = statistics.cached(open_dataset(data.place), ["action"])
+    assert all(np.array_equal(first["action"][k], again["action"][k]) for k in first["action"])
+
+
+def test_a_copy_has_the_same_fingerprint_and_a_change_another(tmp_path: Path):
+    one, two = write_v3(tmp_path / "a"), write_v3(tmp_path / "b")
+    assert open_dataset(one).fingerprint == open_dataset(two).fingerprint
+    info = two / "meta" / "info.json"
+    info.write_text(info.read_text().replace("unknown", "other"))
+    assert open_dataset(one).fingerprint != open_dataset(two).fingerprint
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_a_damaged_data_file_is_named_with_its_episode(tmp_path: Path):
+    folder = write_v2(tmp_path / "set")
+    (folder / "data" / "chunk-000" / "episode_000001.parquet").write_bytes(b"PAR1 nonsense")
+    data = open_dataset(folder)
+    assert list(data.broken) == [1]
+    with pytest.raises(DataError, match=r"episode 1 is damaged: .*episode_000001.parquet"):
+        data.check_whole(data.broken, skip=False)
+    assert [e.index for e in data.episodes] == [0, 2]
+    assert "episode 1 is left out" in data.check_whole(data.broken, skip=True)[0]
+
+
+def test_a_damaged_video_is_named_with_its_episode(tmp_path: Path):
+    folder = write_v2(tmp_path / "set")
+    video = folder / "videos" / "chunk-000" / CAMERA / "episode_000002.mp4"
+    video.write_bytes(video.read_bytes()[:300])
+    data = open_dataset(folder)
+    with pytest.raises(DataError, match=r"episode_000002.mp4: episode 2 of .*cam is damaged"):
+        data.camera(CAMERA).read(np.array([13]))
+    kept = caching.keep_frames(data, CAMERA, None, 2**30)
+    assert list(kept.broken) == [2]
+    again = caching.keep_frames(data, CAMERA, None, 2**30)  # found in the cache
+    assert again.broken == kept.broken
+
+
+def test_a_video_that_is_too_short_is_damage(tmp_path: Path):
+    folder = write_v2(tmp_path / "set")
+    video = folder / "videos" / "chunk-000" / CAMERA
+    (video / "episode_000001.mp4").write_bytes((video / "episode_000000.mp4").read_bytes())
+    kept = caching.keep_frames(open_dataset(folder), CAMERA, None, 2**30)
+    assert list(kept.broken) == [1]
+    assert "no frame at the time" in kept.broken[1]
+
+
+def test_missing_frames_are_damage(tmp_path: Path):
+    folder = write_v2(tmp_path / "set")
+    episodes = folder / "meta" / "episodes.jsonl"
+    episodes.write_text(episodes.read_text().replace('"length": 7', '"length": 9'))
+    assert "7 of the episode's 9 frames" in open_dataset(folder).broken[1]
+
+
+def test_what_is_missing_is_named(tmp_path: Path):
+    data = made(tmp_path, "v3.0")
+    with pytest.raises(DataError, match=r"no camera 'top'.*\n.*observation\.images\.cam"):
+        data.camera("top")
+    with pytest.raises(DataError, match=r"no feature 'observation.stat'\. Did you mean"):
+        data.feature("observation.stat")
+    info = data.place / "meta" / "info.json"
+    node = json.loads(info.read_text())
+    node["features"]["observation.force"] = {"dtype": "float32", "shape": [6], "names": None}
+    info.write_text(json.dumps(node))
+    with pytest.raises(DataError, match=r"'observation\.force' is missing from its data"):
+        open_dataset(data.place)
+    info.write_text(json.dumps({**node, "codebase_version": "v1.6"}))
+    with pytest.raises(DataError, match=r"'v1.6' is not one of v2.0, v2.1, v3.0"):
+        open_dataset(data.place)
+    with pytest.raises(DataError, match="there is no such data set"):
+        open_dataset(tmp_path / "nowhere")
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path: Path):
+    features = {"action": Feature("float32", (1,))}
+
+    def write() -> None:
+        with LeRobotWriter(tmp_path / "set", Recording(10, features)) as writer:
+            writer.add({"action": np.zeros((3, 1))}, {})
+            writer.add({"act": np.zeros((3, 1))}, {})
+
+    with pytest.raises(DataError, match="'action' is missing from episode 1"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="DREAMLAB_GOLDEN names no folder of fixtures")
+def test_a_set_that_lerobot_wrote_is_read_as_lerobot_reads_it():
+    data = open_dataset(GOLDEN)
+    expected = json.loads((GOLDEN / "expected.json").read_text())
+    assert (data.num_frames, len(data.episodes), data.fps) == (203, 7, 10)
+    kept = caching.keep_frames(data, "observation.images.top", None, 2**30)
+    for wanted in expected["samples"]:
+        row = wanted["index"]
+        assert data.task(row) == wanted["task"]
+        for name in ("observation.state", "action", "next.reward", "next.done", "timestamp"):
+            assert np.array_equal(data.columns[name][row], np.float32(wanted[name])), name
+        for camera in (kept.camera, data.camera("observation.images.top")):
+            picture = camera.read(np.array([row]))[0] / 255
+            assert np.allclose(picture.mean((0, 1)), wanted["image_mean"], atol=1e-6)
+            assert np.allclose(picture[16, :, 0], wanted["image_row16"], atol=1e-6)
