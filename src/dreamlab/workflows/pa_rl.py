@@ -140,7 +140,8 @@ class PARL(ChunkActor[PARLConfig]):
         with torch.no_grad():
             z = self.critic.features(obs)
         how = self.config.improve.aggregate
-        score = lambda actions: self.critic.ranked(z, actions, how)  # noqa: E731
+        # gradients are asked for at actions alone, so that weights need not be taken out first
+        score = lambda actions: self.critic.ranked(z, actions, how, learn=True)  # noqa: E731
         drawn = self.proposals(obs, self.config.improve.samples, mode)
         return self.improver.improve(drawn, score, data, climb)
 
