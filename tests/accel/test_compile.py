@@ -10,13 +10,18 @@ import pytest
 
 from dreamlab.core.errors import ConfigError
 from dreamlab.engine.accelerate import ComputeConfig, speed_up
-from tests.helpers import open_loop
+from tests.helpers import open_loop, some_of
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole", "sac_pendulum"])
+@pytest.mark.parametrize(
+    "name",
+    some_of(
+        ["ppo_cartpole", "dqn_cartpole", "sac_pendulum", "iql_pendulum", "cal_ql_pendulum"], quick=3
+    ),
+)
 def test_compiled_updates_move_the_weights_alike(name, tmp_path):
     command = [sys.executable, "-m", "tests.accel.compiled", name, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

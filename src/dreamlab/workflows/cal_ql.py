@@ -102,7 +102,7 @@ class CalQL(ChunkActor[CalQLConfig]):
         dist = self.policy.dist(as_window(obs))
         many = TanhGaussian(dist.mean[:, None].expand(-1, num, -1), dist.log_std[:, None])
         action, log_prob = many.sample_with_log_prob()
-        return action.unflatten(-1, (self.horizon, self.spec.action.size)), log_prob
+        return action.unflatten(-1, (self.horizon, self.policy.action_dim)), log_prob
 
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
