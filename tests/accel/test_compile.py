@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dreamlab.accel.compile import CompiledMethod
 from dreamlab.core.errors import ConfigError
 from dreamlab.engine.accelerate import ComputeConfig, speed_up
-from tests.helpers import open_loop, some_of
+from tests.helpers import open_loop
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,10 +19,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    some_of(
-        ["ppo_cartpole", "dqn_cartpole", "sac_pendulum", "iql_pendulum", "cal_ql_pendulum"], quick=3
-    ),
-)
+    [
+        "ppo_cartpole", "dqn_cartpole", "sac_pendulum", "dreamer_cartpole", "tdmpc2_pendulum",
+        "iql_pendulum", "cal_ql_pendulum",
+    ],
+)  # fmt: skip
 def test_compiled_updates_move_the_weights_alike(name, tmp_path):
     command = [sys.executable, "-m", "tests.accel.compiled", name, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -43,7 +45,14 @@ def test_accumulated_gradients_are_refused(tmp_path):
         speed_up(ComputeConfig(compile=True), loop.workflow)
 
 
-def test_what_gains_on_a_gpu_only_is_refused_elsewhere(tmp_path):
-    loop = open_loop(tmp_path / "a", "+experiment=dreamer_cartpole", "tiny=true", "device=cpu")
-    with pytest.raises(ConfigError, match="DreamerV3 gains by it on a GPU only"):
+def test_what_marks_nothing_is_refused(tmp_path):
+    loop = open_loop(tmp_path / "a", "+experiment=random_cartpole", "tiny=true", "device=cpu")
+    with pytest.raises(ConfigError, match="Random marks no method as compilable"):
         speed_up(ComputeConfig(compile=True), loop.workflow)
+
+
+def test_what_a_gpu_captures_is_compiled_in_pieces_elsewhere(tmp_path):
+    loop = open_loop(tmp_path / "a", "+experiment=dreamer_cartpole", "tiny=true", "device=cpu")
+    speed_up(ComputeConfig(compile=True), loop.workflow)
+    assert isinstance(loop.workflow.predict_values, CompiledMethod)
+    assert not isinstance(loop.workflow.update, CompiledMethod)
