@@ -43,6 +43,9 @@ VERBS = {
         "report": "Write one page about runs that needs no other file.",
         "export-policy": "Write a policy for other programs or a model hub.",
     },
+    "Data": {
+        "data": "Look into data sets, convert and record them.",
+    },
     "Trust": {
         "plan": "Tell parameters, memory, disk and hours before training.",
         "check": "Validate an environment.",

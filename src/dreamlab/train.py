@@ -163,8 +163,9 @@ def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest"
         terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
         status = loop.run()
     learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
-    final = (run.manifest.get("final_eval") or {}).get("eval/return")
-    score = f", eval return {final:.4g}" if final is not None and status == "finished" else ""
+    final = (run.manifest.get("final_eval") or {}) if status == "finished" else {}
+    told = {"eval return": final.get("eval/return"), "success": final.get("eval/success")}
+    score = "".join(f", {k} {v:.4g}" for k, v in told.items() if v is not None)
     terminal.say(f"{status}: {run.folder}{score}")
     return status
 

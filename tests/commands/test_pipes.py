@@ -49,7 +49,7 @@ WALKED = [
     "train", "train ppo_cartpole --cfg job", "plan ppo_cartpole", "debug ppo_cartpole --frames 64",
     "eval RUN --episodes 1", "export-policy RUN --format torchscript", "verify RUN",
     "check env=CartPole-v1", "resume RUN", "completion bash",
-    "import dreamerv3 AGENT IDENTITY run.dir=NEW",
+    "import dreamerv3 AGENT IDENTITY run.dir=NEW", "data record RUN NEW --episodes 1",
 ]  # fmt: skip
 SLOW = ["doctor", "demo training.total_frames=800 log.terminal=plain run.dir=NEW"]
 

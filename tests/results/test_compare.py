@@ -12,7 +12,7 @@ from dreamlab.config import to_yaml
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import write_text
 from dreamlab.results import figures, published
-from dreamlab.results.compare import Comparison, remarks, value_at
+from dreamlab.results.compare import Comparison, remarks, usual_metrics, value_at
 from dreamlab.results.compare import compare as compare_groups
 from dreamlab.results.groups import Groups, read_groups
 from dreamlab.runs.run import Run
@@ -52,6 +52,20 @@ def make_seeds(folder: Path, finals, *overrides: str) -> str:
 def test_the_last_value_seen_counts():
     frames, values = np.array([10, 20, 20, 30]), np.array([1.0, 2.0, 3.0, 4.0])
     assert value_at(frames, values, np.array([10, 15, 20, 29, 30])).tolist() == [1, 1, 3, 3, 4]
+
+
+def test_success_is_compared_beside_the_return_where_every_run_tells_it(tmp_path):
+    folder = Path(make_seeds(tmp_path / "a", [10, 20]))
+    assert usual_metrics(read_groups([str(folder)])) == ["return"]
+    for number, file in enumerate(sorted(folder.rglob("metrics.jsonl"))):
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        told = [{**r, "eval/success": 0.25 + 0.5 * number} for r in records]
+        file.write_text("".join(json.dumps(r) + "\n" for r in told))
+        if number == 0:
+            assert usual_metrics(read_groups([str(folder)])) == ["return"]
+    groups = read_groups([str(folder)])
+    assert usual_metrics(groups) == ["return", "success"]
+    assert compare(groups, "success", None).metric == "eval/success"
 
 
 def test_a_folder_of_seeds_is_one_group(tmp_path):

@@ -26,20 +26,21 @@ class Asked:
     """What is compared: groups of runs by metrics, at a number of env frames."""
 
     groups: tuple[str, ...]
-    metrics: Sequence[str]
+    metrics: Sequence[str] | None
+    """None: the return, and beside it the success rate where every run tells it."""
     at: int | None
     normalize: str
     against: str | None = None
 
     def compare(self) -> tuple[Groups, dict[str, Comparison]]:
         """Return the groups, and a comparison by what the user called its metric."""
-        from dreamlab.results.compare import compare
+        from dreamlab.results.compare import compare, usual_metrics
         from dreamlab.results.groups import read_groups
 
         groups = read_groups(self.groups)
         warn(groups.damage)
         found: dict[str, Comparison] = {}
-        for name in self.metrics:
+        for name in self.metrics or usual_metrics(groups):
             many = compare(groups, name, self.at, self.normalize)
             found |= {c.metric: c for c in many} if len(many) > 1 else {name: many[0]}
         return groups, found
@@ -76,8 +77,9 @@ def compared(function: Decorated) -> Decorated:
     adds: list[Callable[[Decorated], Decorated]] = [
         argument("groups", GROUP, nargs=-1, required=True, type=RunFolder(str), metavar="GROUP..."),
         click.option(
-            "--metrics", "--metric", "metrics", default="return", type=Names(), metavar="A,B",
-            help="return, loss, or names as in metrics.jsonl.",
+            "--metrics", "--metric", "metrics", type=Names(), metavar="A,B",
+            help="return, success, loss, or names as in metrics.jsonl; otherwise return, and "
+            "success where every run has it.",
         ),
         click.option("--at", type=POSITIVE_INT, metavar="FRAMES", help="Env frames to compare at."),
         click.option(

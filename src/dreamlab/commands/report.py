@@ -52,10 +52,11 @@ def _title(names: list[str]) -> str:
 
 def _typed_again(wanted: Asked, title: str | None) -> list[str]:
     """Return the options of a page that its groups are not."""
+    metrics = ",".join(wanted.metrics) if wanted.metrics else None
     asked: dict[str, Any] = {
-        "--metrics": ",".join(wanted.metrics), "--at": wanted.at, "--against": wanted.against,
+        "--metrics": metrics, "--at": wanted.at, "--against": wanted.against,
         "--normalize": wanted.normalize, "--title": title,
     }  # fmt: skip
-    usual = {"--metrics": "return", "--normalize": "auto"}
+    usual = {"--normalize": "auto"}
     kept = {k: v for k, v in asked.items() if v is not None and v != usual.get(k)}
     return [word for k, v in kept.items() for word in (k, str(v))]

@@ -307,7 +307,8 @@ class Orchestrator:
         record = self.parts.logger.flush(fixed)
         if not self._evaluates() and "episode/return" in record:
             self.score = record["episode/return"]
-        last = {"last_return": record.get("episode/return"), "last_eval": record.get("eval/return")}
+        shown = {"return": "episode/return", "eval": "eval/return", "success": "eval/success"}
+        last = {f"last_{name}": record.get(key) for name, key in shown.items()}
         self.run_log.update(env_frames=frames, updates=updates, **last)
         for tell in self.observers.flushed:
             tell(record)

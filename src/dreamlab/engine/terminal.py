@@ -89,6 +89,8 @@ class Terminal:
             "eval return": number(self.last.get("eval/return")),
             "episodes": number(self.last.get("episodes")),
         }
+        if "eval/success" in self.last:
+            cells["eval success"] = number(self.last["eval/success"])
         for name in cells:
             numbers.add_column(name, justify="right", min_width=12)
         numbers.add_row(*cells.values())

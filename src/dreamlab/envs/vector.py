@@ -190,6 +190,8 @@ class Envs:
         self.is_last = np.zeros(self.num_envs, bool)
         self.raw_reward = np.zeros(self.num_envs, np.float32)
         self.finals: list[dict[str, float]] = []
+        self.shown: dict[str, Array] = {}
+        """What the environments show, before it is normalised."""
 
     def reset(self) -> Step:
         """Begin the next episode of every environment."""
@@ -197,7 +199,8 @@ class Envs:
         no = np.zeros(self.num_envs, bool)
         self.is_last = no.copy()
         zeros = np.zeros(self.num_envs, np.float32)
-        return self.normalizer(Step(self._named(obs), zeros, ~no, no.copy(), no.copy()))
+        self.shown = self._named(obs)
+        return self.normalizer(Step(self.shown, zeros, ~no, no.copy(), no.copy()))
 
     def step(self, action: Array) -> Step:
         """Advance every environment; one whose episode has ended begins anew, ignoring its action.
@@ -217,12 +220,38 @@ class Envs:
 
         In processes of their own they begin now, and overwrite the arrays of the last step.
         """
-        if ACTION in self.normalizer.scaling:
-            space = self.vec.single_action_space
-            action = np.clip(self.normalizer.action(action), space.low, space.high)
+        action = self._unscaled(action)
         if self.parallel:
             self.vec.step_async(action)
         self.action = action
+
+    def _unscaled(self, action: Array) -> Array:
+        """Return actions as they were before the data that a policy learnt from was normalised."""
+        if ACTION not in self.normalizer.scaling:
+            return action
+        space = self.vec.single_action_space
+        return np.clip(self.normalizer.action(action), space.low, space.high)
+
+    def own_action(self, action: Array) -> Array:
+        """Return actions in the units of the environments themselves; not with `async`."""
+        scaler, action = self._scaler(), self._unscaled(action)
+        return action if scaler is None else np.stack([scaler.action(a) for a in action])
+
+    def own_bounds(self) -> tuple[Array, Array] | None:
+        """Return the bounds of the environments' own actions, where they have some."""
+        scaler, space = self._scaler(), self.vec.single_action_space
+        if scaler is not None:
+            return scaler.low, scaler.high
+        bounded = isinstance(space, spaces.Box) and space.is_bounded()
+        return (space.low, space.high) if bounded else None
+
+    def _scaler(self) -> wrappers.ScaleAction | None:
+        env = self.vec.envs[0]
+        while isinstance(env, gym.Wrapper):
+            if isinstance(env, wrappers.ScaleAction):
+                return env
+            env = env.env
+        return None
 
     def receive(self) -> Step:
         """Return the step that answers what was sent; the arrays are overwritten by `send`."""
@@ -236,7 +265,8 @@ class Envs:
             terminated = terminated | np.asarray(info.get("is_terminal", False), bool)
         reward = reward.astype(np.float32)
         self.raw_reward = _raw(reward, info)
-        return self.normalizer(Step(self._named(obs), reward, first, self.is_last, terminated))
+        self.shown = self._named(obs)
+        return self.normalizer(Step(self.shown, reward, first, self.is_last, terminated))
 
     def _named(self, obs: Any) -> dict[str, Array]:
         named = obs if self.key is None else {self.key: obs}

@@ -19,7 +19,10 @@ from dreamlab.results.stats import Array, Interval
 
 TOLERANCE = 0.01
 """Runs log, evaluate and end at slightly different frames: what comes this share later counts."""
-SHORT = {"return": ("eval/return", "episode/return"), "loss": ("train/loss",)}
+SHORT = {
+    "return": ("eval/return", "episode/return"), "success": ("eval/success", "episode/success"),
+    "loss": ("train/loss",),
+}  # fmt: skip
 GRID = 100
 """The most points of a learning curve; otherwise it has as many as the run with the fewest."""
 GOOD = ("return", "success")
@@ -50,6 +53,13 @@ def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
     if without:
         raise LabError(f"--metrics: {wanted[0]!r} has no value in {', '.join(without)}")
     raise LabError(f"--metrics: {wanted[0]!r}: no frame is reached by all; compare them apart")
+
+
+def usual_metrics(groups: Groups) -> list[str]:
+    """Return what is compared unless asked: the return, and success where every run tells it."""
+    members = [m for g in groups.groups for m in g.members]
+    tell = any(_common(n, members) for n in SHORT["success"])
+    return ["return", "success"] if tell else ["return"]
 
 
 def _common(metric: str, members: Sequence[Member]) -> bool:

@@ -32,7 +32,8 @@ def public(row: Row) -> Row:
 
 def table(rows: Sequence[Row], extra: Sequence[str] = ()) -> str:
     """Return rows as aligned columns, with further keys beside the usual ones."""
-    names = list(dict.fromkeys([*TABLE, *extra, "wall_s", "created", "tags"]))
+    rate = ["success"] if any(r["success"] is not None for r in rows) else []
+    names = list(dict.fromkeys([*TABLE, *rate, *extra, "wall_s", "created", "tags"]))
     cells = [[_cell(n, r[n]) for n in names] for r in rows]
     titles = ["time" if n == "wall_s" else n for n in names]
     widths = [max(len(c) for c in column) for column in zip(titles, *cells, strict=True)]

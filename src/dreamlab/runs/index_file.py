@@ -14,7 +14,7 @@ from dreamlab.runs.run_row import COLUMNS, stamp_of
 FILE = "index.sqlite"
 ROOT = Path("experiments")
 """Where runs live that were not told where to."""
-SCHEMA = 2
+SCHEMA = 3
 READ_S = 2.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs")
 

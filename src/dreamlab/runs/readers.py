@@ -52,6 +52,7 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("id", "name", "status", "created"), _is_text),
     **dict.fromkeys(("seed", "env_frames", "updates"), is_number),
     **dict.fromkeys(("last_return", "best_return", "last_eval", "best_eval"), is_number),
+    "last_success": is_number,
     **dict.fromkeys(("command", "tags"), _is_list),
     **dict.fromkeys(("git", "project"), CODE),
     **dict.fromkeys(("versions", "hardware"), ANY),

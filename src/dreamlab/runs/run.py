@@ -39,7 +39,7 @@ PACKAGES = (
 GLANCE_S = 0.1
 VANISHING_S = 5.0
 """A folder may vanish while it is locked: another start has failed and takes back what it made."""
-RETURNS = ("last_return", "last_eval")
+RETURNS = ("last_return", "last_eval", "last_success")
 
 
 def new_folder(name: str, root: Path = Path("experiments")) -> Path:

@@ -33,6 +33,7 @@ COLUMNS = {
     "return": "REAL",
     "best_return": "REAL",
     "last_return": "REAL",
+    "success": "REAL",
     "wall_s": "REAL",
     "created": "TEXT",
     "heartbeat": "REAL",
@@ -114,12 +115,15 @@ def row_of(manifest: dict[str, Any], config: dict[str, Any]) -> Row:
 def scores_of(manifest: dict[str, Any]) -> dict[str, float | None]:
     """Return how well a run does: as evaluated, or as training went where nothing was evaluated."""
     last, best = _number(manifest.get("last_return")), _number(manifest.get("best_return"))
-    final = _number(_dict(manifest.get("final_eval")).get("eval/return"))
-    seen = _number(manifest.get("last_eval", final))
+    measured = _dict(manifest.get("final_eval"))
+    final, rate = (_number(measured.get(k)) for k in ("eval/return", "eval/success"))
+    seen, success = _number(manifest.get("last_eval", final)), manifest.get("last_success", rate)
     if seen is not None:
         best = best_of(manifest.get("best_eval"), final, seen)
-        return {"return": seen, "best_return": best, "last_return": last}
-    return {"return": last, "best_return": best_of(best, last), "last_return": last}
+    else:
+        seen, best = last, best_of(best, last)
+    told = {"return": seen, "best_return": best, "last_return": last}
+    return {**told, "success": _number(success)}
 
 
 def best_of(*returns: Any) -> float | None:

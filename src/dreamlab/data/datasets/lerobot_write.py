@@ -102,8 +102,12 @@ class LeRobotWriter:
         if kind is None:
             self.close()
         else:
-            self._end_files()
-            shutil.rmtree(self.root, ignore_errors=True)
+            self.abort()
+
+    def abort(self) -> None:
+        """Leave nothing of the set."""
+        self._end_files()
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def _numeric(self) -> list[str]:
         return [k for k, f in self.features.items() if not f.is_image and f.dtype != "string"]

@@ -110,7 +110,8 @@ class EmbeddedCamera:
         try:
             if source is None and name is None:
                 raise ValueError("it is empty")
-            opened = io.BytesIO(source) if source is not None else (self.root or Path()) / name
+            beside = (self.root or Path()) / str(name)
+            opened = io.BytesIO(source) if source is not None else beside
             picture = np.asarray(Image.open(opened).convert("RGB"))
         except (OSError, ValueError, UnidentifiedImageError) as error:
             raise DataError(f"{self.key}: the picture of row {row} is damaged: {error}") from None

@@ -1,0 +1,52 @@
+"""`dreamlab data convert`: a data set in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dreamlab.commands.arguments import Place, argument, verb
+from dreamlab.commands.printing import warn
+from dreamlab.core.errors import LabError
+from dreamlab.core.files import disk_errors
+from dreamlab.core.text import one_line, print
+
+FORMATS = ("lerobot", "robomimic", "d4rl")
+CODECS = ("libsvtav1", "libx264")
+
+
+@verb(
+    "convert",
+    "dreamlab data convert data/old data/new  # LeRobot v2.1 to v3.0",
+    "dreamlab data convert experiments/first data/first",
+    "dreamlab data convert data/pusht pusht.hdf5 --to robomimic",
+)
+@argument("source", "a data set of any format, or a run's folder", metavar="SET")
+@argument("target", "where the new one goes", type=Place(), metavar="TARGET")
+@click.option("--to", type=click.Choice(FORMATS), default="lerobot", help="The format to write.")
+@click.option("--codec", type=click.Choice(CODECS), default="libsvtav1", help="Of videos.")
+@click.option("--skip-damaged", is_flag=True, help="Leave damaged episodes out, and say which.")
+def convert(source: str, target: Path, to: str, codec: str, skip_damaged: bool) -> int:
+    """Write a data set in another format: LeRobot v3.0, or HDF5 of robomimic or D4RL."""
+    from dreamlab.data.datasets.convert import to_lerobot
+    from dreamlab.data.datasets.hdf5 import write_d4rl, write_robomimic
+    from dreamlab.data.datasets.opening import open_dataset
+
+    data = open_dataset(source)
+    warn(data.check_whole(data.broken, skip_damaged))
+    with disk_errors("Give the new data set another place"):
+        if to == "lerobot":
+            to_lerobot(data, target, codec)
+        elif target.exists():
+            raise LabError(f"{target} exists: a data set is written into a new file")
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.tmp")
+            try:
+                (write_robomimic if to == "robomimic" else write_d4rl)(data, temporary)
+                temporary.rename(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+    print(one_line(f"{target}: {len(data.episodes)} episodes, {data.num_frames:,} frames"))
+    return 0
