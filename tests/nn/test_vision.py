@@ -68,3 +68,16 @@ def test_every_camera_has_an_encoder_of_its_own():
 def test_a_crop_larger_than_the_image_is_refused():
     with pytest.raises(ConfigError, match=r"\[84, 84\] does not fit into images of \[64, 96\]"):
         ResNet18(ResNet18Config(crop=(84, 84)), (64, 96, 3))
+
+
+def test_channels_are_normalised_by_their_own_numbers():
+    torch.manual_seed(0)
+    one = ResNet18(ResNet18Config(width=16, mean=(0.2, 0.2, 0.2), std=(0.3,)), (32, 32, 3)).eval()
+    other = ResNet18(ResNet18Config(width=16, mean=(0.2, 0.2, 0.6), std=(0.3,)), (32, 32, 3)).eval()
+    other.load_state_dict(one.state_dict())
+    dark = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
+    light = dark.clone()
+    light[..., 2] = 102  # 0.4 lighter, where 0.4 more is taken off
+    torch.testing.assert_close(one(dark), other(light))
+    with pytest.raises(ConfigError, match="mean: 2 numbers for 3 channels"):
+        ResNet18(ResNet18Config(mean=(0.1, 0.2)), (32, 32, 3))

@@ -13,6 +13,7 @@ from dreamlab.core.text import print
 PROGRAMS = {
     "dreamerv3": "dreamlab.interop.import_run",
     "tdmpc2": "dreamlab.interop.import_tdmpc2",
+    "lerobot": "dreamlab.interop.import_lerobot",
 }
 """What reads the checkpoints of each program."""
 
@@ -22,11 +23,12 @@ PROGRAMS = {
     "dreamlab import dreamerv3 ~/logdir/crafter env=crafter run.dir=experiments/imported",
     "dreamlab import dreamerv3 agent.pkl dreamer_walker env.id=walker_run",
     "dreamlab import tdmpc2 walker-run-1.pt tdmpc2_dmc_proprio env.id=walker_run",
+    "dreamlab import lerobot checkpoints/last/pretrained_model env=pusht env.options.obs=pixels",
 )
-@argument("program", "whose checkpoint it is: dreamerv3 or tdmpc2", metavar="PROGRAM")
+@argument("program", "whose checkpoint it is: dreamerv3, tdmpc2 or lerobot", metavar="PROGRAM")
 @argument(
     "path",
-    "dreamerv3: an agent.pkl, an .npz, or a folder with one; tdmpc2: a .pt",
+    "dreamerv3: an agent.pkl, an .npz, or a folder with one; tdmpc2: a .pt; lerobot: a folder",
     type=Place(),
     metavar="PATH",
 )

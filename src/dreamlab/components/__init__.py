@@ -18,6 +18,7 @@ PARTS = {
     "gaussian": "dreamlab.components.policies.gaussian.GaussianPolicy",
     "categorical": "dreamlab.components.policies.categorical.CategoricalPolicy",
     "diffusion": "dreamlab.components.policies.diffusion.DiffusionPolicy",
+    "scaled_diffusion": "dreamlab.components.policies.scaled.ScaledDiffusionPolicy",
     "flow": "dreamlab.components.policies.flow.FlowPolicy",
     "autoregressive": "dreamlab.components.policies.autoregressive.AutoregressivePolicy",
 }

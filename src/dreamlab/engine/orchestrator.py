@@ -300,8 +300,7 @@ class Orchestrator:
             "time/updates_per_s": (updates - updates_then) / elapsed,
             "time/wall_s": self.wall_s + elapsed,
         }
-        self.wall_s += elapsed
-        self.mark = (now, frames, updates)
+        self.wall_s, self.mark = self.wall_s + elapsed, (now, frames, updates)
         for tell in self.observers.flushing:
             tell(fixed)
         record = self.parts.logger.flush(fixed)

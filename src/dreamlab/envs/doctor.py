@@ -54,7 +54,7 @@ TRIALS = (
     Trial("procgen", "procgen", "procgen", "coinrun"),
     Trial("bsuite", "bsuite", "bsuite", "catch/0"),
     Trial("metaworld", "metaworld", "metaworld", "reach-v3"),
-    Trial("pusht", "gym_pusht", "gym", "gym_pusht/PushT-v0"),
+    Trial("pusht", "gym_pusht", "pusht", "PushT-v0"),
     Trial("robotics", "gymnasium_robotics", "gym", "FetchReach-v4"),
     Trial("ogbench", "ogbench", "gym", "pointmaze-medium-v0"),
     Trial("vizdoom", "vizdoom", "gym", "VizdoomBasic-v1"),

@@ -14,6 +14,9 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Items, Range, Width
 from dreamlab.nn.denoiser import Denoiser, DenoiserSizes, Sinusoids
 
+OUT_GROUPS = 8
+"""Groups of the last norm, whatever those of the others: as the published weights have it."""
+
 
 @dataclass(frozen=True)
 class UNet1dConfig:
@@ -31,13 +34,15 @@ class UNet1dConfig:
             )
         if odd := [w for w in self.widths if w % self.groups]:
             raise ValueError(f"widths: {odd[0]} is not a multiple of groups={self.groups}")
+        if self.widths[0] % OUT_GROUPS:
+            raise ValueError(f"widths: the first, {self.widths[0]}, must be a multiple of 8")
 
 
-def conv_block(in_dim: int, out_dim: int, config: UNet1dConfig) -> nn.Sequential:
+def conv_block(in_dim: int, out_dim: int, kernel_size: int, groups: int) -> nn.Sequential:
     """Return a convolution, a group norm and an activation."""
     return nn.Sequential(
-        nn.Conv1d(in_dim, out_dim, config.kernel_size, padding=config.kernel_size // 2),
-        nn.GroupNorm(config.groups, out_dim),
+        nn.Conv1d(in_dim, out_dim, kernel_size, padding=kernel_size // 2),
+        nn.GroupNorm(groups, out_dim),
         nn.Mish(),
     )
 
@@ -47,8 +52,8 @@ class FilmBlock(nn.Module):
 
     def __init__(self, in_dim: int, out_dim: int, cond_dim: int, config: UNet1dConfig) -> None:
         super().__init__()
-        self.first = conv_block(in_dim, out_dim, config)
-        self.second = conv_block(out_dim, out_dim, config)
+        self.first = conv_block(in_dim, out_dim, config.kernel_size, config.groups)
+        self.second = conv_block(out_dim, out_dim, config.kernel_size, config.groups)
         self.film = nn.Sequential(nn.Mish(), nn.Linear(cond_dim, 2 * out_dim))
         self.skip = nn.Conv1d(in_dim, out_dim, 1) if in_dim != out_dim else nn.Identity()
 
@@ -104,7 +109,8 @@ class UNet1d(Denoiser):
             for narrow, wide in reversed(list(pairwise(widths)))
         )
         self.out = nn.Sequential(
-            conv_block(widths[0], widths[0], config), nn.Conv1d(widths[0], sizes.width, 1)
+            conv_block(widths[0], widths[0], config.kernel_size, OUT_GROUPS),
+            nn.Conv1d(widths[0], sizes.width, 1),
         )
 
     def forward(

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.limits import Finite, Positive, Range, Side, Width
+from dreamlab.core.limits import Finite, Items, Positive, Range, Side, Width
 
 GROUP = 16
 """Channels of a group of a norm. Batch norms would not go with averaged weights."""
@@ -27,9 +27,9 @@ class ResNet18Config:
     """Channels of the first stage; each stage after it has twice as many."""
     keypoints: Width = 32
     out_dim: Width = 64
-    mean: Finite = 0.5
-    """What is taken off colours in [0, 1]."""
-    std: Positive = 0.5
+    mean: Annotated[tuple[Finite, ...], Items()] = (0.5,)
+    """What is taken off colours in [0, 1]: one number, or one of each channel."""
+    std: Annotated[tuple[Positive, ...], Items()] = (0.5,)
     """What they are then divided by."""
 
     def __post_init__(self) -> None:
@@ -100,22 +100,30 @@ class ResNet18(nn.Module):
     """Bytes to [0, 1], cropped, to keypoints, to features. Every camera has its own."""
 
     Config = ResNet18Config
+    mean: Float[Tensor, "c 1 1"]
+    std: Float[Tensor, "c 1 1"]
 
     def __init__(self, config: ResNet18Config, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.config, (height, width, channels) = config, shape
+        height, width, channels = shape
+        for name in ("mean", "std"):
+            given = torch.tensor(getattr(config, name)).view(-1, 1, 1)
+            if len(given) not in (1, channels):
+                raise ConfigError(f"{name}: {len(given)} numbers for {channels} channels")
+            self.register_buffer(name, given, persistent=False)
         self.crop = check_crop(config.crop, (height, width))
         self.body = resnet18(channels, config.width)
-        maps = tuple(-(-side // 32) for side in self.crop)
-        self.pool = SpatialSoftmax((config.width * 2 ** (STAGES - 1), *maps), config.keypoints)
+        high, wide = (-(-side // 32) for side in self.crop)
+        last = config.width * 2 ** (STAGES - 1)
+        self.pool = SpatialSoftmax((last, high, wide), config.keypoints)
         self.head = nn.Sequential(nn.Linear(2 * config.keypoints, config.out_dim), nn.ReLU())
         self.out_dim = config.out_dim
 
     def forward(self, image: UInt8[Tensor, "*b h w c"]) -> Float[Tensor, "*b d"]:
         lead = image.shape[:-3]
         rows = cropped(image.reshape(-1, *image.shape[-3:]), self.crop, self.training)
-        x = rows.permute(0, 3, 1, 2).to(self.head[0].weight.dtype) / 255
-        maps = self.body((x - self.config.mean) / self.config.std)
+        x = rows.permute(0, 3, 1, 2).to(self.pool.maps.weight.dtype) / 255
+        maps = self.body((x - self.mean) / self.std)
         return self.head(self.pool(maps).flatten(1)).view(*lead, -1)
 
 

@@ -58,7 +58,7 @@ class DiffusionPolicy(GenerativePolicy):
     abar: Float[Tensor, " levels"]
 
     def __init__(self, config: DiffusionConfig, spec: Spec) -> None:
-        super().__init__(config, spec, "diffusion")
+        super().__init__(config, spec)
         self.config = config
         steps = config.levels if config.sample_steps is None else config.sample_steps
         self.path = spaced_levels(config.levels, steps)

@@ -36,7 +36,7 @@ class FlowPolicy(GenerativePolicy):
     Config = FlowConfig
 
     def __init__(self, config: FlowConfig, spec: Spec) -> None:
-        super().__init__(config, spec, "flow")
+        super().__init__(config, spec)
         self.config, self.time_scale = config, self.net.flow_scale
 
     def estimate(self, obs: Obs, action: Float[Tensor, "b h a"]) -> Estimate:

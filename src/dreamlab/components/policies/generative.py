@@ -13,7 +13,7 @@ from torch import Tensor
 from dreamlab.components.policies.protocol import Policy, PolicyConfig, check_bounded
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import Decay, NonNegative
-from dreamlab.core.types import Mode, Obs, Spec
+from dreamlab.core.types import ArraySpec, Mode, Obs, Spec
 from dreamlab.nn.denoiser import Denoiser, DenoiserSizes
 
 Value = Callable[[Tensor], Tensor]
@@ -81,13 +81,17 @@ class GenerativePolicy(Policy):
 
     fixed_noise: Float[Tensor, "h a"]
 
-    def __init__(self, config: GenerativeConfig, spec: Spec, name: str) -> None:
+    def __init__(self, config: GenerativeConfig, spec: Spec) -> None:
         super().__init__(config, spec)
-        check_bounded(spec.action, name)
+        self.check(spec.action)
         self.drop_cond, self.cond_scale = config.drop_cond, config.cond_scale
         sizes = DenoiserSizes(self.horizon, self.action_dim, self.obs_steps, self.encoder.out_dim)
         self.net: Denoiser = config.net.build(sizes)
         self.register_buffer("fixed_noise", torch.randn(self.horizon, self.action_dim))
+
+    def check(self, action: ArraySpec) -> None:
+        """Raise if actions are of another kind."""
+        check_bounded(action, type(self).__name__.removesuffix("Policy").lower())
 
     def sample(
         self,
@@ -102,7 +106,7 @@ class GenerativePolicy(Policy):
 
         No gradient flows through guided samples: they are to act with or to be learnt from.
         """
-        cond = self.encoder(obs).repeat_interleave(n, 0)
+        cond = self.encode(obs).repeat_interleave(n, 0)
         x = self.first(cond.shape[0], mode) if noise is None else noise.flatten(0, 1)
         guided = Guided(guidance, n) if guidance is not None and guidance.acts else None
         out = self.denoise(x, cond, mode is not Mode.FIXED, guided)
@@ -130,7 +134,7 @@ class GenerativePolicy(Policy):
 
     def learnt_cond(self, obs: Obs) -> Float[Tensor, "b t d"]:
         """Return the conditions to learn with: some rows without, if that was asked for."""
-        cond = self.encoder(obs)
+        cond = self.encode(obs)
         if not self.drop_cond:
             return cond
         kept = torch.rand(len(cond), 1, 1, device=cond.device) >= self.drop_cond

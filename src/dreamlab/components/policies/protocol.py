@@ -80,9 +80,13 @@ class Policy(nn.Module, ABC):
             "(gaussian, categorical, autoregressive), or its loss"
         )
 
+    def encode(self, obs: Obs) -> Float[Tensor, "b t d"]:
+        """Return what the encoder makes of each observed step."""
+        return self.encoder(obs)
+
     def features(self, obs: Obs) -> Float[Tensor, "b {self.feature_dim}"]:
         """Return what the encoder makes of all observed steps, end to end."""
-        return self.encoder(obs).flatten(1)
+        return self.encode(obs).flatten(1)
 
     def flat(self, action: Shaped[Tensor, "*b"]) -> Shaped[Tensor, "... a"]:
         """Return actions in the environment's shape as rows."""

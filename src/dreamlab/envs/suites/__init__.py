@@ -36,6 +36,7 @@ SUITES: dict[str, str] = {
     "multitask": "dreamlab.envs.suites.multitask.make",
     "pinpad": "dreamlab.envs.suites.pinpad.make",
     "procgen": "dreamlab.envs.suites.procgen.make",
+    "pusht": "dreamlab.envs.suites.pusht.make",
 }
 
 # The function from what each episode of an evaluation reported to metrics of them all together.
