@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 USUAL_MINUTES = 30.0
 """What the lengths below take with two jobs on two cores."""
 FRAMES, UPDATES = 3_000, 5_000
-CLONE, VALUES, ONLINE = 2_000, 2_000, 1_000
+CLONE, VALUES, ONLINE = 2_000, 1_500, 1_000
 NETS = "hidden: [64, 64]"
 POLICY, NET = f"workflow.policy={{{NETS}}}", f"workflow.critic={{{NETS}}}"
 OFFLINE = {
@@ -56,12 +56,13 @@ POLICIES = {
 STEPS = {
     "none": "{samples: 1, keep: 1, steps: 0}",
     "global": "{samples: 8, keep: 4, steps: 0}",
-    "local": "{samples: 1, keep: 1, steps: 5, step_size: 1e-3}",
-    "both": "{samples: 8, keep: 4, steps: 5, step_size: 1e-3}",
+    "local": "{samples: 1, keep: 1, steps: 3, step_size: 1e-3}",
+    "both": "{samples: 8, keep: 4, steps: 3, step_size: 1e-3}",
 }
 """PA-RL's two steps, each off and on."""
 FIXED = ("device=cpu", "threads=1", "log.terminal=off", "eval.video=false", "eval.episodes=20",
-         "eval.every_frames=0", "eval.every_updates=0", "log.every_frames=0")  # fmt: skip
+         "eval.num_envs=20", "eval.every_frames=0", "eval.every_updates=0",
+         "log.every_frames=0")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_that_it_was_offline_survives_a_restart():
 def test_equal_actions_pushed_down_count_as_often_as_they_stand_for():
     parl = make(PARL, **SMALL, conservative={"actions": 7})
     t = parl.transitions(batch_of())
-    uniform, here, ahead = parl.pushed_down(t, t.action)
+    uniform, here, ahead = parl.pushed_down(t, t.action, t.action)
     assert uniform.action.shape == (6, 7, 1, 2)
     assert here.action.shape == ahead.action.shape == (6, 1, 1, 2)
     torch.testing.assert_close(ahead.log_density.exp(), torch.full((6, 1), 1 / 7))

@@ -196,7 +196,7 @@ class PARL(ChunkActor[PARLConfig]):
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """Return Bellman errors and, weighed, the conservative gap, and metrics."""
         c = self.config.conservative
-        ahead = self.improver.choose(self.improved(t.next_obs))
+        here, ahead = self.best_actions(t, both=c.weight > 0)
         with torch.no_grad():
             value = self.target.bootstrap(self.target.features(t.next_obs), ahead)
             target = torch.addcmul(t.reward, t.factor, value)
@@ -207,15 +207,30 @@ class PARL(ChunkActor[PARLConfig]):
         metrics = {"bellman_loss": bellman.detach(), "q": q.detach().mean()}
         if not c.weight:
             return bellman, metrics
-        pushed = self.pushed_down(t, ahead)
+        pushed = self.pushed_down(t, here, ahead)
         gap = conservative_gap(self.critic, z, q, pushed, floor, c).sum()
         return bellman + c.weight * gap, {**metrics, "conservative_gap": gap.detach()}
 
-    def pushed_down(self, t: Transitions, ahead: Float[Tensor, "b h a"]) -> list[Proposal]:
+    def best_actions(
+        self, t: Transitions, both: bool
+    ) -> tuple[Float[Tensor, "b h a"], Float[Tensor, "b h a"]]:
+        """Return the best improved proposals here and one step later, found in one go.
+
+        If it is not for `both`, those here are the data's.
+        """
+        if not both:
+            return t.action, self.improver.choose(self.improved(t.next_obs))
+        obs = {k: torch.cat([v, t.next_obs[k]]) for k, v in t.obs.items()}
+        here, ahead = self.improver.choose(self.improved(obs)).chunk(2)
+        return here, ahead
+
+    def pushed_down(
+        self, t: Transitions, here: Float[Tensor, "b h a"], ahead: Float[Tensor, "b h a"]
+    ) -> list[Proposal]:
         """Return uniform actions, and the best here and one step later, each for as many copies."""
         c = self.config.conservative
         found = [uniform_proposal(t.action, c.actions, c.importance)]
-        for action in (self.improver.choose(self.improved(t.obs)), ahead):
+        for action in (here, ahead):
             copies = torch.full_like(action[:, :1, 0], -math.log(c.actions))
             found.append(Proposal(action[:, None], copies, True))
         return found
