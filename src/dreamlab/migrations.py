@@ -11,7 +11,7 @@ from typing import Any
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import shown
 
-SCHEMA = 2
+SCHEMA = 3
 Node = dict[str, Any]
 
 
@@ -207,6 +207,21 @@ _WORKFLOWS_1 = (
     (("lr", "agc", "warmup", "schedule", "optimizer", "scales"), _dreamer_v3),
 )
 
-MIGRATIONS = {0: _from_schema_0, 1: _from_schema_1}
+# -- what DQN predicts of returns was C51 or not ---------------------------------------------------
+
+
+def _from_schema_2(node: Node) -> Node:
+    """DQN's `c51` is one of several readouts."""
+    workflow = node.get("workflow")
+    if not isinstance(workflow, Mapping) or not {"c51", "dueling", "double"} <= workflow.keys():
+        return node
+    rest, c51 = dict(workflow), workflow["c51"]
+    del rest["c51"]
+    if c51 is not None:
+        rest["readout"] = {"_target_": "c51", **mapping(c51, "workflow.c51")}
+    return {**node, "workflow": rest}
+
+
+MIGRATIONS = {0: _from_schema_0, 1: _from_schema_1, 2: _from_schema_2}
 
 __all__ = ["SCHEMA", "mapping", "migrate"]

@@ -18,8 +18,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["ppo_cartpole", "dqn_cartpole", "sac_pendulum", "dreamer_cartpole", "tdmpc2_pendulum"]
-)
+    "name",
+    [
+        "ppo_cartpole", "dqn_cartpole", "sac_pendulum", "dreamer_cartpole", "tdmpc2_pendulum",
+        "iql_pendulum", "cal_ql_pendulum",
+    ],
+)  # fmt: skip
 def test_compiled_updates_move_the_weights_alike(name, tmp_path):
     command = [sys.executable, "-m", "tests.accel.compiled", name, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

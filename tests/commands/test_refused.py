@@ -52,7 +52,11 @@ REFUSED = [
     (DQN, "training.phases.1.train_ratio=nan", "train_ratio: must be a finite number, got nan"),
     (DQN, "training.phases.1.train_ratio=0", "train_ratio: must be above 0, got 0"),
     (DQN, "buffers.replay.capacity=1", "buffers.replay.capacity: must be at least 2, got 1"),
-    (DQN, "workflow.c51={low: 3, high: 2}", "workflow.c51: low=3 must be below high=2"),
+    (
+        DQN,
+        "workflow.readout={_target_: c51, low: 3, high: 2}",
+        "workflow.readout: low=3 must be below high=2",
+    ),
     (
         DQN,
         "buffers.replay.sampler={_target_: prioritised, beta: 2}",

@@ -450,3 +450,19 @@ def test_a_restored_optimizer_goes_on_as_if_it_had_not_stopped(kind, options):
             o.step(loss_of(m))
     for a, b in zip((*weights(model), *opt.average), (*weights(twin), *other.average), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restarted_optimizer_steps_as_a_new_one_from_the_same_weights(kind):
+    torch.manual_seed(0)
+    old, new = (nn.Linear(3, 2) for _ in range(2))
+    made = [Optimizer(optimizer_part(kind, lr=1e-2), m.parameters()) for m in (old, new)]
+    x = torch.randn(4, 3)
+    for _ in range(3):
+        made[0].step(old(x).square().mean())
+    new.load_state_dict(old.state_dict())
+    made[0].restart()
+    for module, opt in zip((old, new), made, strict=True):
+        opt.step(module(x).square().mean())
+    for a, b in zip(old.parameters(), new.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -7,7 +7,7 @@ import torch
 
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
-from dreamlab.data.mix import Mix, source_of, split_rows
+from dreamlab.data.mix import Mix, draws, source_of, split_rows
 from tests.data.streams import Replay, feed, replay
 
 
@@ -98,3 +98,31 @@ def test_a_phase_names_one_buffer_or_a_mix():
     both = Phase("b", ("collect", "update_x"), buffer="new", sources={"old": 1.0, "new": 1.0})
     assert isinstance(source_of(both, sources), Mix)
     assert source_of(Phase("exam", ("evaluate",)), {}) is None
+
+
+def test_a_hook_that_draws_in_proportion_has_a_batch_of_its_own():
+    sources = {"old": replay(capacity=200, batch=8), "new": replay(capacity=200, batch=8)}
+    feed(sources["old"], 45)
+    feed(sources["new"], 15)
+    phase = Phase(
+        "b", ("update_a", "update_b", "update_c"), buffer="new",
+        sources={"old": 1.0, "new": 1.0}, proportional=("update_b",),
+    )  # fmt: skip
+    mix = source_of(phase, sources)
+    assert mix is not None
+    found = {name: (batch, origin) for name, batch, origin in draws(mix, phase)}
+    assert list(found) == ["update_a", "update_b", "update_c"]
+    assert found["update_a"][0] is found["update_c"][0]
+    own = found["update_b"][1]
+    assert isinstance(own, Mix)
+    assert own.counts == {"old": 6, "new": 2}
+    assert found["update_b"][0].shape[0] == found["update_a"][0].shape[0] == 8
+    feed(sources["new"], 30)
+    assert mix.by_size().counts == {"old": 4, "new": 4}
+
+
+def test_a_source_with_next_to_nothing_gets_nothing():
+    sources = {"old": replay(capacity=200, batch=8), "new": replay(capacity=200, batch=8)}
+    feed(sources["old"], 100)
+    feed(sources["new"], 6)
+    assert Mix(sources, {"old": 1.0, "new": 1.0}).by_size().counts == {"old": 8}

@@ -13,6 +13,9 @@ import pytest
 SHORT = {"train_in_a_dream": ["training.total_frames=800"]}  # a minute otherwise
 LONG = {
     "clone",
+    "agent_actor_critic",
+    "agent_diffusion_rl",
+    "agent_imitation",
     "curriculum",
     "swap_network",
     "swap_world_model_parts",

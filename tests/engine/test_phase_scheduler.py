@@ -200,3 +200,16 @@ def test_fresh_episodes_without_collecting_are_refused():
     )
     with pytest.raises(ConfigError, match="fresh_episodes has no effect"):
         check_phases([phase], PPO, ["replay"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"proportional": ("update_controller",)}, "no effect without sources"),
+        ({"proportional": ("collect",), "sources": {"replay": 1.0}}, "update hook 'collect'"),
+    ],
+)
+def test_drawing_in_proportion_needs_sources_and_a_hook(options, message):
+    phase = Phase("fit", ("update_controller",), type="offline", duration_updates=1, **options)
+    with pytest.raises(ConfigError, match=message):
+        check_phases([phase], PPO, ["replay"])

@@ -9,12 +9,13 @@ import pytest
 import torch
 from tests.helpers import metrics, open_loop
 
+from dreamlab.components.critics.readout import C51, C51Config
 from dreamlab.components.critics.transitions import transitions
 from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Mode, Spec, Step
-from dreamlab.workflows.dqn import DQN, C51Config, Categorical, DQNConfig
+from dreamlab.workflows.dqn import DQN, DQNConfig
 from dreamlab.workflows.ppo import PPO
 from dreamlab.workflows.sac import SAC
 
@@ -68,7 +69,7 @@ def test_double_values_the_online_choice_with_the_target_network(double, expecte
     dqn = make(double=double, gamma=0.5)
     dqn.online, dqn.target = Fixed([8.0, 9.0]), Fixed([10.0, 3.0])  # type: ignore[assignment]
     targets = dqn.targets(transitions(batch_of(), 0.5))
-    torch.testing.assert_close(targets, torch.full((5,), expected))
+    torch.testing.assert_close(targets, torch.full((5, 1), expected))
 
 
 def test_one_step_bootstraps_unless_the_step_is_terminal():
@@ -108,29 +109,30 @@ def test_n_steps_of_one_are_the_short_way():
 
 
 def test_c51_targets_keep_the_mass_and_the_mean():
-    c51 = Categorical(C51Config(atoms=11, low=-5, high=5))
+    c51 = C51(C51Config(atoms=11, low=-5, high=5))
     logits = torch.randn(4, 11) - c51.support.square()  # mass near 0: nothing is clipped
     t = transitions(batch_of(4), 0.5)
-    target = c51.target(logits, t)
+    target = c51.ahead(logits, t.reward, t.factor)
     mean = (logits.softmax(-1) @ c51.support) * 0.5 + 1.0
     torch.testing.assert_close(target.sum(-1), torch.ones(4))
     torch.testing.assert_close(target @ c51.support, mean)
 
 
 def test_c51_puts_a_terminal_reward_between_two_atoms():
-    c51 = Categorical(C51Config(atoms=3, low=0, high=4))
+    c51 = C51(C51Config(atoms=3, low=0, high=4))
     batch = batch_of(1)
     batch.reward[:, 1], batch.is_terminal[:, 1] = 1.5, True
-    target = c51.target(torch.zeros(1, 3), transitions(batch, 0.9))
+    t = transitions(batch, 0.9)
+    target = c51.ahead(torch.zeros(1, 3), t.reward, t.factor)
     torch.testing.assert_close(target, torch.tensor([[0.25, 0.75, 0.0]]))
 
 
 def test_c51_has_no_loss_and_no_priority_where_it_is_right():
-    c51 = Categorical(C51Config(atoms=3))
+    c51 = C51(C51Config(atoms=3))
     logits = torch.randn(2, 3)
-    losses = c51.loss(logits, logits.softmax(-1))
+    losses = c51.distance(logits, logits.softmax(-1))
     torch.testing.assert_close(losses, torch.zeros(2), atol=1e-6, rtol=0)
-    assert c51.loss(logits, torch.eye(3)[:2]).min() > 0.01
+    assert c51.distance(logits, torch.eye(3)[:2]).min() > 0.01
 
 
 def test_dueling_advantages_have_mean_zero():
@@ -153,9 +155,9 @@ def test_the_loss_is_huber_of_the_error_of_the_action_taken():
 # -- priorities -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("c51", [None, {}])
-def test_priorities_come_back_where_the_replay_gives_weights(c51):
-    dqn, batch = make(c51=c51), batch_of()
+@pytest.mark.parametrize("readout", ["huber", "c51", "quantile"])
+def test_priorities_come_back_where_the_replay_gives_weights(readout):
+    dqn, batch = make(readout=readout), batch_of()
     assert isinstance(dqn.update_controller(batch, phase=PHASE), dict)
     weighted = replace(batch, extras={"weight": torch.ones(5)})
     _, extras = dqn.update_controller(weighted, phase=PHASE)
@@ -255,7 +257,7 @@ def test_actions_are_greedy_in_evaluation_and_random_at_first():
 
 def test_images_and_vectors_together():
     obs = {"image": ArraySpec((16, 16, 3), "uint8"), "state": ArraySpec((3,))}
-    dqn = make(Spec(obs, SPEC.action), dueling=True, c51={})
+    dqn = make(Spec(obs, SPEC.action), dueling=True, readout="c51")
     image = torch.randint(0, 256, (5, 2, 16, 16, 3), dtype=torch.uint8)
     batch = batch_of()
     batch.obs["image"] = image
@@ -268,12 +270,12 @@ def test_images_and_vectors_together():
     assert moved
 
 
-@pytest.mark.parametrize("c51", [None, {}])
-def test_layers_in_bfloat16_leave_the_loss_in_full_precision(c51):
-    dqn = make(dueling=True, double=True, c51=c51)
+@pytest.mark.parametrize("readout", ["huber", "c51", "quantile"])
+def test_layers_in_bfloat16_leave_the_loss_in_full_precision(readout):
+    dqn = make(dueling=True, double=True, readout=readout)
     with torch.autocast("cpu", torch.bfloat16):
         seen = dqn.update_controller(batch_of(), phase=PHASE)
-        q = dqn.returns.q(dqn.online({"state": torch.randn(2, 3)}))
+        q = dqn.readout.decode(dqn.online({"state": torch.randn(2, 3)}))
     assert seen["loss"].dtype == q.dtype == torch.float32
 
 
@@ -323,3 +325,23 @@ def test_it_learns_cartpole(tmp_path):
     open_loop(tmp_path, "+experiment=dqn_cartpole", "eval.video=false").run()
     returns = [r["eval/return"] for r in metrics(tmp_path) if "eval/return" in r]
     assert max(returns) >= 475  # it swings; the checkpoint `best` is the one to take
+
+
+def test_a_checkpoint_that_called_the_support_otherwise_is_read():
+    dqn = make(readout={"_target_": "c51", "low": 0.0, "high": 7.0})
+    state = dict(dqn.state_dict())
+    state["returns.support"] = state.pop("readout.support")
+    again = make(readout={"_target_": "c51", "low": 0.0, "high": 7.0})
+    again.load_state_dict(state)
+    assert again.readout.support.max() == 7
+
+
+def test_quantiles_come_to_the_returns_of_a_terminal_step():
+    dqn, batch = make(readout="quantile", optimizer={"lr": 1e-2}), batch_of(64)
+    batch.is_terminal[:, 1] = batch.is_last[:, 1] = True
+    for _ in range(150):
+        dqn.update_controller(batch, phase=PHASE)
+    out = dqn.online({"state": batch.obs["state"][:, 0]})
+    rows = torch.arange(64)
+    q = dqn.readout.decode(out)[rows, batch.action[:, 0]].detach()
+    torch.testing.assert_close(q, batch.reward[:, 1], atol=0.2, rtol=0)

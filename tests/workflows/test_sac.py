@@ -315,3 +315,23 @@ def test_it_learns_pendulum(tmp_path):
     # all of it: before 10k frames the return still falls for a moment now and then (seed 0: at 8k)
     open_loop(tmp_path, "+experiment=sac_pendulum", "eval.video=false").run()
     assert metrics(tmp_path)[-1]["eval/return"] >= -170
+
+
+@BOTH
+@pytest.mark.parametrize("readout", ["huber", "two_hot", "hl_gauss", "c51", "quantile"])
+def test_critics_of_every_readout_learn_one_target(spec, readout):
+    sac, batch = make(spec, critic={"readout": readout}, optimizer={"lr": 3e-3}), batch_of(spec)
+    batch.is_terminal[:, 1] = True
+    t = transitions(batch, 0.9)
+    alpha = torch.tensor(0.0)
+    first, q = sac.critic_loss(t.obs["state"], t, alpha)
+    assert q.shape == (2, 6)
+    critics = sac.online.critics
+    out = critics.outputs(t.obs["state"], t.action)
+    each = critics.readout.loss(out, t.reward.expand(2, -1))
+    torch.testing.assert_close(first, 0.5 * each.mean(1).sum())
+    for _ in range(150):
+        sac.update_controller(batch, phase=PHASE)
+    torch.testing.assert_close(
+        critics(t.obs["state"], t.action).mean(0).detach(), t.reward, atol=0.35, rtol=0.1
+    )

@@ -186,6 +186,14 @@ class Optimizer:
         self._average()
         self.pending = 0
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Forget the steps taken, where weights go on to learn something else; they stay."""
+        self.pending = 0
+        if self.inner.steps is not None:
+            moments = [x for name in self.inner.names for x in getattr(self.inner, name)]
+            torch._foreach_zero_([self.inner.steps, *moments])
+
     # -- averaged weights -------------------------------------------------------------------------
 
     @torch.no_grad()

@@ -27,6 +27,9 @@ class Phase:
     """Where `collect` stores steps, and where updates draw batches from."""
     sources: dict[str, Positive] | None = None
     """Where updates draw batches from instead: buffers by name, each with its share of a batch."""
+    proportional: tuple[str, ...] = ()
+    """Update hooks that draw batches of their own from these sources, each with a share that is
+    its part of all steps stored there."""
     duration_steps: PositiveInt | None = None
     duration_updates: PositiveInt | None = None
     duration_cycles: PositiveInt | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,23 @@ def source_of(phase: Phase, sources: Mapping[str, Source]) -> Source | None:
     if phase.sources is None:
         return sources.get(phase.buffer)
     return Mix(sources, phase.sources)
+
+
+def draws(source: Source, phase: Phase) -> list[tuple[str, Batch, Source]]:
+    """Return each update hook of a phase, the batch it learns from, and where that came from.
+
+    All share one batch but those that draw in proportion.
+    """
+    shared = source.sample() if set(phase.update_hooks) - set(phase.proportional) else None
+    found: list[tuple[str, Batch, Source]] = []
+    for name in phase.update_hooks:
+        if name in phase.proportional:
+            assert isinstance(source, Mix), "proportional hooks have sources: it was checked"
+            by_size = source.by_size()
+            found.append((name, by_size.sample(), by_size))
+        elif shared is not None:
+            found.append((name, shared, source))
+    return found
 
 
 def split_rows(shares: Mapping[str, float], rows: int) -> dict[str, int]:
@@ -56,6 +73,17 @@ class Mix:
     def ready(self) -> bool:
         """Tell whether every source can give its share."""
         return all(source.ready() for source in self.sources.values())
+
+    def by_size(self) -> Mix:
+        """Return the same sources, each with a share that is its part of all stored steps."""
+        for name, source in self.sources.items():
+            if not isinstance(source, Sized):
+                raise ConfigError(
+                    f"proportional: source {name!r} does not tell how many steps it holds"
+                )
+        sizes = {k: len(v) for k, v in self.sources.items() if isinstance(v, Sized)}
+        counts = split_rows({k: n for k, n in sizes.items() if n}, self.rows)
+        return Mix(self.sources, {k: float(n) for k, n in counts.items() if n})
 
     def sample(self, rows: int | None = None) -> Batch:
         """Draw each source's share of a batch."""

@@ -12,9 +12,10 @@ from torch import Tensor
 from dreamlab.core import rng as random
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
-from dreamlab.core.limits import Natural, PositiveInt, Range
+from dreamlab.core.limits import Natural, PositiveInt, Range, Share
 from dreamlab.core.types import Array, Batch, Decision, Step
 from dreamlab.data.chunks import ChunkFiles
+from dreamlab.data.returns_to_go import ReturnsToGo
 from dreamlab.data.samplers import Sampler, Window
 from dreamlab.data.source import BufferConfig, BufferContext
 from dreamlab.data.storage import StepArrays, send
@@ -41,6 +42,9 @@ class ReplayConfig(BufferConfig):
     """`auto` is the GPU of the run if it takes at most 40 % of the memory free there, else RAM."""
     min_steps: Natural = 0
     """Steps that must be stored before the first batch is drawn; a full replay is always enough."""
+    mc_gamma: Share | None = None
+    """A discount: batches then have `extras["mc_return"]` [b, t], the discounted return to go of
+    each step, -inf while its episode is not over. None: they have not."""
 
     def __post_init__(self) -> None:
         if self.context >= self.length:
@@ -97,6 +101,7 @@ class Replay:
         self.drawable = False
         self.episode = np.zeros((0, 0), np.int64)
         self.current = np.zeros(place.num_envs, np.int64)
+        self.returns: ReturnsToGo | None = None
         self.files = ChunkFiles(place.folder) if place.folder is not None else None
         self.offsets = torch.arange(config.length) * place.num_envs
 
@@ -125,6 +130,8 @@ class Replay:
         self.store.write(slot, row)
         self.current += step.is_first
         self.episode[slot] = self.current
+        if self.returns is not None:
+            self.returns.add(self.added, step.reward, step.is_first, step.is_last)
         self.added += 1
         self._announce()
 
@@ -144,6 +151,8 @@ class Replay:
         self.store = StepArrays(row, self.ticks, config.storage, self.place)
         self.episode = np.zeros((self.ticks, self.num_envs), np.int64)
         self.sampler = config.sampler.build(self.ticks * self.num_envs)
+        if config.mc_gamma is not None:
+            self.returns = ReturnsToGo(config.mc_gamma, self.num_envs, self.ticks)
 
     def _announce(self) -> None:
         """Tell the sampler which windows this tick has completed, and which it has destroyed."""
@@ -209,6 +218,9 @@ class Replay:
         if weight is not None:
             scaled = torch.from_numpy((weight / weight.max()).astype(np.float32))
             rows["extras/weight"] = send(scaled, self.store.device)
+        if self.returns is not None:
+            known = torch.from_numpy(self.returns.at(index.numpy()))
+            rows["extras/mc_return"] = send(known, self.store.device)
         return batch_of(rows, index)
 
     def read(self, index: Tensor) -> dict[str, Tensor]:
@@ -283,6 +295,7 @@ class Replay:
             self._load_steps(int(state["ticks"]))
             assert self.sampler is not None
             self.sampler.set_state(state["sampler"])
+            self._recount_returns()
             window = self.window()
             self.drawable = bool(self._valid(np.arange(window.oldest, window.newest)).any())
 
@@ -300,6 +313,17 @@ class Replay:
             self.episode[np.arange(first, first + len(episode)) % self.ticks] = episode
         assert self.store is not None
         self.files.apply_patches(self.store, self.saves, self.added)
+
+    def _recount_returns(self) -> None:
+        """Find the returns to go of steps that were read instead of added."""
+        if self.returns is None or self.store is None:
+            return
+        first = max(0, self.added - self.ticks)
+        names = ("reward", "is_first", "is_last")
+        steps = self.store.take(first, self.added)
+        self.returns.begun[:] = first  # of an episode whose beginning is lost, the rest is known
+        for i in range(self.added - first):
+            self.returns.add(first + i, *(steps[k][:, i].numpy() for k in names))
 
     def prune(self, states: list[dict[str, Any]]) -> None:
         """Delete files that none of these states needs."""

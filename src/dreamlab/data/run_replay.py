@@ -85,6 +85,7 @@ class RunReplay(Replay):
         self.ticks = ticks
         self.store, self.sampler, self.drawable, self.touched = None, None, False, False
         self._load_steps(ticks)
+        self._recount_returns()
         self.used = self.origin.names(last - ticks, last)
         window = self.window()
         ids = np.arange(window.oldest, window.newest)

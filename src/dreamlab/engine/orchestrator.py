@@ -15,7 +15,7 @@ from dreamlab.core.clock import Counters
 from dreamlab.core.errors import CheckpointError, EnvError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Metrics
-from dreamlab.data.mix import source_of
+from dreamlab.data.mix import draws, source_of
 from dreamlab.data.source import Source
 from dreamlab.data.store import Store
 from dreamlab.engine.accelerate import autocast
@@ -170,20 +170,20 @@ class Orchestrator:
                 raise LabError(f"phase {phase.name!r}: {names} holds too little for a batch")
             self.scheduler.advance()
             return
-        self.batch = batch = source.sample()
-        reported: Metrics = {}
-        for name in phase.update_hooks:
+        drawn, reported = draws(source, phase), Metrics()
+        self.batch = first = drawn[0][1]
+        for name, batch, origin in drawn:
             with autocast(self.config, self.workflow.device):
                 result = getattr(self.workflow, name)(batch, phase=phase)
             metrics, extras = result if isinstance(result, tuple) else (result, None)
             if extras and batch.index is not None:
-                source.update(batch.index, extras)
+                origin.update(batch.index, extras)
             self.parts.logger.add(metrics, "train/")
             reported |= metrics
         self.counters.updates += 1
         for tell in self.observers.updated:
-            tell(batch, reported)
-        self.watch.updated(self.workflow, batch)  # last: it may end the run
+            tell(first, reported)
+        self.watch.updated(self.workflow, first)  # last: it may end the run
         self.scheduler.advance(updates=1)
 
     def _source(self) -> Source | None:
@@ -208,8 +208,7 @@ class Orchestrator:
             self.report()
         if self.log_due(clock):
             self.flush()
-        limit = self.config.checkpoint.every_s
-        late = 0 < limit <= time.monotonic() - self.saved_at
+        late = 0 < self.config.checkpoint.every_s <= time.monotonic() - self.saved_at
         best = measured and self.checkpoints.would_be_best(self.score)
         if self.save_due(clock) or late or best:
             self.save()
@@ -298,8 +297,7 @@ class Orchestrator:
             "time/updates_per_s": (updates - updates_then) / elapsed,
             "time/wall_s": self.wall_s + elapsed,
         }
-        self.wall_s += elapsed
-        self.mark = (now, frames, updates)
+        self.wall_s, self.mark = self.wall_s + elapsed, (now, frames, updates)
         for tell in self.observers.flushing:
             tell(fixed)
         record = self.parts.logger.flush(fixed)

@@ -36,11 +36,21 @@ def check_phases(
                 raise ConfigError(unknown("buffer", name, names, where))
         if phase.sources is not None and not phase.update_hooks:
             raise ConfigError(f"{where}: sources have no effect: the phase draws no batch")
+        _check_proportional(phase, where)
         if phase.fresh_episodes and not phase.collects:
             raise ConfigError(f"{where}: fresh_episodes has no effect: the phase does not collect")
         _check_duration(phase, where)
     if total_frames is not None:
         _check_total(phases, total_frames)
+
+
+def _check_proportional(phase: Phase, where: str) -> None:
+    """Raise if a hook that is to draw in proportion is none, or there is nothing to divide."""
+    if phase.proportional and phase.sources is None:
+        raise ConfigError(f"{where}: proportional has no effect without sources")
+    for name in phase.proportional:
+        if name not in phase.update_hooks:
+            raise ConfigError(unknown("update hook", name, phase.update_hooks, where))
 
 
 def _check_total(phases: Sequence[Phase], total_frames: int) -> None:

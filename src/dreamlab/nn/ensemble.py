@@ -52,7 +52,7 @@ class EnsembleMLP(nn.Module):
             return fused_mlp(x, self.act, True, params)
         if self.fusible and compiled(x):
             return compiled_mlp(x, self.act, True, params)
-        if learn:
+        if learn or not torch.is_grad_enabled():
             return self.layers(x)
         names = [name for name, _ in self.layers.named_parameters()]
         return functional_call(self.layers, dict(zip(names, params, strict=True)), (x,))

@@ -19,8 +19,8 @@ def huber(error: Float[Tensor, "*b"], delta: float = 1.0) -> Float[Tensor, "*b"]
 
 
 def project_categorical(
-    support: Float[Tensor, " n"], target: Float[Tensor, "b n"], probs: Float[Tensor, "b n"]
-) -> Float[Tensor, "b n"]:
+    support: Float[Tensor, " n"], target: Float[Tensor, "*b m"], probs: Float[Tensor, "*b m"]
+) -> Float[Tensor, "*b n"]:
     """Return the distribution on `support` nearest to `probs` on the atoms `target`.
 
     Each atom's probability is shared by its two neighbours in proportion to nearness
@@ -31,9 +31,36 @@ def project_categorical(
     at = ((target - low) / step).clamp(0, last)
     below = at.floor().long().clamp(max=last - 1)
     above_share = at - below
-    out = torch.zeros_like(probs)
-    out.scatter_add_(1, below, probs * (1 - above_share))
-    return out.scatter_add_(1, below + 1, probs * above_share)
+    out = probs.new_zeros(*probs.shape[:-1], last + 1)
+    out.scatter_add_(-1, below, probs * (1 - above_share))
+    return out.scatter_add_(-1, below + 1, probs * above_share)
+
+
+def gauss_bins(
+    x: Float[Tensor, "*b"], edges: Float[Tensor, " n"], sigma: float
+) -> Float[Tensor, "*b m"]:
+    """Return how much of a normal around each number lies in each bin; all of it in some.
+
+    The HL-Gauss target of Imani and White 2018: a number beyond the bins counts as their end.
+    """
+    y = x.clamp(edges[0], edges[-1])
+    cdf = torch.erf((edges - y[..., None]) / (2**0.5 * sigma))
+    return cdf.diff(dim=-1) / (cdf[..., -1:] - cdf[..., :1])
+
+
+def quantile_huber(
+    quantiles: Float[Tensor, "*b k"],
+    samples: Float[Tensor, "*b j"],
+    levels: Float[Tensor, " k"],
+    kappa: float,
+) -> Float[Tensor, "*b"]:
+    """Return the quantile regression loss: summed over quantiles, the mean over samples.
+
+    Dabney et al. 2018, eq. 9 and 10; `levels` are the shares of samples that are to lie below.
+    """
+    error = samples[..., None, :] - quantiles[..., :, None]
+    weight = (levels[:, None] - (error.detach() < 0).to(error.dtype)).abs()
+    return (weight * huber(error, kappa) / kappa).mean(-1).sum(-1)
 
 
 def clipped_surrogate(

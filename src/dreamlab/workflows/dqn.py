@@ -9,18 +9,19 @@ together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) but for its noisy la
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax, smooth_l1_loss
 
+from dreamlab.components.critics import HOME
+from dreamlab.components.critics.readout import Readout
 from dreamlab.components.critics.transitions import Transitions, transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.limits import Finite, PositiveInt, Range, Share, SomeShare
+from dreamlab.core.limits import PositiveInt, Share, SomeShare
 from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
@@ -28,20 +29,6 @@ from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.counter import Count
 from dreamlab.nn.mlp import chain, linear
 from dreamlab.nn.target import TargetNetwork, frozen_copy
-from dreamlab.ops.losses import project_categorical
-
-
-@dataclass(frozen=True)
-class C51Config:
-    """A return as a distribution over evenly spaced atoms."""
-
-    atoms: Annotated[int, Range(2, 65_536)] = 51
-    low: Finite = -10.0
-    high: Finite = 10.0
-
-    def __post_init__(self) -> None:
-        if self.low >= self.high:
-            raise ValueError(f"low={self.low:g} must be below high={self.high:g}")
 
 
 @dataclass(frozen=True)
@@ -55,8 +42,9 @@ class DQNConfig:
     """Let the online network choose the action whose value the target network gives."""
     dueling: bool = False
     """Predict the state's value and the actions' advantages apart."""
-    c51: C51Config | None = None
-    """Predict the return's distribution instead of its mean."""
+    readout: Part = part("huber", HOME, Readout)
+    """What is predicted of a return: its mean (`huber`, `mse`) or its distribution (`c51`,
+    `quantile`)."""
     minibatch: PositiveInt | None = None
     """Windows per gradient step, so that one batch is learnt from in several steps; None takes the
     batch whole. The target network moves between batches only."""
@@ -108,78 +96,11 @@ class QNetwork(nn.Module):
         return value + out - out.mean(1, keepdim=True)  # eq. 9 of Wang et al.
 
 
-class Mean:
-    """A return as its mean: one output per action, Huber loss."""
-
-    outputs = 1
-
-    def q(self, out: Float[Tensor, "b a 1"]) -> Float[Tensor, "b a"]:
-        """Return the values that a network's outputs stand for."""
-        return out[..., 0]
-
-    def taken(self, out: Float[Tensor, "b a 1"], action: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-        """Return the values of one action each."""
-        return out[..., 0].gather(1, action[:, None])[:, 0]
-
-    def target(self, taken: Float[Tensor, " b"], t: Transitions) -> Float[Tensor, " b"]:
-        """Return what to regress to, given the values of the best next actions."""
-        return torch.addcmul(t.reward, t.factor, taken)
-
-    def loss(self, taken: Float[Tensor, " b"], target: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-        """Return the loss: squared near zero, absolute beyond 1 (the paper's clipped error)."""
-        return smooth_l1_loss(taken, target, reduction="none")
-
-    def priority(
-        self,
-        taken: Float[Tensor, " b"],
-        target: Float[Tensor, " b"],
-        loss: Float[Tensor, " b"],
-    ) -> Float[Tensor, " b"]:
-        """Return how much there is to learn."""
-        return (taken - target).abs()
-
-
-class Categorical(nn.Module):
-    """A return as probabilities of atoms: `atoms` logits per action, cross-entropy loss."""
-
-    support: Float[Tensor, " k"]
-
-    def __init__(self, config: C51Config) -> None:
-        super().__init__()
-        self.outputs = config.atoms
-        self.register_buffer("support", torch.linspace(config.low, config.high, config.atoms))
-
-    def q(self, out: Float[Tensor, "b a k"]) -> Float[Tensor, "b a"]:
-        """Return the values that a network's outputs stand for."""
-        return (out.softmax(-1) * self.support).sum(-1)
-
-    def taken(self, out: Float[Tensor, "b a k"], action: Int[Tensor, " b"]) -> Float[Tensor, "b k"]:
-        """Return the logits of one action each."""
-        return out[torch.arange(len(action), device=out.device), action]
-
-    def target(self, taken: Float[Tensor, "b k"], t: Transitions) -> Float[Tensor, "b k"]:
-        """Return what to regress to, given the logits of the best next actions."""
-        atoms = t.reward[:, None] + t.factor[:, None] * self.support
-        return project_categorical(self.support, atoms, taken.softmax(-1))
-
-    def loss(
-        self, taken: Float[Tensor, "b k"], target: Float[Tensor, "b k"]
-    ) -> Float[Tensor, " b"]:
-        """Return the divergence of the prediction from the target.
-
-        It is the cross-entropy less a constant: a perfect prediction has loss and priority 0.
-        """
-        surprise = torch.xlogy(target, target) - target * log_softmax(taken, -1)
-        return surprise.sum(-1)
-
-    def priority(
-        self,
-        taken: Float[Tensor, "b k"],
-        target: Float[Tensor, "b k"],
-        loss: Float[Tensor, " b"],
-    ) -> Float[Tensor, " b"]:
-        """Return how much there is to learn (Hessel et al. 2018: the loss itself)."""
-        return loss
+def taken(out: Float[Tensor, "b a k"], action: Int[Tensor, " b"]) -> Float[Tensor, "b k"]:
+    """Return the outputs for one action each."""
+    if out.shape[-1] == 1:  # by far the most common case, and cheaper than two indices
+        return out[..., 0].gather(1, action[:, None])
+    return out[torch.arange(len(action), device=out.device), action]
 
 
 class DQN(Workflow[DQNConfig]):
@@ -187,6 +108,7 @@ class DQN(Workflow[DQNConfig]):
 
     Config = DQNConfig
     tiny: ClassVar[dict[str, Any]] = {"network": {"hidden": (8, 8)}}
+    former_names: ClassVar[dict[str, str]] = {"returns.support": "readout.support"}
 
     def build(self, spec: Spec) -> None:
         c = self.config
@@ -197,8 +119,8 @@ class DQN(Workflow[DQNConfig]):
                 f"{_describe(spec.action)}. Use {others} instead."
             )
         self.num_actions = spec.action.classes
-        self.returns = Mean() if c.c51 is None else Categorical(c.c51)
-        self.online = QNetwork(c, spec, self.num_actions, self.returns.outputs)
+        self.readout: Readout = c.readout.build()
+        self.online = QNetwork(c, spec, self.num_actions, self.readout.outputs)
         self.target = frozen_copy(self.online)
         self.target_network = TargetNetwork(self.target, self.online)
         self.opt = self.optimizer("dqn", self.online.parameters(), c.optimizer)
@@ -212,7 +134,7 @@ class DQN(Workflow[DQNConfig]):
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
         """Take the best action, but with probability epsilon any action."""
-        greedy = self.returns.q(self.online(obs)).argmax(-1)
+        greedy = self.readout.decode(self.online(obs)).argmax(-1)
         if mode is Mode.FIXED:
             return Decision(greedy)
         epsilon = self.epsilon() if mode.samples else self.config.eval_epsilon
@@ -264,23 +186,23 @@ class DQN(Workflow[DQNConfig]):
         self,
         obs: Obs,
         action: Int[Tensor, " b"],
-        target: Float[Tensor, "b ..."],
+        target: Float[Tensor, "b j"],
         weight: Float[Tensor, " b"] | None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, " b"]]:
         """Move the values of actions towards targets; return loss, gradient norm, priorities."""
-        taken = self.returns.taken(self.online(obs), action)
-        errors = self.returns.loss(taken, target)
+        out = taken(self.online(obs), action)
+        errors = self.readout.distance(out, target)
         loss = (errors if weight is None else errors * weight).mean()
         norm = self.opt.step(loss)
-        return loss.detach(), norm, self.returns.priority(taken, target, errors).detach()
+        return loss.detach(), norm, self.readout.priority(out, target, errors).detach()
 
     @torch.no_grad()
-    def targets(self, t: Transitions) -> Float[Tensor, "b ..."]:
+    def targets(self, t: Transitions) -> Float[Tensor, "b j"]:
         """Return what the outputs for the actions taken should be."""
         out = self.target(t.next_obs)
         chooser = self.online(t.next_obs) if self.config.double else out
-        best = self.returns.q(chooser).argmax(-1)
-        return self.returns.target(self.returns.taken(out, best), t)
+        best = self.readout.decode(chooser).argmax(-1)
+        return self.readout.ahead(taken(out, best), t.reward, t.factor)
 
     def follow(self, steps: int) -> None:
         """Move the target network `tau` of the way if its period is over."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax, mse_loss
+from torch.nn.functional import log_softmax
 
 from dreamlab.components.critics.ensemble import (
     ContinuousCritics,
@@ -221,9 +221,9 @@ class SAC(Workflow[SACConfig]):
             ahead = self.actor_features(t.next_obs)
             value, _ = self.actor.value(ahead, self.target.critics, seen, alpha)
             target = torch.addcmul(t.reward, t.factor, value)
-        q = self.online.critics(z, t.action)
-        error = mse_loss(q, target.expand_as(q), reduction="sum")
-        return 0.5 / len(target) * error, q
+        readout, out = self.online.critics.readout, self.online.critics.outputs(z, t.action)
+        error = readout.loss(out, target.expand(out.shape[:-1])).sum()
+        return 0.5 / len(target) * error, readout.decode(out)
 
     def actor_loss(
         self, z: Float[Tensor, "b d"], seen: Float[Tensor, "b k"], alpha: Float[Tensor, ""]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import Batch, Obs
 from dreamlab.ops.returns import n_step
 
@@ -51,3 +52,45 @@ def transitions(batch: Batch, gamma: float) -> Transitions:
     rows = torch.arange(len(at), device=at.device)
     last = {k: v[rows, at] for k, v in batch.obs.items()}
     return Transitions(first, batch.action[:, 0], reward, factor, last)
+
+
+MC_RETURN = "mc_return"
+"""The extra that holds the discounted return to go of each step."""
+
+
+def chunk_transitions(batch: Batch, gamma: float, horizon: int) -> Transitions:
+    """Return the transition of each window with its action as a chunk [b, h, a].
+
+    With a horizon above 1 the window is what the chunk covers, h + 1 steps. Where the episode ends
+    earlier, its last action is repeated: nobody was asked for what would have come.
+    """
+    if horizon > 1 and batch.reward.shape[1] != horizon + 1:
+        raise ConfigError(
+            f"buffers: chunks of {horizon} actions are learnt from windows of {horizon + 1} steps, "
+            f"not of {batch.reward.shape[1]}: set length={horizon + 1}"
+        )
+    t = transitions(batch, gamma)
+    actions = batch.action[:, :horizon].flatten(2) if batch.action.ndim > 2 else batch.action
+    if horizon > 1:
+        # step i is not the chunk's any more if an episode ended at one of the steps 1..i
+        over = batch.is_last[:, 1:horizon].int().cumsum(1)
+        last = (horizon - 1 - (over > 0).sum(1))[:, None]
+        at = torch.arange(horizon, device=over.device).expand(len(over), -1).minimum(last)
+        actions = actions.gather(1, at[..., None].expand(-1, -1, actions.shape[-1]))
+    return replace(t, action=actions)
+
+
+def return_to_go(batch: Batch) -> Float[Tensor, " b"]:
+    """Return the discounted return from each window's first step on, as the source told it."""
+    if MC_RETURN not in batch.extras:
+        raise ConfigError(
+            "workflow: a calibrated critic needs the discounted return to go of every step, and "
+            "the buffer does not tell it: set mc_gamma=0.99 (your gamma) in every buffer that "
+            "batches come from, or conservative.calibrated=false for plain CQL"
+        )
+    return batch.extras[MC_RETURN][:, 0]
+
+
+def as_window(obs: Obs) -> Obs:
+    """Return observations [b, ...] as windows of one step, which policies read."""
+    return {k: v[:, None] for k, v in obs.items()}

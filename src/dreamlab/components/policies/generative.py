@@ -107,7 +107,7 @@ class GenerativePolicy(Policy):
         No gradient flows through guided samples: they are to act with or to be learnt from.
         """
         cond = self.encode(obs).repeat_interleave(n, 0)
-        x = self.first(len(cond), mode) if noise is None else noise.flatten(0, 1)
+        x = self.first(cond.shape[0], mode) if noise is None else noise.flatten(0, 1)
         guided = Guided(guidance, n) if guidance is not None and guidance.acts else None
         out = self.denoise(x, cond, mode is not Mode.FIXED, guided)
         return out.clamp(-1, 1).unflatten(0, (-1, n))

@@ -1,0 +1,127 @@
+"""Better actions than a policy's, by a critic: the best of several, then gradient steps from there.
+
+The two steps of PA-RL (Mark et al. 2024, arXiv:2412.06685). The first alone is best-of-N, as IDQL
+acts. Nothing here knows what kind of policy made the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dreamlab.components.critics.ensemble import Aggregate
+from dreamlab.core.limits import Natural, NonNegative, Positive, PositiveInt
+
+Score = Callable[[Float[Tensor, "b n h a"]], Float[Tensor, "b n"]]
+"""What a critic thinks of chunks [b, n, h, a]."""
+Choice = Literal["best", "sample"]
+
+
+@dataclass(frozen=True)
+class ActionOptimizerConfig:
+    """Numbers of PA-RL's tasks from states."""
+
+    samples: PositiveInt = 32
+    """Actions drawn from the policy."""
+    keep: PositiveInt = 10
+    """Of these, the best so many go on."""
+    steps: Natural = 10
+    """Gradient steps of each; 0: none."""
+    step_size: NonNegative = 3e-4
+    temperature: Positive = 1.0
+    """Values are divided by it where one of the kept is drawn instead of the best."""
+    aggregate: Aggregate = "mean"
+    """What counts of the critics' values."""
+
+    def __post_init__(self) -> None:
+        if self.keep > self.samples:
+            raise ValueError(f"keep={self.keep} is more than samples={self.samples}")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Chunks of each state and what they are worth."""
+
+    action: Float[Tensor, "b n h a"]
+    value: Float[Tensor, "b n"]
+
+
+class ActionOptimizer:
+    """Ranks, climbs, chooses; it holds no state and teaches nobody."""
+
+    def __init__(self, config: ActionOptimizerConfig) -> None:
+        self.config = config
+
+    def improve(
+        self,
+        actions: Float[Tensor, "b n h a"],
+        score: Score,
+        data: Float[Tensor, "b h a"] | None = None,
+        climb: bool = True,
+    ) -> Candidates:
+        """Return the best candidates, each the best that gradient steps from it came by.
+
+        `data` is what was done in truth: it takes the place of the worst that is kept.
+        """
+        c = self.config
+        with torch.no_grad():
+            kept = best(actions, score(actions), min(c.keep, actions.shape[1]))
+            if data is not None:
+                kept = torch.cat([kept[:, :-1], data[:, None]], 1)
+        if climb:
+            return ascend(kept, score, c.steps, c.step_size)
+        with torch.no_grad():
+            return Candidates(kept, score(kept))
+
+    def choose(self, found: Candidates, how: Choice = "best") -> Float[Tensor, "b h a"]:
+        """Return the best candidate of each state, or one drawn by the softmax of its value."""
+        value = found.value / self.config.temperature
+        if how == "sample":
+            value = value - torch.empty_like(value).exponential_().log_()
+        return picked(found.action, value.argmax(1))
+
+
+def picked(actions: Float[Tensor, "b n h a"], index: Int[Tensor, " b"]) -> Float[Tensor, "b h a"]:
+    """Return one of the candidates of each state."""
+    where = index[:, None, None, None].expand(-1, 1, *actions.shape[2:])
+    return actions.gather(1, where)[:, 0]
+
+
+def best(
+    actions: Float[Tensor, "b n h a"], value: Float[Tensor, "b n"], num: int
+) -> Float[Tensor, "b k h a"]:
+    """Return the `num` candidates with the highest values, the best first."""
+    index = value.topk(num, 1).indices
+    return actions.gather(1, index[:, :, None, None].expand(-1, -1, *actions.shape[2:]))
+
+
+def ascend(actions: Float[Tensor, "b n h a"], score: Score, steps: int, size: float) -> Candidates:
+    """Follow the critic's gradient within [-1, 1]; return the best place visited by each.
+
+    The start is one of them, so that no candidate is worse than it was.
+    """
+    now = actions.detach()
+    top: Candidates | None = None
+    for i in range(steps + 1):
+        with torch.enable_grad():
+            now = now.requires_grad_(i < steps)
+            value = score(now)
+            slope = torch.autograd.grad(value.sum(), now)[0] if i < steps else None
+        now, value = now.detach(), value.detach()
+        top = Candidates(now, value) if top is None else better(top, Candidates(now, value))
+        if slope is not None:
+            now = (now + size * slope).clamp(-1, 1)
+    assert top is not None
+    return top
+
+
+def better(a: Candidates, b: Candidates) -> Candidates:
+    """Return of each two candidates the one with the higher value; of equals, the first."""
+    wins = b.value > a.value
+    action = torch.where(wins[..., None, None], b.action, a.action)
+    return Candidates(action, torch.where(wins, b.value, a.value))

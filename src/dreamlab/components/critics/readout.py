@@ -1,0 +1,271 @@
+"""What a critic's outputs stand for: a number, or a distribution over numbers.
+
+Every kind turns outputs into a number (`decode`), a number into what outputs are compared with
+(`encode`), and compares (`distance`). A target that follows from the outputs for the next step is
+`ahead`: a number for most, a whole distribution for C51 and quantiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss
+
+from dreamlab.core.limits import Finite, Positive, Range
+from dreamlab.ops.even_bins import EvenBins
+from dreamlab.ops.losses import gauss_bins, project_categorical, quantile_huber
+
+NumBins = Annotated[int, Range(2, 65_536)]
+
+
+class Readout(nn.Module):
+    """The meaning of `outputs` numbers per value."""
+
+    outputs: int
+
+    def decode(self, out: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        """Return the values that outputs stand for."""
+        raise NotImplementedError
+
+    def encode(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b j"]:
+        """Return what outputs that stand for a number are compared with."""
+        raise NotImplementedError
+
+    def ahead(
+        self, out: Float[Tensor, "*b k"], reward: Float[Tensor, "*b"], factor: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b j"]:
+        """Return the target of a step with this reward, `out` being of what follows it."""
+        return self.encode(torch.addcmul(reward, factor, self.decode(out)))
+
+    def distance(
+        self, out: Float[Tensor, "*b k"], target: Float[Tensor, "*b j"]
+    ) -> Float[Tensor, "*b"]:
+        """Return how far outputs are from an encoded target."""
+        raise NotImplementedError
+
+    def loss(self, out: Float[Tensor, "*b k"], x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return how far outputs are from numbers, which get no gradient."""
+        return self.distance(out, self.encode(x.detach()))
+
+    def priority(
+        self,
+        out: Float[Tensor, "*b k"],
+        target: Float[Tensor, "*b j"],
+        distance: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b"]:
+        """Return how much there is to learn: the distance itself (Hessel et al. 2018)."""
+        return distance
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScalarConfig:
+    """Has no options."""
+
+
+class MSE(Readout):
+    """One output, which is the value; squared error."""
+
+    Config = ScalarConfig
+
+    def __init__(self, config: ScalarConfig) -> None:
+        super().__init__()
+        self.outputs = 1
+
+    def decode(self, out: Float[Tensor, "*b 1"]) -> Float[Tensor, "*b"]:
+        return out[..., 0]
+
+    def encode(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b 1"]:
+        return x[..., None]
+
+    def distance(
+        self, out: Float[Tensor, "*b 1"], target: Float[Tensor, "*b 1"]
+    ) -> Float[Tensor, "*b"]:
+        return mse_loss(out[..., 0], target[..., 0], reduction="none")
+
+    def priority(
+        self,
+        out: Float[Tensor, "*b 1"],
+        target: Float[Tensor, "*b 1"],
+        distance: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b"]:
+        """Return the absolute error."""
+        return (out[..., 0] - target[..., 0]).abs()
+
+
+class Huber(MSE):
+    """One output, which is the value; the error is squared near zero, absolute beyond 1."""
+
+    def distance(
+        self, out: Float[Tensor, "*b 1"], target: Float[Tensor, "*b 1"]
+    ) -> Float[Tensor, "*b"]:
+        return smooth_l1_loss(out[..., 0], target[..., 0], reduction="none")
+
+
+# -- probabilities of bins ------------------------------------------------------------------------
+
+
+class TwoHot(Readout):
+    """Logits of bins even in symlog space, each number shared by the two around it (TD-MPC2)."""
+
+    Config = EvenBins
+    bins: Float[Tensor, " k"]
+
+    def __init__(self, config: EvenBins) -> None:
+        super().__init__()
+        self.config, self.outputs = config, config.num
+        self.register_buffer("bins", config.tensor(), persistent=False)
+
+    def decode(self, out: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        return self.config.decode(out, self.bins)
+
+    def encode(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b k"]:
+        return self.config.two_hot(x)
+
+    def distance(
+        self, out: Float[Tensor, "*b k"], target: Float[Tensor, "*b k"]
+    ) -> Float[Tensor, "*b"]:
+        return -(target * log_softmax(out.float(), -1)).sum(-1)
+
+    def loss(self, out: Float[Tensor, "*b k"], x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the cross-entropy to the two bins around each number."""
+        return self.config.loss(out, x)
+
+
+@dataclass(frozen=True)
+class RangeConfig:
+    """The numbers that can be told apart; what lies beyond counts as the nearest end."""
+
+    low: Finite = -10.0
+    high: Finite = 10.0
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ValueError(f"low={self.low:g} must be below high={self.high:g}")
+
+
+@dataclass(frozen=True)
+class HLGaussConfig(RangeConfig):
+    """Farebrother et al. 2024 (arXiv:2403.03950): bins of a normal around the number."""
+
+    bins: NumBins = 128
+    sigma: Positive = 0.75
+    """Deviation of the normal, in widths of a bin. PA-RL's program has 0.75 and divides by one more
+    square root of 2 than its normal needs, so that its deviation is 1.06 widths: 1.06 here."""
+
+
+class HLGauss(Readout):
+    """Logits of even bins; a number is a normal around it, so that neighbours are near."""
+
+    Config = HLGaussConfig
+    edges: Float[Tensor, " j"]
+    centres: Float[Tensor, " k"]
+
+    def __init__(self, config: HLGaussConfig) -> None:
+        super().__init__()
+        c, self.outputs = config, config.bins
+        edges = torch.linspace(c.low, c.high, c.bins + 1)
+        self.sigma = c.sigma * (c.high - c.low) / c.bins
+        self.register_buffer("edges", edges, persistent=False)
+        self.register_buffer("centres", (edges[1:] + edges[:-1]) / 2, persistent=False)
+
+    def decode(self, out: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        return (out.float().softmax(-1) * self.centres).sum(-1)
+
+    def encode(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b k"]:
+        return gauss_bins(x, self.edges, self.sigma)
+
+    def distance(
+        self, out: Float[Tensor, "*b k"], target: Float[Tensor, "*b k"]
+    ) -> Float[Tensor, "*b"]:
+        return -(target * log_softmax(out.float(), -1)).sum(-1)
+
+
+@dataclass(frozen=True)
+class C51Config(RangeConfig):
+    """A return as a distribution over evenly spaced atoms."""
+
+    atoms: NumBins = 51
+
+
+class C51(Readout):
+    """Logits of atoms (Bellemare et al. 2017); a target that follows is projected onto them."""
+
+    Config = C51Config
+    support: Float[Tensor, " k"]
+
+    def __init__(self, config: C51Config) -> None:
+        super().__init__()
+        self.outputs = config.atoms
+        self.register_buffer("support", torch.linspace(config.low, config.high, config.atoms))
+
+    def decode(self, out: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        return (out.softmax(-1) * self.support).sum(-1)
+
+    def encode(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b k"]:
+        return project_categorical(self.support, x[..., None], torch.ones_like(x)[..., None])
+
+    def ahead(
+        self, out: Float[Tensor, "*b k"], reward: Float[Tensor, "*b"], factor: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b k"]:
+        """Return the distribution of reward and discounted return, on the atoms."""
+        atoms = reward[..., None] + factor[..., None] * self.support
+        return project_categorical(self.support, atoms, out.softmax(-1))
+
+    def distance(
+        self, out: Float[Tensor, "*b k"], target: Float[Tensor, "*b k"]
+    ) -> Float[Tensor, "*b"]:
+        """Return the divergence of the prediction from the target.
+
+        It is the cross-entropy less a constant: a perfect prediction has loss and priority 0.
+        """
+        surprise = torch.xlogy(target, target) - target * log_softmax(out, -1)
+        return surprise.sum(-1)
+
+
+# -- quantiles ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QuantileConfig:
+    """Dabney et al. 2018 (arXiv:1710.10044)."""
+
+    quantiles: Annotated[int, Range(1, 65_536)] = 32
+    kappa: Positive = 1.0
+    """Errors below it are squared."""
+
+
+class Quantile(Readout):
+    """Quantiles of the return; a target that follows is every one of them moved."""
+
+    Config = QuantileConfig
+    levels: Float[Tensor, " k"]
+
+    def __init__(self, config: QuantileConfig) -> None:
+        super().__init__()
+        self.outputs, self.kappa = config.quantiles, config.kappa
+        levels = (2 * torch.arange(config.quantiles) + 1) / (2 * config.quantiles)
+        self.register_buffer("levels", levels, persistent=False)
+
+    def decode(self, out: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        return out.mean(-1)
+
+    def encode(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b 1"]:
+        return x[..., None]
+
+    def ahead(
+        self, out: Float[Tensor, "*b k"], reward: Float[Tensor, "*b"], factor: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b k"]:
+        """Return as many samples of reward and discounted return as there are quantiles."""
+        return reward[..., None] + factor[..., None] * out
+
+    def distance(
+        self, out: Float[Tensor, "*b k"], target: Float[Tensor, "*b j"]
+    ) -> Float[Tensor, "*b"]:
+        return quantile_huber(out, target, self.levels, self.kappa)

@@ -1,0 +1,126 @@
+"""A latent world that tells what actions are worth and whether they are what leads where they lead.
+
+TD-MPC2's encoder, dynamics and reward, with a value of latents and an inverse model that names the
+action between two of them. An action that the inverse model cannot recover from its own predicted
+effect is off the data, or has no effect to be controlled. RIC asks for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dreamlab.components.world_models.latent_mlp import LatentModel, LatentModelConfig
+from dreamlab.core.limits import NonNegative, PositiveInt, SomeShare
+from dreamlab.core.types import Batch, Metrics, Obs, Spec
+from dreamlab.nn.normed import NormedMLP
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the model's losses."""
+
+    consistency: NonNegative = 20.0
+    reward: NonNegative = 0.1
+    value: NonNegative = 0.1
+    inverse: NonNegative = 1.0
+
+
+def _model() -> LatentModelConfig:
+    return LatentModelConfig(latent_dim=128, mlp_dim=256)
+
+
+@dataclass(frozen=True)
+class RICConfig:
+    """Weights of the two terms in the policy's loss, and the model that they come from."""
+
+    constraint: NonNegative = 0.1
+    """Of the inverse model's error; 0 leaves it out."""
+    value: NonNegative = 0.1
+    """Of what the model expects of the actions; 0 leaves it out."""
+    steps: PositiveInt = 3
+    """Actions of a chunk, at most, that are followed in the model."""
+    model: LatentModelConfig = field(default_factory=_model)
+    weights: Weights = field(default_factory=Weights)
+    shape: NonNegative = 0.0
+    """How much of the inverse model's gradient reaches the encoder."""
+    tau: SomeShare = 0.01
+    """How far the model that is asked moves towards the one that learns."""
+
+
+class ControllableWorld(nn.Module):
+    """Encoder, dynamics, reward, value, inverse dynamics."""
+
+    def __init__(self, config: RICConfig, spec: Spec, gamma: float) -> None:
+        super().__init__()
+        self.config, self.gamma = config, gamma
+        self.model = LatentModel(config.model, spec, [gamma])
+        c, dim = config.model, config.model.latent_dim
+        self.value = NormedMLP([dim, c.mlp_dim, c.mlp_dim], c.bins.num, start="zero")
+        self.inverse = NormedMLP([2 * dim, c.mlp_dim, c.mlp_dim], spec.action.size)
+
+    def encode(self, obs: Obs) -> Float[Tensor, "*b d"]:
+        """Return the latents of observations [*b, ...]."""
+        return self.model.encode(obs, self.model.task_of(obs))
+
+    def between(
+        self, z: Float[Tensor, "*b d"], after: Float[Tensor, "*b d"]
+    ) -> Float[Tensor, "*b a"]:
+        """Return the actions that lead from one latent to another."""
+        return self.inverse(torch.cat([z, after], -1)).tanh()
+
+    def judge(
+        self, z: Float[Tensor, "n d"], actions: Float[Tensor, "n h a"]
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Return what chunks are worth, and how far the inverse model is from them."""
+        num = min(self.config.steps, actions.shape[1])
+        worth, missed = torch.zeros_like(z[:, 0]), torch.zeros_like(z[:, 0])
+        for i, action in enumerate(actions[:, :num].unbind(1)):
+            reward, after = self.step(z, action)
+            missed = missed + (self.between(z, after) - action).square().sum(-1) / num
+            worth, z = worth + self.gamma**i * self.model.decode(reward), after
+        return worth + self.gamma**num * self.model.decode(self.value(z)), missed
+
+    def losses(self, batch: Batch, value: Float[Tensor, " b"]) -> tuple[Float[Tensor, ""], Metrics]:
+        """Return the weighed losses on windows, and each; `value` is that of their first steps."""
+        z, action = self.encode(batch.obs), batch.action[:, :-1].flatten(2)
+        same = (batch.is_last[:, :-1].int().cumsum(1) == 0).float()
+        bins, state = self.config.model.bins, z[:, 0]
+        drift: list[Tensor] = []
+        surprise: list[Tensor] = []
+        for i in range(action.shape[1]):
+            reward, state = self.step(state, action[:, i])
+            surprise.append(bins.loss(reward, batch.reward[:, i + 1]))
+            drift.append((state - z[:, i + 1].detach()).square().mean(-1))
+        found = {
+            "consistency": _mean(torch.stack(drift, 1), same),
+            "reward": _mean(torch.stack(surprise, 1), same),
+            "value": bins.loss(self.value(z[:, 0].detach()), value).mean(),
+            "inverse": self._inverse_loss(z, action, same > 0),
+        }
+        weights = self.config.weights
+        total = torch.stack([getattr(weights, k) * v for k, v in found.items()]).sum()
+        return total, {f"loss/{k}": v.detach() for k, v in found.items()}
+
+    def step(
+        self, z: Float[Tensor, "n d"], action: Float[Tensor, "n a"]
+    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n d"]]:
+        """Return the reward of a step, as a distribution, and the latent after it."""
+        task = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+        return self.model.reward_logits(z, action, task), self.model.next(z, action, task)
+
+    def _inverse_loss(
+        self, z: Float[Tensor, "b t d"], action: Float[Tensor, "b h a"], same: Bool[Tensor, "b h"]
+    ) -> Float[Tensor, ""]:
+        share = self.config.shape
+        seen = z.detach() + share * (z - z.detach()) if share else z.detach()
+        named = self.between(seen[:, :-1], seen[:, 1:])
+        return _mean(F.mse_loss(named, action, reduction="none").sum(-1), same.float())
+
+
+def _mean(x: Float[Tensor, "b h"], weight: Float[Tensor, "b h"]) -> Float[Tensor, ""]:
+    return (x * weight).sum() / weight.sum().clamp(min=1.0)

@@ -1,0 +1,195 @@
+"""Reinforcement learning of diffusion and flow policies: rank, push, guide, each a switch.
+
+The critics are IQL's. Ranking several samples by them is IDQL (Hansen-Estruch et al. 2023,
+arXiv:2304.10573); a loss that follows them through the whole chain of denoising is that of DQL
+(Wang et al. 2023, arXiv:2208.06193); RIC is this lab's reading of "regularised with an inverse
+dynamics constraint": actions, as the policy means them at any noise level, shall be recoverable
+from their predicted effect, and be worth something in a latent world. With all of it off this is
+the plain policy that imitates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dreamlab.components import HOME
+from dreamlab.components.action_optimizer import ActionOptimizer, ActionOptimizerConfig
+from dreamlab.components.critics.implicit import ImplicitConfig, ImplicitCritic
+from dreamlab.components.critics.transitions import Transitions, as_window, chunk_transitions
+from dreamlab.components.policies.chunk_actor import ChunkActor, whole_chunk
+from dreamlab.components.policies.generative import GenerativePolicy, Guidance
+from dreamlab.components.policies.protocol import evaluating
+from dreamlab.components.world_models.controllable import ControllableWorld, RICConfig
+from dreamlab.core.config import Part, part
+from dreamlab.core.limits import NonNegative, Share, SomeShare
+from dreamlab.core.optim import optimizer_field
+from dreamlab.core.phase import Phase
+from dreamlab.core.types import Batch, Metrics, Mode, Obs, Spec
+from dreamlab.core.workflow import hook
+from dreamlab.nn.target import TargetNetwork, frozen_copy
+from dreamlab.ops.scaling import update_spread
+
+
+def _ranking() -> ActionOptimizerConfig:
+    return ActionOptimizerConfig(samples=64, keep=1, steps=0)
+
+
+@dataclass(frozen=True)
+class DiffusionRLConfig:
+    """IDQL by default; what the others add is 0 or none."""
+
+    policy: Part = part("diffusion", HOME, GenerativePolicy, levels=5, betas="vp")
+    """`diffusion` or `flow`."""
+    critic: ImplicitConfig = field(default_factory=ImplicitConfig)
+    rank: ActionOptimizerConfig = field(default_factory=_ranking)
+    """How samples become an action; `samples=1` takes the policy's."""
+    q_loss: NonNegative = 0.0
+    """Weight of the values of samples in the policy's loss (DQL's eta)."""
+    ric: RICConfig | None = None
+    """RIC's two terms and its model; none: neither."""
+    guidance_scale: NonNegative = 0.0
+    """How far samples follow the gradient of what they are worth at the noisiest step; 0: not."""
+    last_guidance_scale: NonNegative | None = None
+    """At the last step; none: as at the first."""
+    normalize_guidance: bool = False
+    optimizer: Part = optimizer_field("adam", lr=3e-4)
+    """Of the critics, and of RIC's model."""
+    policy_optimizer: Part = optimizer_field("adam", lr=3e-4, ema=0.995)
+    gamma: Share = 0.99
+    scale_rate: SomeShare = 0.01
+    """How fast the range of values, by which they are divided, is followed."""
+
+
+class DiffusionRL(ChunkActor[DiffusionRLConfig]):
+    """A generative policy, IQL's critics and, for RIC, a latent world."""
+
+    Config = DiffusionRLConfig
+    plans: ClassVar[bool] = True
+    tiny: ClassVar[dict[str, Any]] = {
+        "policy": {"levels": 3, "net": {"width": 8, "blocks": 1, "time_dim": 8}},
+        "critic": {"q": {"hidden": (8, 8)}},
+        "rank": {"samples": 3},
+    }
+    value_scale: Float[Tensor, ""]
+    quantiles: Float[Tensor, " 2"]
+
+    def build(self, spec: Spec) -> None:
+        c = self.config
+        self.policy: GenerativePolicy = c.policy.build(spec)
+        self.horizon = whole_chunk(self.policy)
+        self.critic = ImplicitCritic(c.critic, spec, self.horizon)
+        self.ranking = ActionOptimizer(c.rank)
+        learnt = self.critic.learnt()
+        self.world = None if c.ric is None else ControllableWorld(c.ric, spec, c.gamma)
+        if self.world is not None:
+            self.slow_world = frozen_copy(self.world)
+            self.world_network = TargetNetwork(self.slow_world, self.world)
+            learnt += self.world.parameters()
+        self.critic_opt = self.optimizer("critic", learnt, c.optimizer)
+        self.policy_opt = self.optimizer("policy", self.policy.parameters(), c.policy_optimizer)
+        self.register_buffer("value_scale", torch.ones(()))
+        self.register_buffer("quantiles", torch.tensor([0.05, 0.95]), persistent=False)
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n h a"]:
+        """Return the best of several samples, guided if asked for; `POLICY` takes one, unguided.
+
+        A fixed decision has no gradient in it, so that it can be exported: it is not guided.
+        """
+        alone = mode in (Mode.POLICY, Mode.FIXED)
+        num = 1 if alone else self.config.rank.samples
+        with evaluating(self.policy):
+            guidance = None if alone else self.guidance(obs)
+            drawn = self.policy.sample(as_window(obs), num, mode=mode, guidance=guidance)
+        if num == 1 and not self.config.rank.steps:
+            return drawn[:, 0]
+        z = self.critic.q.features(obs)
+        how = self.config.rank.aggregate
+        found = self.ranking.improve(drawn, lambda a: self.critic.q.ranked(z, a, how))
+        return self.ranking.choose(found)
+
+    def guidance(self, obs: Obs) -> Guidance | None:
+        """Return what samples shall be good for: RIC's value and constraint, else the critics'."""
+        c = self.config
+        if not (c.guidance_scale or c.last_guidance_scale):
+            return None
+        scales = (c.guidance_scale, c.last_guidance_scale, c.normalize_guidance)
+        if c.ric is None:
+            z = self.critic.q.features(obs).detach()
+            return Guidance(lambda a: self.critic.q.ranked(z, a) / self.value_scale, *scales)
+        seen = self.slow_world.encode(obs)
+
+        def value(actions: Float[Tensor, "b n h a"]) -> Float[Tensor, "b n"]:
+            num = actions.shape[1]
+            rows = seen.repeat_interleave(num, 0)
+            worth, missed = self.slow_world.judge(rows, actions.flatten(0, 1))
+            assert c.ric is not None
+            return (worth / self.value_scale - c.ric.constraint * missed).unflatten(0, (-1, num))
+
+        return Guidance(value, *scales)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    @hook
+    def update_critic(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take one gradient step on the critics and, if there is one, on the latent world."""
+        loss, metrics = self.critic.loss(self.transitions(batch))
+        if self.world is not None:
+            with torch.no_grad():
+                value = self.critic.value({k: v[:, 0] for k, v in batch.obs.items()})
+            more, found = self.world.losses(batch, value)
+            loss, metrics = loss + more, metrics | found
+        norm = self.critic_opt.step(loss)
+        self.critic.follow()
+        if self.config.ric is not None:
+            self.world_network.update(self.config.ric.tau)
+        return {**metrics, "critic_grad_norm": norm}
+
+    @hook
+    def update_policy(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Take one gradient step on the policy: imitation, and the terms that are on."""
+        loss, metrics = self.policy_loss(self.transitions(batch))
+        norm = self.policy_opt.step(loss)
+        return {**metrics, "policy_loss": loss.detach(), "policy_grad_norm": norm}
+
+    def transitions(self, batch: Batch) -> Transitions:
+        """Return what is learnt of windows: chunks of actions and what came of them."""
+        return chunk_transitions(batch, self.config.gamma, self.horizon)
+
+    def policy_loss(self, t: Transitions) -> tuple[Float[Tensor, ""], Metrics]:
+        """Return the policy's own loss and every term that is on, weighed; and metrics."""
+        c, seen = self.config, as_window(t.obs)
+        estimate = self.policy.estimate(seen, t.action)
+        loss = estimate.loss.mean()
+        metrics: Metrics = {"imitation_loss": loss.detach()}
+        if c.q_loss:
+            pull = self.q_loss(t.obs)
+            loss, metrics["q_term"] = loss + c.q_loss * pull, pull.detach()
+        if c.ric is not None and (c.ric.constraint or c.ric.value):
+            worth, missed = self.ric_terms(t.obs, estimate.clean)
+            terms = c.ric.constraint * missed - c.ric.value * worth
+            loss = loss + (estimate.signal * terms).mean()
+            metrics |= {"ric_value": worth.detach().mean(), "ric_missed": missed.detach().mean()}
+        return loss, metrics
+
+    def q_loss(self, obs: Obs) -> Float[Tensor, ""]:
+        """Return minus the values of samples, by their mean size (DQL, eq. 3)."""
+        action = self.policy.sample(as_window(obs))[:, 0]
+        q = self.critic.q.values(self.critic.q.features(obs).detach(), action).mean(0)
+        return -q.mean() / q.detach().mean().abs().clamp(min=1e-6)
+
+    def ric_terms(
+        self, obs: Obs, clean: Float[Tensor, "b h a"]
+    ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+        """Return what the actions that are meant are worth, and how far they are from recovered."""
+        worth, missed = self.slow_world.judge(self.slow_world.encode(obs), clean.clamp(-1, 1))
+        scale = update_spread(
+            worth.detach(), self.quantiles, self.value_scale, self.config.scale_rate
+        )
+        return worth / scale, missed
