@@ -164,6 +164,15 @@ def test_statistics_are_kept_by_fingerprint(tmp_path: Path, monkeypatch: pytest.
     assert all(np.array_equal(first["action"][k], again["action"][k]) for k in first["action"])
 
 
+def test_delta_timestamps_stay_inside_the_episode(tmp_path: Path):
+    data = made(tmp_path, "v3.0")
+    rows, pad = data.at_deltas(6, [-0.5, -0.1, 0.0, 0.2, 0.9])
+    assert rows.tolist() == [5, 5, 6, 8, 11]
+    assert pad.tolist() == [True, False, False, False, True]
+    with pytest.raises(DataError, match="not all multiples of a frame, 1/10 s"):
+        data.at_deltas(6, [0.0, 0.15])
+
+
 def test_a_copy_has_the_same_fingerprint_and_a_change_another(tmp_path: Path):
     one, two = write_v3(tmp_path / "a"), write_v3(tmp_path / "b")
     assert open_dataset(one).fingerprint == open_dataset(two).fingerprint
@@ -205,7 +214,7 @@ def test_a_video_that_is_too_short_is_damage(tmp_path: Path):
     (video / "episode_000001.mp4").write_bytes((video / "episode_000000.mp4").read_bytes())
     kept = caching.keep_frames(open_dataset(folder), CAMERA, None, 2**30)
     assert list(kept.broken) == [1]
-    assert "no frame at the time of one" in kept.broken[1]
+    assert "no frame at the time" in kept.broken[1]
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])

@@ -86,3 +86,13 @@ def test_a_window_is_what_lerobot_gives_for_delta_timestamps(folder: Path, tmp_p
         assert np.array_equal(found[f"{row}/observation.state"], batch.obs["state"][i].numpy()), row
         shown = found[f"{row}/{camera}"].transpose(0, 2, 3, 1)
         assert np.allclose(shown, batch.obs[name][i].numpy() / 255, atol=0.01), row
+
+
+def test_times_apart_are_what_lerobot_gives(folder: Path, tmp_path: Path):
+    data, deltas = open_dataset(folder), [-0.5, -0.2, 0.0, 0.3]
+    found = theirs(folder, tmp_path / "out.npz", [0, 4, 5, 8], **{"observation.state": deltas})
+    for row in (0, 4, 5, 8):
+        rows, pad = data.at_deltas(row, deltas)
+        wanted = data.columns["observation.state"][rows]
+        assert np.array_equal(found[f"{row}/observation.state"], wanted), row
+        assert np.array_equal(found[f"{row}/observation.state_is_pad"], pad), row
