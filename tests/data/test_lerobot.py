@@ -15,6 +15,7 @@ from dreamlab.data.datasets import statistics
 from dreamlab.data.datasets.lerobot import episode_statistics
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
 from dreamlab.data.datasets.opening import open_dataset
+from dreamlab.data.datasets.steps import observations
 from dreamlab.data.datasets.table import DataError, Dataset, Feature
 from dreamlab.data.datasets.video import Clips, VideoCamera
 from tests.data.sets import CAMERA, LENGTHS, SIZE, columns, pictures, shade, write_v2, write_v3
@@ -75,6 +76,33 @@ def test_pictures_are_decoded_once_into_the_cache(kind: str, tmp_path: Path):
     before = file.stat().st_ino
     caching.keep_frames(data, CAMERA, None, 2**30)
     assert file.stat().st_ino == before
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_pictures_with_other_channels_are_kept_without_loss(channels: int, tmp_path: Path):
+    features = {
+        "action": Feature("float32", (1,)),
+        "observation.images.a.b": Feature("image", (6, 8, channels)),
+    }
+    rng = np.random.default_rng(0)
+    shown = rng.integers(0, 256, (5, 6, 8, channels), dtype=np.uint8)
+    with LeRobotWriter(tmp_path / "set", Recording(10, features)) as writer:
+        writer.add({"action": np.zeros((5, 1))}, {"observation.images.a.b": shown})
+    data = open_dataset(tmp_path / "set")
+    assert np.array_equal(data.camera("observation.images.a.b").read(np.arange(5)), shown)
+    assert list(observations(data, {})) == ["a_b"]
+    small = caching.Resized(data.camera("observation.images.a.b"), (3, 4)).read(np.arange(5))
+    assert np.abs(small.mean((1, 2)) - shown.mean((1, 2))).max() < 20
+    with pytest.raises(DataError, match="even sides and 3 channels"):
+        LeRobotWriter(tmp_path / "no", Recording(10, {"x": Feature("video", (6, 8, channels))}))
+
+
+def test_a_depth_map_is_not_taken_for_colours(tmp_path: Path):
+    folder = write_v3(tmp_path / "set", "video")
+    info = folder / "meta" / "info.json"
+    info.write_text(info.read_text().replace('"video.is_depth_map": false', '"is_depth_map": true'))
+    with pytest.raises(DataError, match="is a depth map, which is not read here"):
+        open_dataset(folder).camera(CAMERA).read(np.array([0]))
 
 
 def test_the_cache_is_bounded(tmp_path: Path):

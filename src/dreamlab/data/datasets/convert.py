@@ -103,8 +103,8 @@ def features_of(columns: Mapping[str, Any], known: Mapping[str, Feature]) -> dic
     for name, values in columns.items():
         shape = tuple(values.shape[1:])
         if is_picture(values.dtype, shape):
-            even = shape[0] % 2 == 0 and shape[1] % 2 == 0
-            out[name] = Feature("video" if even else "image", shape)
+            film = shape[0] % 2 == 0 and shape[1] % 2 == 0 and shape[2] == 3
+            out[name] = Feature("video" if film else "image", shape)
         else:
             kind = {"f": "float32", "i": "int64", "u": "int64", "b": "bool"}[values.dtype.kind]
             out[name] = known.get(name) or Feature(kind, shape or (1,))

@@ -16,7 +16,7 @@ import numpy as np
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_json
 from dreamlab.core.types import Array
-from dreamlab.data.datasets.parquet import INDEX, encode_png
+from dreamlab.data.datasets.parquet import INDEX, PNG_MODES, encode_png, write_cells
 from dreamlab.data.datasets.statistics import (
     IMAGE_PIXELS,
     Stats,
@@ -235,7 +235,7 @@ class LeRobotWriter:
     def _write_rows(self, values: Mapping[str, Any], length: int) -> None:
         """Append an episode's rows as a group of their own."""
         pq = require("pyarrow.parquet", "data")
-        table = _table(values, self.features)
+        table = write_cells(values, self.features)
         if self.data_writer is not None and self.data.used > self.recording.data_mb * 2**20:
             self.data_writer.close()
             self.data_writer, self.data = None, _Place(self.data.number + 1)
@@ -376,27 +376,9 @@ def _checked(name: str, feature: Feature) -> Feature:
     """Return a feature if it can be written."""
     if name in COUNTERS:
         raise DataError(f"{name!r} is counted by itself: it is no feature of a recording")
-    if feature.is_image and (len(feature.shape) != 3 or feature.shape[2] != 3):
-        raise DataError(f"{name!r}: pictures have three channels, not {list(feature.shape)}")
-    if feature.dtype == "video" and (feature.shape[0] % 2 or feature.shape[1] % 2):
-        raise DataError(f"{name!r}: a video's sides are even, not {list(feature.shape[:2])}")
+    shape = feature.shape
+    if feature.is_image and (len(shape) != 3 or shape[2] not in PNG_MODES):
+        raise DataError(f"{name!r}: pictures are [height, width, 1, 3 or 4], not {list(shape)}")
+    if feature.dtype == "video" and (shape[0] % 2 or shape[1] % 2 or shape[2] != 3):
+        raise DataError(f"{name!r}: a video has even sides and 3 channels, not {list(shape)}")
     return feature
-
-
-def _table(values: Mapping[str, Any], features: Mapping[str, Feature]) -> Any:
-    pa = require("pyarrow", "data")
-    columns = {name: _cells(pa, values[name], f) for name, f in features.items() if name in values}
-    return pa.table(columns)
-
-
-def _cells(pa: Any, values: Any, feature: Feature) -> Any:
-    """Return a column: a number a frame, or lists of fixed size, nested for more axes."""
-    if feature.dtype == "image":
-        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        return pa.array(values, kind)
-    if feature.dtype == "string":
-        return pa.array(values, pa.string())
-    out = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for size in reversed(feature.shape if not feature.is_scalar else ()):
-        out = pa.FixedSizeListArray.from_arrays(out, size)
-    return out
