@@ -16,7 +16,8 @@ from dreamlab.cli import main
 from dreamlab.commands.arguments import Verb
 from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.opening import open_dataset
-from tests.data.sets import CAMERA, LENGTHS, shade, write_v2, write_v3
+from dreamlab.data.datasets.video import VideoWriter
+from tests.data.sets import CAMERA, LENGTHS, SIZE, pictures, shade, write_v2, write_v3
 from tests.data.streams import feed, replay
 
 RANDOM = (
@@ -136,6 +137,25 @@ def test_formats_become_each_other(said: Any, tmp_path: Path):
         shown = data.camera(CAMERA).read(rows).mean((1, 2, 3))
         assert np.abs(shown - old.camera(CAMERA).read(rows).mean((1, 2, 3))).max() < 3
     assert open_dataset(tmp_path / "last").kind == "lerobot v3.0"
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_videos_of_episodes_are_copied_not_encoded_anew(odd: bool, said: Any, tmp_path: Path):
+    folder = write_v2(tmp_path / "old")
+    if odd:  # of another encoder: it cannot follow the others in one file
+        path = folder / "videos" / "chunk-000" / CAMERA / "episode_000001.mp4"
+        film = VideoWriter(path, 10, SIZE, "libsvtav1")
+        for picture in pictures(1, LENGTHS[1]):
+            film.add(picture)
+        film.close()
+    old, rows = open_dataset(folder), np.arange(16)
+    said("convert", folder, tmp_path / "new")
+    new = open_dataset(tmp_path / "new")
+    assert np.array_equal(new.camera(CAMERA).read(rows), old.camera(CAMERA).read(rows))
+    assert caching.keep_frames(new, CAMERA, None, 2**30).broken == {}
+    assert len(list((tmp_path / "new").rglob("*.mp4"))) == (3 if odd else 1)
+    assert new.features[CAMERA].info["video.codec"] == "h264"
+    assert 0 < new.stored[CAMERA]["mean"].max() < 1
 
 
 def test_a_replay_becomes_a_data_set(said: Any, tmp_path: Path):

@@ -15,6 +15,7 @@ from dreamlab.data.datasets import statistics
 from dreamlab.data.datasets.lerobot import episode_statistics
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
 from dreamlab.data.datasets.opening import open_dataset
+from dreamlab.data.datasets.steps import observations
 from dreamlab.data.datasets.table import DataError, Dataset, Feature
 from dreamlab.data.datasets.video import Clips, VideoCamera
 from tests.data.sets import CAMERA, LENGTHS, SIZE, columns, pictures, shade, write_v2, write_v3
@@ -75,6 +76,33 @@ def test_pictures_are_decoded_once_into_the_cache(kind: str, tmp_path: Path):
     before = file.stat().st_ino
     caching.keep_frames(data, CAMERA, None, 2**30)
     assert file.stat().st_ino == before
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_pictures_with_other_channels_are_kept_without_loss(channels: int, tmp_path: Path):
+    features = {
+        "action": Feature("float32", (1,)),
+        "observation.images.a.b": Feature("image", (6, 8, channels)),
+    }
+    rng = np.random.default_rng(0)
+    shown = rng.integers(0, 256, (5, 6, 8, channels), dtype=np.uint8)
+    with LeRobotWriter(tmp_path / "set", Recording(10, features)) as writer:
+        writer.add({"action": np.zeros((5, 1))}, {"observation.images.a.b": shown})
+    data = open_dataset(tmp_path / "set")
+    assert np.array_equal(data.camera("observation.images.a.b").read(np.arange(5)), shown)
+    assert list(observations(data, {})) == ["a_b"]
+    small = caching.Resized(data.camera("observation.images.a.b"), (3, 4)).read(np.arange(5))
+    assert np.abs(small.mean((1, 2)) - shown.mean((1, 2))).max() < 20
+    with pytest.raises(DataError, match="even sides and 3 channels"):
+        LeRobotWriter(tmp_path / "no", Recording(10, {"x": Feature("video", (6, 8, channels))}))
+
+
+def test_a_depth_map_is_not_taken_for_colours(tmp_path: Path):
+    folder = write_v3(tmp_path / "set", "video")
+    info = folder / "meta" / "info.json"
+    info.write_text(info.read_text().replace('"video.is_depth_map": false', '"is_depth_map": true'))
+    with pytest.raises(DataError, match="is a depth map, which is not read here"):
+        open_dataset(folder).camera(CAMERA).read(np.array([0]))
 
 
 def test_the_cache_is_bounded(tmp_path: Path):
@@ -164,6 +192,15 @@ def test_statistics_are_kept_by_fingerprint(tmp_path: Path, monkeypatch: pytest.
     assert all(np.array_equal(first["action"][k], again["action"][k]) for k in first["action"])
 
 
+def test_delta_timestamps_stay_inside_the_episode(tmp_path: Path):
+    data = made(tmp_path, "v3.0")
+    rows, pad = data.at_deltas(6, [-0.5, -0.1, 0.0, 0.2, 0.9])
+    assert rows.tolist() == [5, 5, 6, 8, 11]
+    assert pad.tolist() == [True, False, False, False, True]
+    with pytest.raises(DataError, match="not all multiples of a frame, 1/10 s"):
+        data.at_deltas(6, [0.0, 0.15])
+
+
 def test_a_copy_has_the_same_fingerprint_and_a_change_another(tmp_path: Path):
     one, two = write_v3(tmp_path / "a"), write_v3(tmp_path / "b")
     assert open_dataset(one).fingerprint == open_dataset(two).fingerprint
@@ -205,7 +242,7 @@ def test_a_video_that_is_too_short_is_damage(tmp_path: Path):
     (video / "episode_000001.mp4").write_bytes((video / "episode_000000.mp4").read_bytes())
     kept = caching.keep_frames(open_dataset(folder), CAMERA, None, 2**30)
     assert list(kept.broken) == [1]
-    assert "no frame at the time of one" in kept.broken[1]
+    assert "no frame at the time" in kept.broken[1]
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])

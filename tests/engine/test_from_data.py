@@ -166,6 +166,15 @@ def test_an_exported_policy_holds_the_statistics_of_its_data(tmp_path: Path):
     assert results[0] == results[1]
 
 
+def test_weights_are_only_taken_over_with_their_normalisation(tmp_path: Path):
+    given = options("tdmpc2", tmp_path / "data", "training.phases.1.duration_steps=16")
+    assert open_loop(tmp_path / "a", *given).run() == "finished"
+    given.append(f"start.run={tmp_path / 'a'}")
+    assert open_loop(tmp_path / "b", *given).parts.scaling
+    with pytest.raises(ConfigError, match="learnt with another normalisation of 'state'"):
+        open_loop(tmp_path / "c", *given, "buffers.demos.normalize.state=min_max")
+
+
 def test_what_would_be_normalised_twice_is_refused(tmp_path: Path):
     given = options("tdmpc2", tmp_path / "data", "env.scale_actions=true")
     with pytest.raises(ConfigError, match=r"own units: set env\.scale_actions=false"):

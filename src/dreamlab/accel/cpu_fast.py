@@ -35,7 +35,7 @@ def mish(x: Tensor) -> Tensor:
 
     With e = exp(x) and n = e (e + 2), tanh(softplus(x)) is n / (n + 2).
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         e = x.clamp(max=LARGE).exp()
         n = e * (e + 2)
         return x * n / (n + 2)

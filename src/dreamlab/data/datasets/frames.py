@@ -72,13 +72,15 @@ class Resized:
         return self.camera.in_order(lambda rows, pictures: put(rows, self._resize(pictures)))
 
     def _resize(self, pictures: Array) -> Array:
+        """Resize channel by channel: with four, PIL would take the last for transparency."""
         from PIL import Image
 
         height, width = self.shape[:2]
         out = np.zeros((len(pictures), *self.shape), np.uint8)
         for i, picture in enumerate(pictures):
-            small = Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
-            out[i] = np.asarray(small)
+            for c in range(self.shape[2]):
+                plane = Image.fromarray(np.ascontiguousarray(picture[..., c]))
+                out[i, ..., c] = plane.resize((width, height), Image.Resampling.BILINEAR)
         return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -305,10 +305,32 @@ def _camera(
         camera = parquet.EmbeddedCamera(key, (height, width, channels), cells, episode)
         camera.root = listing.root
         return camera
+    if feature.info.get("video.is_depth_map") or feature.info.get("is_depth_map"):
+        return DepthCamera(key, (height, width, channels))
     if not listing.info.get("video_path"):
         raise DataError(f"{listing.root / INFO}: video_path is missing, but {key!r} is a video")
     clips = _clips(listing, data, good, key)
     return VideoCamera(key, (height, width, 3), clips)
+
+
+@dataclass(frozen=True)
+class DepthCamera:
+    """A video of distances, which its colours do not tell: it can be left aside, not read."""
+
+    key: str
+    shape: tuple[int, int, int]
+
+    def read(self, frames: Array) -> Array:
+        """Refuse."""
+        raise DataError(
+            f"{self.key!r} is a depth map, which is not read here: name the other observations in "
+            "keys"
+        )
+
+    def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
+        """Refuse."""
+        self.read(np.zeros(0))
+        return {}
 
 
 def _clips(listing: Listing, data: Dataset, good: list[dict[str, Any]], key: str) -> Clips:

@@ -108,6 +108,16 @@ class VideoCamera:
             )
         return picture
 
+    def file_of(self, rows: Array) -> Path | None:
+        """Return the file that holds these rows from its beginning, and no others; else None."""
+        number = self.clips.file[rows[0]]
+        alone = np.array_equal(np.flatnonzero(self.clips.file == number), rows)
+        path = self.clips.files[number]
+        whole = (
+            alone and self.clips.time[rows[0]] == 0 and len(presentation_times(path)) == len(rows)
+        )
+        return path if whole else None
+
     def read(self, frames: Array) -> Array:
         """Seek to the frames and decode them."""
         out = np.zeros((len(frames), *self.shape), np.uint8)
@@ -243,6 +253,56 @@ class VideoWriter:
         """Write what the encoder still holds."""
         self._mux(self.stream.encode())
         self.container.close()
+
+
+@dataclass(frozen=True)
+class Film:
+    """A whole video file as it is, and some of its pictures for statistics."""
+
+    path: Path
+    sampled: Array
+
+
+class VideoCopier:
+    """Puts whole video files one behind the other, without encoding anything anew."""
+
+    def __init__(self, path: Path, fps: float, like: Path) -> None:
+        import av
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.container: Any = av.open(str(path), "w")
+        with opened(like) as (_, stream):
+            self.stream = self.container.add_stream_from_template(stream, opaque=True)
+            self.header, self.codec = _header(stream), str(stream.codec.canonical_name)
+        self.fps, self.num_frames, self.num_bytes = fps, 0, 0
+
+    def fits(self, path: Path) -> bool:
+        """Tell whether a file was encoded so that it can follow the ones before it."""
+        with opened(path) as (_, stream):
+            return _header(stream) == self.header
+
+    def add(self, path: Path) -> None:
+        """Append a file's frames."""
+        with opened(path) as (container, stream):
+            offset = round(Fraction(self.num_frames) / Fraction(self.fps) / stream.time_base)
+            for packet in container.demux(stream):
+                if packet.dts is None or not packet.size:
+                    continue
+                packet.pts, packet.dts = packet.pts + offset, packet.dts + offset
+                packet.stream = self.stream
+                self.num_frames += 1
+                self.num_bytes += packet.size
+                self.container.mux(packet)
+
+    def close(self) -> None:
+        self.container.close()
+
+
+def _header(stream: Any) -> tuple[Any, ...]:
+    """Return what must be the same in files that become one."""
+    context = stream.codec_context
+    form = (context.width, context.height, context.pix_fmt, stream.codec.canonical_name)
+    return (*form, bytes(context.extradata or b""))
 
 
 def _one_line(error: BaseException) -> str:
