@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dreamlab.accel.compile import CompiledMethod
 from dreamlab.core.errors import ConfigError
 from dreamlab.engine.accelerate import ComputeConfig, speed_up
 from tests.helpers import open_loop
@@ -16,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole", "sac_pendulum"])
+@pytest.mark.parametrize(
+    "name", ["ppo_cartpole", "dqn_cartpole", "sac_pendulum", "dreamer_cartpole", "tdmpc2_pendulum"]
+)
 def test_compiled_updates_move_the_weights_alike(name, tmp_path):
     command = [sys.executable, "-m", "tests.accel.compiled", name, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -38,7 +41,14 @@ def test_accumulated_gradients_are_refused(tmp_path):
         speed_up(ComputeConfig(compile=True), loop.workflow)
 
 
-def test_what_gains_on_a_gpu_only_is_refused_elsewhere(tmp_path):
-    loop = open_loop(tmp_path / "a", "+experiment=dreamer_cartpole", "tiny=true", "device=cpu")
-    with pytest.raises(ConfigError, match="DreamerV3 gains by it on a GPU only"):
+def test_what_marks_nothing_is_refused(tmp_path):
+    loop = open_loop(tmp_path / "a", "+experiment=random_cartpole", "tiny=true", "device=cpu")
+    with pytest.raises(ConfigError, match="Random marks no method as compilable"):
         speed_up(ComputeConfig(compile=True), loop.workflow)
+
+
+def test_what_a_gpu_captures_is_compiled_in_pieces_elsewhere(tmp_path):
+    loop = open_loop(tmp_path / "a", "+experiment=dreamer_cartpole", "tiny=true", "device=cpu")
+    speed_up(ComputeConfig(compile=True), loop.workflow)
+    assert isinstance(loop.workflow.predict_values, CompiledMethod)
+    assert not isinstance(loop.workflow.update, CompiledMethod)

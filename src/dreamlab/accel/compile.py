@@ -22,11 +22,10 @@ def compile_updates(workflow: Workflow[Any]) -> list[CompiledMethod]:
     if not hasattr(dynamo, "trace_autograd_ops"):
         raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
     dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
-    name = type(workflow).__name__
-    if marked(type(workflow), "capturable"):
-        raise ConfigError(f"compile: {name} gains by it on a GPU only; leave the option out")
-    methods = compile_methods(workflow)
+    # what a GPU captures as a whole is compiled in pieces: gradient and optimizer stay outside
+    methods = compile_methods(workflow, except_for=marked(type(workflow), "capturable"))
     if not methods:
+        name = type(workflow).__name__
         raise ConfigError(f"compile: {name} marks no method as compilable; leave the option out")
     for opt in workflow.optimizers.values():
         opt.allocate()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LARGE = 20.0
+"""Beyond this Mish is its argument, to the last digit, and powers of it stay finite."""
 
 
 def small_softmax(x: Tensor) -> Tensor:
@@ -22,3 +28,38 @@ def small_log_softmax(x: Tensor) -> Tensor:
 def tanh(x: Tensor) -> Tensor:
     """Return tanh; through a sigmoid it takes a third of the time."""
     return torch.sigmoid(2 * x).mul(2).sub(1)
+
+
+def mish(x: Tensor) -> Tensor:
+    """Return x tanh(softplus(x)) with one exponential instead of three functions.
+
+    With e = exp(x) and n = e (e + 2), tanh(softplus(x)) is n / (n + 2).
+    """
+    if torch.compiler.is_compiling():
+        e = x.clamp(max=LARGE).exp()
+        n = e * (e + 2)
+        return x * n / (n + 2)
+    out: Any = _Mish.apply(x)
+    return out
+
+
+class _Mish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        e = x.clamp(max=LARGE).exp_()
+        n = (e + 2).mul_(e)
+        torch.add(n, 2, out=e)
+        return n.div_(e).mul_(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        e = x.clamp(max=LARGE).exp_()
+        n = (e + 2).mul_(e)
+        below = n + 2
+        slope = (
+            torch.addcmul(e, e, e).mul_(x).div_(below).mul_(4).add_(n)
+        )  # n + 4 x e (e + 1) / (n + 2)
+        return slope.div_(below).mul_(grad)

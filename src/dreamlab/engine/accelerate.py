@@ -43,7 +43,7 @@ class ComputeConfig:
     deterministic: bool = False
     """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
     compile: bool | None = None
-    """Compile updates with torch.compile, on a GPU capture them as CUDA graphs: faster after half a
+    """Compile updates with torch.compile, on a GPU capture them as CUDA graphs: faster after a
     minute, or seconds the next time. None: on a GPU, where the workflow can be captured."""
     accel: Literal["auto", "off"] = "auto"
     """`off` computes everything as it is written: no kernels, graphs, compiled or fused code. The

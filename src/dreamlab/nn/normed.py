@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from dreamlab.nn.ensemble import EnsembleLinear
 from dreamlab.nn.layers import LayerNorm
+from dreamlab.ops.functional import mish, softmax
 
 EPS = 1e-5
 """Of the norms."""
@@ -33,7 +34,7 @@ class SimNorm(nn.Module):
         self.dim = dim
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        return F.softmax(x.float().unflatten(-1, (-1, self.dim)), -1).flatten(-2)
+        return softmax(x.float().unflatten(-1, (-1, self.dim))).flatten(-2)
 
 
 def start_linear(layer: nn.Linear | EnsembleLinear, start: Start = "normal") -> None:
@@ -48,7 +49,7 @@ def start_linear(layer: nn.Linear | EnsembleLinear, start: Start = "normal") -> 
 class NormedLinear(nn.Module):
     """A linear layer, normalised, then an activation."""
 
-    def __init__(self, in_dim: int, out_dim: int, act: Activation = F.mish) -> None:
+    def __init__(self, in_dim: int, out_dim: int, act: Activation = mish) -> None:
         super().__init__()
         self.linear = nn.Linear(in_dim, out_dim)
         self.norm = LayerNorm(out_dim, EPS)
@@ -131,5 +132,5 @@ class EnsembleNormedMLP(nn.Module):
                 norm = self.norms[i]
                 scale, shift = (pick(p.view(norm.shape)) for p in (norm.scale, norm.shift))
                 unit = F.layer_norm(y.float(), y.shape[-1:], eps=EPS)
-                y = F.mish((unit * scale + shift).to(y.dtype))
+                y = mish((unit * scale + shift).to(y.dtype))
         return y.unflatten(1, lead)

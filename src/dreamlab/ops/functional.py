@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from dreamlab.accel import cpu_fast
 from dreamlab.accel.dispatch import use_cpu_kernels
@@ -23,6 +24,11 @@ def log_softmax(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
 def tanh(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Return the hyperbolic tangent."""
     return cpu_fast.tanh(x) if use_cpu_kernels(x) else torch.tanh(x)
+
+
+def mish(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return Mish, x tanh(softplus(x))."""
+    return cpu_fast.mish(x) if use_cpu_kernels(x) else F.mish(x)
 
 
 def gumbel(*shape: int, device: torch.device | str | None = None) -> Float[Tensor, " ..."]:
