@@ -62,6 +62,17 @@ def test_info_and_sample(make: Any, said: Any, tmp_path: Path):
     assert "observation.state" in said("sample", folder, 0)
 
 
+def test_a_frame_keeps_its_number_where_an_episode_is_damaged(
+    said: Any, tmp_path: Path, capsys: Any
+):
+    folder = write_v2(tmp_path / "set")
+    (folder / "data" / "chunk-000" / "episode_000001.parquet").unlink()
+    assert said("sample", folder, 13, "--json")["observation.state"] == [201.0, 2.0]
+    assert main(["data", "sample", str(folder), "6"]) == 2
+    assert "episode 1: " in capsys.readouterr().err
+    assert list(said("info", folder, "--json")["damaged"]) == ["1"]
+
+
 def test_statistics_are_told(said: Any, tmp_path: Path):
     folder = write_v2(tmp_path / "set")
     assert set(said("stats", folder, "--json")["action"]) >= {"mean", "std", "q01", "q99"}
@@ -180,6 +191,13 @@ def test_success_is_recorded(said: Any, tmp_path: Path):
     assert 0 < about["success"] < 1
     assert not any(t[:-1].any() for t in told)
     assert said("info", tmp_path / "set", "--json")["success"] == about["success"]
+
+
+def test_a_recording_that_cannot_end_leaves_nothing(tmp_path: Path, capsys: Any):
+    run = trained(tmp_path / "run", "env.id=Pendulum-v1", "eval.max_steps=5")
+    assert main(["data", "record", str(run), str(tmp_path / "set")]) == 2
+    assert "episode 0 did not end within 5 decisions" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir() if p.name not in ("run", "cache")] == []
 
 
 def test_success_is_told_beside_the_return(tmp_path: Path, capsys: Any):

@@ -103,11 +103,11 @@ def _told(parts: Mapping[str, Batch]) -> dict[str, Batch]:
     """Return batches that all say what some of them do of padding and returns to come."""
     out = dict(parts)
     for name, value in UNTOLD.items():
-        like = next((b.extras[name] for b in parts.values() if name in b.extras), None)
-        for key, batch in out.items() if like is not None else ():
+        told = [b.extras[name] for b in parts.values() if name in b.extras]
+        for key, batch in out.items() if told else ():
             if name not in batch.extras:
-                told = torch.full_like(batch.reward, value, dtype=like.dtype)
-                out[key] = replace(batch, extras={**batch.extras, name: told})
+                same = torch.full_like(batch.reward, value, dtype=told[0].dtype)
+                out[key] = replace(batch, extras={**batch.extras, name: same})
     return out
 
 

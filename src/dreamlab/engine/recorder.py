@@ -92,8 +92,12 @@ def _episode(
             action, state = decision.action.cpu().numpy(), decision.state
             frame[ACTION] = envs.own_action(action)[0]
             step = envs.step(action)
-            late = len(rows.columns.get(ACTION, ())) + 1 >= how.max_steps
-            ended = bool(step.is_last[0]) or late
+            ended = bool(step.is_last[0])
+            if not ended and len(rows.columns.get(ACTION, ())) + 1 >= (how.max_steps or np.inf):
+                raise LabError(
+                    f"episode {index} did not end within {how.max_steps:,} decisions "
+                    "(eval.max_steps): set env.time_limit"
+                )
             terminal = bool(step.is_terminal[0])
             rows.add(
                 **frame,
@@ -106,10 +110,6 @@ def _episode(
         last = np.arange(len(columns[ACTION])) == len(columns[ACTION]) - 1
         columns[SUCCESS] = last & bool(told[0]["success"])
     episode = Recorded(index, columns)
-    if late and not step.is_last[0]:
-        raise LabError(
-            f"episode {index} did not end within {how.max_steps:,} decisions: set env.time_limit"
-        )
     over = workflow.act(step, state, how.mode)  # its memory sees the end; the action is void
     return episode, envs.step(over.action.cpu().numpy()), over.state
 

@@ -144,7 +144,7 @@ def _no_room(folder: Path, need: int, most_bytes: int) -> str | None:
     while kept and used + need > most_bytes:
         oldest = kept.pop(0)
         used -= oldest.stat().st_size
-        oldest.unlink()
+        oldest.unlink(missing_ok=True)
         oldest.with_suffix(".json").unlink(missing_ok=True)
     if (free := shutil.disk_usage(folder).free) < 1.1 * need:
         return f"its pictures take {need / gib:.2f} GiB, the disk has {free / gib:.2f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,29 @@ def read_table(path: Path, without: str = "") -> Any:
         return pq.ParquetFile(path).read(columns=wanted)
     except (OSError, ValueError) as error:  # pyarrow's own errors are among these
         raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def read_whole_groups(path: Path) -> tuple[Any, str]:
+    """Return the rows of a file that can be read, and what is wrong with the others.
+
+    Episodes are groups of rows of their own in newer files: one that is damaged takes only itself.
+    """
+    pq = require("pyarrow.parquet", "data")
+    try:
+        return read_table(path), ""
+    except DataError as error:
+        fault = str(error)
+        groups: list[Any] = []
+        try:
+            file = pq.ParquetFile(path)
+        except (OSError, ValueError):
+            raise error from None
+        for number in range(file.num_row_groups):
+            with suppress(OSError, ValueError):
+                groups.append(file.read_row_group(number))
+        if not groups:
+            raise
+        return join_tables(groups), fault
 
 
 def join_tables(tables: Sequence[Any]) -> Any:
@@ -110,7 +134,8 @@ class EmbeddedCamera:
         try:
             if source is None and name is None:
                 raise ValueError("it is empty")
-            opened = io.BytesIO(source) if source is not None else (self.root or Path()) / name
+            beside = (self.root or Path()) / str(name)
+            opened = io.BytesIO(source) if source is not None else beside
             picture = np.asarray(Image.open(opened).convert("RGB"))
         except (OSError, ValueError, UnidentifiedImageError) as error:
             raise DataError(f"{self.key}: the picture of row {row} is damaged: {error}") from None

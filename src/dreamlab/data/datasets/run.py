@@ -72,7 +72,7 @@ def _episodes(steps: dict[str, Array], spec: Spec) -> Iterator[Recorded]:
     for env in range(len(steps["reward"])):
         stream = {k: v[env] for k, v in steps.items()}
         seams = np.flatnonzero(stream["is_first"])
-        edges = np.unique([0, *seams, len(stream["reward"])])
+        edges = np.unique(np.concatenate([[0], seams, [len(stream["reward"])]]))
         for start, end in pairwise(edges):
             if end - start > 1:  # a step alone has no action that anything followed
                 part = {k: v[start:end] for k, v in stream.items()}

@@ -64,22 +64,29 @@ class VideoCamera:
         self, number: int, path: Path, rows: Array, put: Callable[[Array, Array], None]
     ) -> tuple[Array, str]:
         """Decode a file; tell which of the rows were in it, and what was wrong with the others."""
-        seen = np.zeros(len(rows), bool)
+        seen, why = (
+            np.zeros(len(rows), bool),
+            "it has no frame at the time of a frame of the episode",
+        )
         try:
             frames, fault = self._frames_of(number, rows)
+            times = self.times[number]
             order = np.argsort(frames, kind="stable")
-            at = np.searchsorted(frames[order], np.arange(len(self.times[number]) + 1))
+            at = np.searchsorted(frames[order], np.arange(len(times) + 1))
+            edges = (times[1:] + times[:-1]) / 2
             with opened(path) as (container, stream):
-                for n, frame in enumerate(container.decode(stream)):
-                    here = order[at[n] : at[n + 1]] if n + 1 < len(at) else order[:0]
+                for frame in _sound(container, stream):
+                    n = int(np.searchsorted(edges, frame.time))
+                    here = order[at[n] : at[n + 1]]
                     if len(here):
                         picture = self._picture(frame, path)
                         put(rows[here], np.broadcast_to(picture, (len(here), *picture.shape)))
                         seen[here] = True
         except (DataError, OSError, ValueError) as error:  # PyAV's errors are among these
             return seen, _one_line(error)
-        seen &= ~fault
-        return seen, "it has no frame at the time of some of the episode's frames"
+        if (~seen & ~fault).any():
+            why = "frames of the episode cannot be decoded"
+        return seen & ~fault, why
 
     def _frames_of(self, number: int, rows: Array) -> tuple[Array, Array]:
         """Return the number of each row's frame in a file, and which rows have none."""
@@ -146,6 +153,7 @@ class _Decoder:
         self.container: Any = av.open(str(path))
         self.stream = self.container.streams.video[0]
         self.times, self.at, self.last = times, len(times), None
+        self.edges = (times[1:] + times[:-1]) / 2
         self.decoding: Iterator[Any] = iter(())
 
     def frame(self, number: int) -> Any:
@@ -157,7 +165,7 @@ class _Decoder:
             self.container.seek(int(at / self.stream.time_base), stream=self.stream)
             self.decoding = self.container.decode(self.stream)
         for frame in self.decoding:
-            self.at = int(np.abs(self.times - frame.time).argmin())
+            self.at = int(np.searchsorted(self.edges, frame.time))
             if self.at >= number:
                 self.last = frame
                 break
@@ -167,6 +175,16 @@ class _Decoder:
 
     def close(self) -> None:
         self.container.close()
+
+
+def _sound(container: Any, stream: Any) -> Iterator[Any]:
+    """Yield the frames of a file in order; pass over those that cannot be decoded."""
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except (OSError, ValueError):
+            continue
+        yield from (f for f in frames if not f.is_corrupt and f.time is not None)
 
 
 @contextmanager
