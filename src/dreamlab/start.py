@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dreamlab.config import StartConfig
+from dreamlab.core.affine import Affine, Scaling
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.files import write_text
 from dreamlab.core.readers import FileError
@@ -74,12 +75,25 @@ def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
     ours = workflow.state_dict()
     wanted = _wanted({k: v for k, v in ours.items() if isinstance(v, Tensor)}, start)
     _check_fit(wanted, theirs, start)
+    if not start.modules:
+        _check_scaling(state, loop.parts.scaling, start)
     workflow.load_state_dict(ours | {k: theirs[k] for k in wanted})
     collector = loop.parts.collector
     if collector is not None and state["collector"] and not start.modules:
         statistics, normalizer = state["collector"]["envs"]["normalizer"], collector.envs.normalizer
         if statistics["obs"].keys() == normalizer.get_state()["obs"].keys():
             normalizer.set_state(statistics)
+
+
+def _check_scaling(state: State, ours: Scaling, start: StartConfig) -> None:
+    """Raise if weights that learnt from normalised data would see it normalised otherwise."""
+    theirs = {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
+    for name in sorted(theirs.keys() | ours.keys()):
+        if name not in theirs or name not in ours or theirs[name].differs(ours[name]):
+            raise ConfigError(
+                f"start.run: {start.run} learnt with another normalisation of {name!r} than this "
+                "run has: name the same data set in buffers, with the same normalize"
+            )
 
 
 def _wanted(ours: Mapping[str, Tensor], start: StartConfig) -> dict[str, Tensor]:

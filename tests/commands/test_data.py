@@ -16,7 +16,8 @@ from dreamlab.cli import main
 from dreamlab.commands.arguments import Verb
 from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.opening import open_dataset
-from tests.data.sets import CAMERA, LENGTHS, shade, write_v2, write_v3
+from dreamlab.data.datasets.video import VideoWriter
+from tests.data.sets import CAMERA, LENGTHS, SIZE, pictures, shade, write_v2, write_v3
 from tests.data.streams import feed, replay
 
 RANDOM = (
@@ -60,6 +61,17 @@ def test_info_and_sample(make: Any, said: Any, tmp_path: Path):
     assert np.allclose(frame[CAMERA]["mean"], shade(1, 2) / 255, atol=0.01)
     assert "num_frames       16" in said("info", folder)
     assert "observation.state" in said("sample", folder, 0)
+
+
+def test_a_frame_keeps_its_number_where_an_episode_is_damaged(
+    said: Any, tmp_path: Path, capsys: Any
+):
+    folder = write_v2(tmp_path / "set")
+    (folder / "data" / "chunk-000" / "episode_000001.parquet").unlink()
+    assert said("sample", folder, 13, "--json")["observation.state"] == [201.0, 2.0]
+    assert main(["data", "sample", str(folder), "6"]) == 2
+    assert "episode 1: " in capsys.readouterr().err
+    assert list(said("info", folder, "--json")["damaged"]) == ["1"]
 
 
 def test_statistics_are_told(said: Any, tmp_path: Path):
@@ -125,6 +137,25 @@ def test_formats_become_each_other(said: Any, tmp_path: Path):
         shown = data.camera(CAMERA).read(rows).mean((1, 2, 3))
         assert np.abs(shown - old.camera(CAMERA).read(rows).mean((1, 2, 3))).max() < 3
     assert open_dataset(tmp_path / "last").kind == "lerobot v3.0"
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_videos_of_episodes_are_copied_not_encoded_anew(odd: bool, said: Any, tmp_path: Path):
+    folder = write_v2(tmp_path / "old")
+    if odd:  # of another encoder: it cannot follow the others in one file
+        path = folder / "videos" / "chunk-000" / CAMERA / "episode_000001.mp4"
+        film = VideoWriter(path, 10, SIZE, "libsvtav1")
+        for picture in pictures(1, LENGTHS[1]):
+            film.add(picture)
+        film.close()
+    old, rows = open_dataset(folder), np.arange(16)
+    said("convert", folder, tmp_path / "new")
+    new = open_dataset(tmp_path / "new")
+    assert np.array_equal(new.camera(CAMERA).read(rows), old.camera(CAMERA).read(rows))
+    assert caching.keep_frames(new, CAMERA, None, 2**30).broken == {}
+    assert len(list((tmp_path / "new").rglob("*.mp4"))) == (3 if odd else 1)
+    assert new.features[CAMERA].info["video.codec"] == "h264"
+    assert 0 < new.stored[CAMERA]["mean"].max() < 1
 
 
 def test_a_replay_becomes_a_data_set(said: Any, tmp_path: Path):

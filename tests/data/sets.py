@@ -60,7 +60,7 @@ def write_v3(
     features = {k: f for k, f in FEATURES.items() if k not in without}
     if camera is not None:
         features[CAMERA] = Feature(camera, (*SIZE, 3))
-    recording = Recording(10, features, codec="libx264", **options)
+    recording = Recording(10, features, **{"codec": "libx264", **options})
     with LeRobotWriter(folder, recording) as writer:
         for e, length in enumerate(lengths):
             images = {CAMERA: pictures(e, length)} if camera is not None else {}

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from dreamlab.data.datasets import frames as caching
@@ -14,7 +15,9 @@ from dreamlab.data.datasets import statistics
 from dreamlab.data.datasets.lerobot import episode_statistics
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
 from dreamlab.data.datasets.opening import open_dataset
+from dreamlab.data.datasets.steps import observations
 from dreamlab.data.datasets.table import DataError, Dataset, Feature
+from dreamlab.data.datasets.video import Clips, VideoCamera
 from tests.data.sets import CAMERA, LENGTHS, SIZE, columns, pictures, shade, write_v2, write_v3
 
 GOLDEN = Path(os.environ.get("DREAMLAB_GOLDEN", "")) / "lerobot_v3"
@@ -75,6 +78,33 @@ def test_pictures_are_decoded_once_into_the_cache(kind: str, tmp_path: Path):
     assert file.stat().st_ino == before
 
 
+@pytest.mark.parametrize("channels", [1, 4])
+def test_pictures_with_other_channels_are_kept_without_loss(channels: int, tmp_path: Path):
+    features = {
+        "action": Feature("float32", (1,)),
+        "observation.images.a.b": Feature("image", (6, 8, channels)),
+    }
+    rng = np.random.default_rng(0)
+    shown = rng.integers(0, 256, (5, 6, 8, channels), dtype=np.uint8)
+    with LeRobotWriter(tmp_path / "set", Recording(10, features)) as writer:
+        writer.add({"action": np.zeros((5, 1))}, {"observation.images.a.b": shown})
+    data = open_dataset(tmp_path / "set")
+    assert np.array_equal(data.camera("observation.images.a.b").read(np.arange(5)), shown)
+    assert list(observations(data, {})) == ["a_b"]
+    small = caching.Resized(data.camera("observation.images.a.b"), (3, 4)).read(np.arange(5))
+    assert np.abs(small.mean((1, 2)) - shown.mean((1, 2))).max() < 20
+    with pytest.raises(DataError, match="even sides and 3 channels"):
+        LeRobotWriter(tmp_path / "no", Recording(10, {"x": Feature("video", (6, 8, channels))}))
+
+
+def test_a_depth_map_is_not_taken_for_colours(tmp_path: Path):
+    folder = write_v3(tmp_path / "set", "video")
+    info = folder / "meta" / "info.json"
+    info.write_text(info.read_text().replace('"video.is_depth_map": false', '"is_depth_map": true'))
+    with pytest.raises(DataError, match="is a depth map, which is not read here"):
+        open_dataset(folder).camera(CAMERA).read(np.array([0]))
+
+
 def test_the_cache_is_bounded(tmp_path: Path):
     sets = [open_dataset(write_v3(tmp_path / str(n), "image", (n,))) for n in (3, 4, 5)]
     one = 5 * SIZE[0] * SIZE[1] * 3
@@ -120,12 +150,55 @@ def test_statistics_are_exact_and_those_of_episodes_add_up(tmp_path: Path):
     assert "q01" not in old.stored["observation.state"]
 
 
+def test_statistics_of_some_episodes_are_their_own(tmp_path: Path):
+    data = made(tmp_path, "v3.0")
+    whole = statistics.cached(data, ["action"])["action"]["count"]
+    data.episodes = data.episodes[:1]
+    assert (whole[0], statistics.cached(data, ["action"])["action"]["count"][0]) == (16, 5)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])
+def test_frames_that_need_later_ones_are_found(codec: str, tmp_path: Path):
+    """With B-frames and few keyframes, the order in the file is not that of presentation."""
+    import av
+
+    path, num = tmp_path / "film.mp4", 40
+    options = {"g": "17", "crf": "10", **({"bf": "3"} if codec == "libx264" else {"preset": "12"})}
+    rng = np.random.default_rng(0)
+    shades = rng.permutation(np.linspace(10, 240, num)).astype(np.uint8)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, 30, options=options)
+        stream.height, stream.width, stream.pix_fmt = 64, 64, "yuv420p"
+        for shade_ in shades:
+            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), shade_), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    time = (np.arange(num) / 30).astype(np.float32).astype(np.float64)
+    rows = np.zeros(num, np.int64)
+    camera = VideoCamera("top", (64, 64, 3), Clips([path], rows, time, rows, 30))
+    kept = np.zeros((num, 64, 64, 3), np.uint8)
+    assert camera.in_order(lambda at, pictures: kept.__setitem__(at, pictures)) == {}
+    assert np.abs(kept.mean((1, 2, 3)) - shades).max() < 3
+    order = rng.permutation(num)
+    for part in np.split(order, 8):
+        assert np.array_equal(camera.read(part), kept[part])
+
+
 def test_statistics_are_kept_by_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = made(tmp_path, "v3.0")
     first = statistics.cached(data, ["action"])
     monkeypatch.setattr(statistics, "compute", lambda *_: pytest.fail("it was computed again"))
     again = statistics.cached(open_dataset(data.place), ["action"])
     assert all(np.array_equal(first["action"][k], again["action"][k]) for k in first["action"])
+
+
+def test_delta_timestamps_stay_inside_the_episode(tmp_path: Path):
+    data = made(tmp_path, "v3.0")
+    rows, pad = data.at_deltas(6, [-0.5, -0.1, 0.0, 0.2, 0.9])
+    assert rows.tolist() == [5, 5, 6, 8, 11]
+    assert pad.tolist() == [True, False, False, False, True]
+    with pytest.raises(DataError, match="not all multiples of a frame, 1/10 s"):
+        data.at_deltas(6, [0.0, 0.15])
 
 
 def test_a_copy_has_the_same_fingerprint_and_a_change_another(tmp_path: Path):
@@ -172,6 +245,33 @@ def test_a_video_that_is_too_short_is_damage(tmp_path: Path):
     assert "no frame at the time" in kept.broken[1]
 
 
+@pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])
+def test_damage_in_a_file_of_many_episodes_takes_only_its_own(codec: str, tmp_path: Path):
+    import av
+
+    folder = write_v3(tmp_path / "set", "video", (8, 8, 8), codec=codec)
+    (video,) = folder.rglob("*.mp4")
+    with av.open(str(video)) as container:
+        packets = [(p.pos, p.size) for p in container.demux(video=0) if p.size]
+    where, size = packets[12]
+    content = bytearray(video.read_bytes())
+    content[where : where + size] = bytes([0xFF] * size)
+    video.write_bytes(content)
+    (rows,) = (folder / "data").rglob("*.parquet")
+    group = pq.ParquetFile(rows).metadata.row_group(2).column(0)
+    content = bytearray(rows.read_bytes())
+    content[group.data_page_offset : group.data_page_offset + 24] = bytes([0xFF] * 24)
+    rows.write_bytes(content)
+    data = open_dataset(folder)
+    assert list(data.broken) == [2]
+    assert "0 of the episode's 8 frames" in data.broken[2]
+    kept = caching.keep_frames(data, CAMERA, None, 2**30)
+    assert list(kept.broken) == [1]
+    assert "cannot be decoded" in kept.broken[1]
+    shown = kept.camera.read(np.arange(8)).mean((1, 2, 3))
+    assert np.abs(shown - [shade(0, i) for i in range(8)]).max() < 3
+
+
 def test_missing_frames_are_damage(tmp_path: Path):
     folder = write_v2(tmp_path / "set")
     episodes = folder / "meta" / "episodes.jsonl"
@@ -190,6 +290,13 @@ def test_what_is_missing_is_named(tmp_path: Path):
     node["features"]["observation.force"] = {"dtype": "float32", "shape": [6], "names": None}
     info.write_text(json.dumps(node))
     with pytest.raises(DataError, match=r"'observation\.force' is missing from its data"):
+        open_dataset(data.place)
+    del node["features"]["observation.force"]
+    info.write_text(json.dumps(node))
+    episodes = data.place / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(episodes)
+    pq.write_table(table.drop_columns([f"videos/{CAMERA}/from_timestamp"]), episodes)
+    with pytest.raises(DataError, match=rf"the column 'videos/{CAMERA}/from_timestamp' is missing"):
         open_dataset(data.place)
     info.write_text(json.dumps({**node, "codebase_version": "v1.6"}))
     with pytest.raises(DataError, match=r"'v1.6' is not one of v2.0, v2.1, v3.0"):

@@ -16,9 +16,10 @@ import pytest
 from dreamlab.core.config import load
 from dreamlab.data.dataset_source import DatasetConfig, DatasetSource
 from dreamlab.data.datasets import frames as caching
+from dreamlab.data.datasets.convert import to_lerobot
 from dreamlab.data.datasets.opening import open_dataset
 from dreamlab.data.source import BufferContext
-from tests.data.sets import write_v3
+from tests.data.sets import write_v2, write_v3
 
 PEER = os.environ.get("DREAMLAB_LEROBOT_PYTHON", "")
 SCRIPT = Path(__file__).parents[2] / "scripts" / "lerobot_peer.py"
@@ -41,9 +42,12 @@ def theirs(
     return dict(np.load(out, allow_pickle=True))
 
 
-@pytest.fixture(params=["video", "image", "golden"])
+@pytest.fixture(params=["video", "image", "converted", "golden"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(caching.FOLDER, str(tmp_path / "cache"))
+    if request.param == "converted":
+        old = open_dataset(write_v2(tmp_path / "old"))
+        return to_lerobot(old, tmp_path / "set", "libx264")
     if request.param != "golden":
         return write_v3(tmp_path / "set", request.param)
     if not GOLDEN.is_dir():
@@ -86,3 +90,13 @@ def test_a_window_is_what_lerobot_gives_for_delta_timestamps(folder: Path, tmp_p
         assert np.array_equal(found[f"{row}/observation.state"], batch.obs["state"][i].numpy()), row
         shown = found[f"{row}/{camera}"].transpose(0, 2, 3, 1)
         assert np.allclose(shown, batch.obs[name][i].numpy() / 255, atol=0.01), row
+
+
+def test_times_apart_are_what_lerobot_gives(folder: Path, tmp_path: Path):
+    data, deltas = open_dataset(folder), [-0.5, -0.2, 0.0, 0.3]
+    found = theirs(folder, tmp_path / "out.npz", [0, 4, 5, 8], **{"observation.state": deltas})
+    for row in (0, 4, 5, 8):
+        rows, pad = data.at_deltas(row, deltas)
+        wanted = data.columns["observation.state"][rows]
+        assert np.array_equal(found[f"{row}/observation.state"], wanted), row
+        assert np.array_equal(found[f"{row}/observation.state_is_pad"], pad), row

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from dreamlab import build, train
+from dreamlab.cli import main
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.types import Mode
 from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
 from dreamlab.data.datasets.table import Feature
@@ -128,6 +130,49 @@ def test_a_policy_acts_in_the_units_of_its_data(tmp_path: Path):
     assert again.returns == loop.evaluate().returns  # type: ignore[union-attr]
     saved = tmp_path / "a" / "buffers" / "demos" / "statistics.json"
     assert '"mean_std"' in saved.read_text()
+
+
+def test_an_exported_policy_holds_the_statistics_of_its_data(tmp_path: Path):
+    """The file is compared with the workflow on raw steps, by the verb itself."""
+    demos = (
+        f"{{_target_: dataset, path: {write(tmp_path / 'data', 'Pendulum-v1')}, batch: 8, "
+        "length: 2, normalize: {state: mean_std, action: bounds}}"
+    )
+    phase = (
+        "training.phases=[{name: study, type: offline, buffer: demos, duration_updates: 3, "
+        "workflow_hooks: [update_controller]}]"
+    )
+    given = [o for o in SMALL if "phases" not in o and "every_frames" not in o]
+    given += [f"buffers.demos={demos}", "~buffers.replay", phase, "env.scale_actions=false"]
+    given += ["eval.every_frames=0"]
+    loop = open_loop(tmp_path / "a", "+experiment=sac_pendulum", *given)
+    assert loop.run() == "finished"
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    run = str(tmp_path / "a")
+    assert main(["export-policy", run, "--format", "torchscript"]) == 0
+    policy = torch.jit.load(tmp_path / "a" / "export" / "policy.pt")
+    state = torch.tensor([[1.0, 0.0, 8.0]])
+    (action,) = policy(state)
+    scaling = loop.parts.scaling
+    seen = torch.from_numpy(scaling["state"].apply(state.numpy()))
+    own = loop.workflow.decide({"state": seen}, torch.ones(1, dtype=torch.bool),
+                               loop.workflow.initial_state(1), Mode.FIXED).action  # fmt: skip
+    assert torch.allclose(action, 2 * own, atol=1e-5)
+    assert main(["export-policy", run, "--hub", str(tmp_path / "hub")]) == 0
+    results = [
+        build.build_evaluator(t.config).run(t.workflow, t.statistics).returns
+        for t in (train.load_policy(tmp_path / "a"), train.load_policy(tmp_path / "hub"))
+    ]
+    assert results[0] == results[1]
+
+
+def test_weights_are_only_taken_over_with_their_normalisation(tmp_path: Path):
+    given = options("tdmpc2", tmp_path / "data", "training.phases.1.duration_steps=16")
+    assert open_loop(tmp_path / "a", *given).run() == "finished"
+    given.append(f"start.run={tmp_path / 'a'}")
+    assert open_loop(tmp_path / "b", *given).parts.scaling
+    with pytest.raises(ConfigError, match="learnt with another normalisation of 'state'"):
+        open_loop(tmp_path / "c", *given, "buffers.demos.normalize.state=min_max")
 
 
 def test_what_would_be_normalised_twice_is_refused(tmp_path: Path):

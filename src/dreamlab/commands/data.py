@@ -105,9 +105,9 @@ def sample(place: str, index: int, as_json: bool) -> int:
     from dreamlab.data.datasets.table import DataError
 
     data = open_dataset(place)
-    if index >= data.num_rows:
+    if index >= data.num_rows and not data.broken:
         raise DataError(f"{place}: there is no frame {index}: it has {data.num_rows:,}")
-    frame = one_frame(data, index)
+    frame = one_frame(data, _row(data, index))
     if as_json:
         print(json_text(frame))
     else:
@@ -116,12 +116,28 @@ def sample(place: str, index: int, as_json: bool) -> int:
     return 0
 
 
+def _row(data: Dataset, index: int) -> int:
+    """Return the row of a frame: where episodes are missing, by the number it was given."""
+    from dreamlab.data.datasets.table import DataError
+
+    if not data.broken:
+        return index
+    found = (data.columns["index"] == index).nonzero()[0]
+    if not len(found):
+        number, why = next(iter(data.broken.items()))
+        raise DataError(
+            f"{data.place}: there is no frame {index}, or it is of a damaged episode: episode "
+            f"{number}: {why}"
+        )
+    return int(found[0])
+
+
 def one_frame(data: Dataset, row: int) -> dict[str, Any]:
     """Return everything about a frame; means of channels are in [0, 1]."""
     import numpy as np
 
-    out: dict[str, Any] = {"index": row}
-    for name in ("episode_index", "frame_index", "timestamp"):
+    out: dict[str, Any] = {}
+    for name in ("index", "episode_index", "frame_index", "timestamp"):
         out[name] = data.columns[name][row].item()
     out["task"] = data.task(row)
     for name in data.features:

@@ -18,11 +18,14 @@ from dreamlab.commands.arguments import (
     trust_code,
     verb,
 )
-from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.files import disk_errors
 from dreamlab.core.text import print
 
 if TYPE_CHECKING:
+    from dreamlab.core.affine import Affine
+    from dreamlab.envs.vector import EnvConfig
+    from dreamlab.export.policy_export import Actions
     from dreamlab.export.policy_files import Format, Parity, Runner
     from dreamlab.train import Trained
 
@@ -105,31 +108,31 @@ def _export_to_hub(trained: Trained, options: Options) -> int:
 def _export(trained: Trained, options: Options) -> int:
     import torch
 
+    from dreamlab.core.affine import ACTION
     from dreamlab.envs.vector import Envs, make_env
     from dreamlab.export import policy_export as exporting
     from dreamlab.export import policy_files as files
     from dreamlab.runs.run import Run
+    from dreamlab.train import scaling_of
 
-    if trained.statistics.get("scaling"):
-        raise LabError(
-            "export-policy: this policy learnt from data that was normalised by its statistics, "
-            "which these files do not hold: use --hub"
-        )
     torch.set_num_threads(1)  # a row at a time is too little work to share
     env = trained.config.env
     wrapper = exporting.action_wrapper(make_env(env, 0, 0))
     normalize = exporting.Normalize(env.normalize_obs, trained.statistics)
     workflow = trained.workflow.cpu().eval()
-    actions = exporting.actions_of(wrapper)
+    data = scaling_of(trained.statistics).get(ACTION)
+    actions = exporting.actions_of(wrapper) if data is None else _of_data(env, data)
     policy = exporting.Exported(workflow, normalize, actions, options.batch)
     path: Path = options.out or options.folder / "export" / f"policy{files.SUFFIX[options.format]}"
 
     def check(run_file: Runner) -> Parity:
         rows = policy.batch or 1
-        envs = Envs(replace(env, num_envs=rows, vector="sync", normalize_obs=None), 0)
+        raw = replace(env, num_envs=rows, vector="sync", normalize_obs=None)
+        envs = Envs(raw, 0, {} if data is None else {ACTION: data})
         steps = files.record(policy, workflow, envs, 64)
         envs.close()
         taken = wrapper.action if wrapper is not None else lambda a: a
+        taken = taken if data is None else envs.unscaled
         return files.compare(policy, run_file, workflow, steps, taken)
 
     parity = files.write_checked(policy, path, options.format, check, options.tolerance)
@@ -147,3 +150,12 @@ def _export(trained: Trained, options: Options) -> int:
     print(f"rows            {f'{policy.batch}{fixed}' if policy.batch else 'any number'}")
     print(f"max difference  {parity.worst:.3g} over {parity.steps} steps")
     return 0
+
+
+def _of_data(env: EnvConfig, data: Affine) -> Actions:
+    """Return what brings actions back to the units of the data, within the environment's bounds."""
+    from dreamlab.envs.vector import make_env
+    from dreamlab.export.policy_export import Actions
+
+    space: Any = make_env(env, 0, 0).action_space
+    return Actions(space.low, space.high, data=data)

@@ -126,6 +126,11 @@ class Collector:
         if self.envs.pending:
             self._current()
 
+    def statistics(self) -> dict[str, Any]:
+        """Return what the environments normalise with, once they have done what they were sent."""
+        self.wait()
+        return self.envs.normalizer.get_state()
+
     def _track(self, step: Step) -> None:
         """Add rewards to the running episodes and take note of those that ended."""
         self.returns += self.envs.raw_reward

@@ -255,10 +255,7 @@ class Orchestrator:
             return None
         path = self.run_log.folder / "videos" / f"eval_{self.scheduler.clock().name}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
-        statistics = None
-        if self.parts.collector is not None:
-            self.parts.collector.wait()
-            statistics = self.parts.collector.envs.normalizer.get_state()
+        statistics = self.parts.collector.statistics() if self.parts.collector else None
         result = self.parts.evaluator.run(
             self.workflow, statistics, wanted, lambda: self.stop_requested
         )

@@ -121,4 +121,5 @@ class Normalizer:
         if returns.shape == self.returns.shape:
             self.returns = returns
         self.return_moments.set_state(state["reward"])
-        self.scaling = {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
+        if "scaling" in state:
+            self.scaling = {k: Affine.of_state(a) for k, a in state["scaling"].items()}

@@ -220,12 +220,12 @@ class Envs:
 
         In processes of their own they begin now, and overwrite the arrays of the last step.
         """
-        action = self._unscaled(action)
+        action = self.unscaled(action)
         if self.parallel:
             self.vec.step_async(action)
         self.action = action
 
-    def _unscaled(self, action: Array) -> Array:
+    def unscaled(self, action: Array) -> Array:
         """Return actions as they were before the data that a policy learnt from was normalised."""
         if ACTION not in self.normalizer.scaling:
             return action
@@ -234,7 +234,7 @@ class Envs:
 
     def own_action(self, action: Array) -> Array:
         """Return actions in the units of the environments themselves; not with `async`."""
-        scaler, action = self._scaler(), self._unscaled(action)
+        scaler, action = self._scaler(), self.unscaled(action)
         return action if scaler is None else np.stack([scaler.action(a) for a in action])
 
     def own_bounds(self) -> tuple[Array, Array] | None:

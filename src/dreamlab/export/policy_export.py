@@ -9,6 +9,7 @@ It is the workflow's own `decide` in `Mode.FIXED`: exported policies are determi
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core.affine import ACTION, Affine
 from dreamlab.core.tree import tree_leaves, tree_map
 from dreamlab.core.types import Array, ArraySpec, Mode, Spec
 from dreamlab.core.workflow import Workflow
@@ -33,13 +35,24 @@ class Actions:
     low: Array | None = None
     high: Array | None = None
     start: Array | int = 0
+    data: Affine | None = None
+    """How the actions of the data that it learnt from were normalised."""
 
     def __call__(self, action: Tensor) -> Tensor:
+        if self.data is not None:
+            return self._of_data(action, self.data)
         if self.low is None or self.high is None:
             return action + torch.as_tensor(self.start) if np.any(self.start) else action
         low, high = torch.from_numpy(self.low), torch.from_numpy(self.high)
         unit = action.clamp(-1.0, 1.0)
         return torch.clamp(low + (unit + 1.0) * 0.5 * (high - low), low, high)
+
+    def _of_data(self, action: Tensor, data: Affine) -> Tensor:
+        scale, shift = torch.from_numpy(data.scale), torch.from_numpy(data.shift)
+        own = (action.double() * scale + shift).float()
+        if self.low is None or self.high is None:
+            return own
+        return torch.clamp(own, torch.from_numpy(self.low), torch.from_numpy(self.high))
 
 
 def action_wrapper(env: Any) -> Any:
@@ -63,20 +76,44 @@ class Normalize(nn.Module):
 
     def __init__(self, config: NormalizeConfig | None, statistics: dict[str, Any]) -> None:
         super().__init__()
-        self.clip = config.clip if config is not None else 0.0
-        self.names = sorted(statistics.get("obs", {})) if config is not None else []
+        self.clip = config.clip if config is not None else math.inf
+        found = _moments(statistics) if config is not None else _of_data(statistics)
+        self.names = sorted(found)
         for i, name in enumerate(self.names):
-            moments = statistics["obs"][name]
-            mean, var = (torch.as_tensor(moments[k]).double() for k in ("mean", "var"))
+            mean, scale = found[name]
             self.register_buffer(f"mean{i}", mean)
-            self.register_buffer(f"scale{i}", torch.sqrt(var + 1e-8))
+            self.register_buffer(f"scale{i}", scale)
 
     def forward(self, obs: Tensors) -> Tensors:
         out = dict(obs)
         for i, name in enumerate(self.names):
             mean, scale = getattr(self, f"mean{i}"), getattr(self, f"scale{i}")
-            out[name] = ((obs[name].double() - mean) / scale).clamp(-self.clip, self.clip).float()
+            scaled = (obs[name].double() - mean) / scale
+            bounded = scaled.clamp(-self.clip, self.clip) if math.isfinite(self.clip) else scaled
+            out[name] = bounded.float()
         return out
+
+
+Moments = dict[str, tuple[Tensor, Tensor]]
+"""What is taken from an observation, and what it is divided by."""
+
+
+def _moments(statistics: dict[str, Any]) -> Moments:
+    """Return what training normalised with while it collected."""
+    pairs = {
+        k: [torch.as_tensor(m[n]).double() for n in ("mean", "var")]
+        for k, m in statistics.get("obs", {}).items()
+    }
+    return {k: (mean, torch.sqrt(var + 1e-8)) for k, (mean, var) in pairs.items()}
+
+
+def _of_data(statistics: dict[str, Any]) -> Moments:
+    """Return what the data was normalised with that a policy learnt from."""
+    return {
+        k: (torch.as_tensor(a["shift"]).double(), torch.as_tensor(a["scale"]).double())
+        for k, a in statistics.get("scaling", {}).items()
+        if k != ACTION
+    }
 
 
 def memory_of(state: Any) -> Tensors:

@@ -132,7 +132,7 @@ def write_metadata(path: Path, policy: Exported, kind: Format, about: dict[str, 
         "outputs": policy.outputs,
         "spec": {"obs": {k: asdict(s) for k, s in spec.obs.items()}, "action": asdict(spec.action)},
         "normalized_inside": policy.normalize.names,
-        "scaled_inside": policy.actions.low is not None,
+        "scaled_inside": policy.actions.low is not None or policy.actions.data is not None,
         **about,
     }
     target = path.with_suffix(".json")

@@ -214,5 +214,6 @@ def check_size(shape: tuple[int, int, int], halvings: int) -> None:
     if any(n % scale for n in shape[:2]) or not all(3 <= n <= 16 for n in small):
         raise ConfigError(
             f"env: images of {shape[0]}x{shape[1]} do not fit {halvings} halvings to a map of 3 to "
-            f"16 pixels; set env.size=[64, 64] or another multiple of {scale}"
+            f"16 pixels; set env.size=[64, 64] or another multiple of {scale} (of a data set, its "
+            "size)"
         )

@@ -12,14 +12,19 @@ import numpy as np
 from dreamlab.core.types import Array
 from dreamlab.data.datasets.gathered import Recorded, is_picture
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
+from dreamlab.data.datasets.statistics import chosen_frames
 from dreamlab.data.datasets.table import COUNTERS, SUCCESS, Camera, DataError, Dataset, Feature
+from dreamlab.data.datasets.video import Film, VideoCamera
 
 BLOCK = 64
 """Pictures that are in memory at once."""
 
 
 def to_lerobot(data: Dataset, folder: Path, codec: str) -> Path:
-    """Write a data set as LeRobot v3.0; what was observed after the last action is not kept."""
+    """Write a data set as LeRobot v3.0; what was observed after the last action is not kept.
+
+    Videos with a file for each episode are copied, all other pictures encoded.
+    """
     features = {
         k: _written(f, data.cameras.get(k)) for k, f in data.features.items() if k not in COUNTERS
     }
@@ -28,8 +33,11 @@ def to_lerobot(data: Dataset, folder: Path, codec: str) -> Path:
         for episode in data.episodes:
             rows = np.arange(episode.first, episode.end)
             columns = {k: data.columns[k][rows] for k, f in features.items() if not f.is_image}
-            pictures = {k: _pictures(data.cameras[k], rows) for k in data.cameras}
-            writer.add(columns, pictures, data.task(episode.first))
+            films = {
+                k: _film(camera, rows) if features[k].dtype == "video" else _pictures(camera, rows)
+                for k, camera in data.cameras.items()
+            }
+            writer.add(columns, films, data.task(episode.first))
     return folder
 
 
@@ -41,6 +49,14 @@ def _written(feature: Feature, camera: Camera | None) -> Feature:
     even = height % 2 == 0 and width % 2 == 0
     kind = feature.dtype if even and channels == 3 else "image"
     return replace(feature, dtype=kind, shape=camera.shape)
+
+
+def _film(camera: Camera, rows: Array) -> Film | Iterator[Array]:
+    """Return an episode's own video file, which can be copied as it is; else its pictures."""
+    path = camera.file_of(rows) if isinstance(camera, VideoCamera) else None
+    if path is None:
+        return _pictures(camera, rows)
+    return Film(path, camera.read(rows[chosen_frames(len(rows))]))
 
 
 def _pictures(camera: Camera, rows: Array) -> Iterator[Array]:
@@ -87,8 +103,8 @@ def features_of(columns: Mapping[str, Any], known: Mapping[str, Feature]) -> dic
     for name, values in columns.items():
         shape = tuple(values.shape[1:])
         if is_picture(values.dtype, shape):
-            even = shape[0] % 2 == 0 and shape[1] % 2 == 0
-            out[name] = Feature("video" if even else "image", shape)
+            film = shape[0] % 2 == 0 and shape[1] % 2 == 0 and shape[2] == 3
+            out[name] = Feature("video" if film else "image", shape)
         else:
             kind = {"f": "float32", "i": "int64", "u": "int64", "b": "bool"}[values.dtype.kind]
             out[name] = known.get(name) or Feature(kind, shape or (1,))

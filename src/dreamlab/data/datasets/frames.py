@@ -72,13 +72,15 @@ class Resized:
         return self.camera.in_order(lambda rows, pictures: put(rows, self._resize(pictures)))
 
     def _resize(self, pictures: Array) -> Array:
+        """Resize channel by channel: with four, PIL would take the last for transparency."""
         from PIL import Image
 
         height, width = self.shape[:2]
         out = np.zeros((len(pictures), *self.shape), np.uint8)
         for i, picture in enumerate(pictures):
-            small = Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
-            out[i] = np.asarray(small)
+            for c in range(self.shape[2]):
+                plane = Image.fromarray(np.ascontiguousarray(picture[..., c]))
+                out[i, ..., c] = plane.resize((width, height), Image.Resampling.BILINEAR)
         return out
 
 
@@ -144,7 +146,7 @@ def _no_room(folder: Path, need: int, most_bytes: int) -> str | None:
     while kept and used + need > most_bytes:
         oldest = kept.pop(0)
         used -= oldest.stat().st_size
-        oldest.unlink()
+        oldest.unlink(missing_ok=True)
         oldest.with_suffix(".json").unlink(missing_ok=True)
     if (free := shutil.disk_usage(folder).free) < 1.1 * need:
         return f"its pictures take {need / gib:.2f} GiB, the disk has {free / gib:.2f}"

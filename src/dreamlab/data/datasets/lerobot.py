@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,8 +167,18 @@ def _episodes_v3(root: Path) -> list[dict[str, Any]]:
     paths = sorted((root / "meta" / "episodes").glob("*/*.parquet"))
     if not paths:
         raise DataError(f"{root / 'meta' / 'episodes'}: there is no parquet file of episodes")
-    rows = [r for p in paths for r in parquet.read_table(p, without="stats/").to_pylist()]
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        table = parquet.read_table(path, without="stats/")
+        for name in ("episode_index", "length", "data/chunk_index", "data/file_index"):
+            _need(table.column_names, name, path)
+        rows += table.to_pylist()
     return sorted(rows, key=lambda r: r["episode_index"])
+
+
+def _need(names: Iterable[str], name: str, path: Path) -> None:
+    if name not in names:
+        raise DataError(f"{path}: the column {name!r} is missing")
 
 
 def _global_stats(root: Path) -> dict[str, dict[str, Array]]:
@@ -248,7 +258,7 @@ def _read_rows(listing: Listing) -> tuple[Any, list[dict[str, Any]], Broken]:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of frames, and where each episode is in it; or what is wrong with it."""
+    """A file of frames, where each episode is in it, and what is wrong with it."""
 
     table: Any
     episode: Array
@@ -258,20 +268,21 @@ class _File:
 
 def _read_file(path: Path) -> _File:
     try:
-        table = parquet.read_table(path)
+        table, fault = parquet.read_whole_groups(path)
         episode = parquet.integers(table, "episode_index", path)
-        return _File(table, episode, parquet.integers(table, "frame_index", path))
+        return _File(table, episode, parquet.integers(table, "frame_index", path), fault)
     except DataError as error:
         return _File(None, np.zeros(0), np.zeros(0), str(error))
 
 
 def _frames_of(file: _File, row: Mapping[str, Any], path: Path) -> Any:
     """Return an episode's rows in the order of its frames."""
-    if file.fault:
+    if file.table is None:
         raise DataError(file.fault)
     rows = np.flatnonzero(file.episode == int(row["episode_index"]))
     if len(rows) != int(row["length"]):
-        raise DataError(f"{path}: it has {len(rows)} of the episode's {row['length']} frames")
+        text = f"{path}: it has {len(rows)} of the episode's {row['length']} frames"
+        raise DataError(f"{text} ({file.fault})" if file.fault else text)
     if not np.array_equal(np.sort(file.frame[rows]), np.arange(len(rows))):
         raise DataError(f"{path}: frames of the episode are missing or there twice")
     rows = rows[np.argsort(file.frame[rows])]
@@ -294,14 +305,39 @@ def _camera(
         camera = parquet.EmbeddedCamera(key, (height, width, channels), cells, episode)
         camera.root = listing.root
         return camera
+    if feature.info.get("video.is_depth_map") or feature.info.get("is_depth_map"):
+        return DepthCamera(key, (height, width, channels))
     if not listing.info.get("video_path"):
         raise DataError(f"{listing.root / INFO}: video_path is missing, but {key!r} is a video")
     clips = _clips(listing, data, good, key)
     return VideoCamera(key, (height, width, 3), clips)
 
 
+@dataclass(frozen=True)
+class DepthCamera:
+    """A video of distances, which its colours do not tell: it can be left aside, not read."""
+
+    key: str
+    shape: tuple[int, int, int]
+
+    def read(self, frames: Array) -> Array:
+        """Refuse."""
+        raise DataError(
+            f"{self.key!r} is a depth map, which is not read here: name the other observations in "
+            "keys"
+        )
+
+    def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
+        """Refuse."""
+        self.read(np.zeros(0))
+        return {}
+
+
 def _clips(listing: Listing, data: Dataset, good: list[dict[str, Any]], key: str) -> Clips:
     """Return file and time of every row; episodes of v3.0 follow each other in a file."""
+    if listing.version == "v3.0":
+        for name in ("chunk_index", "file_index", "from_timestamp"):
+            _need(good[0], f"videos/{key}/{name}", listing.root / "meta" / "episodes")
     files = [listing.video_file(row, key) for row in good]
     numbers = {path: i for i, path in enumerate(dict.fromkeys(files))}
     lengths = [e.length for e in data.episodes]

@@ -16,7 +16,7 @@ import numpy as np
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_json
 from dreamlab.core.types import Array
-from dreamlab.data.datasets.parquet import INDEX, encode_png
+from dreamlab.data.datasets.parquet import INDEX, PNG_MODES, encode_png, write_cells
 from dreamlab.data.datasets.statistics import (
     IMAGE_PIXELS,
     Stats,
@@ -26,7 +26,7 @@ from dreamlab.data.datasets.statistics import (
     plain,
 )
 from dreamlab.data.datasets.table import COUNTERS, DataError, Feature, counter_features, counters
-from dreamlab.data.datasets.video import CODECS, VideoWriter
+from dreamlab.data.datasets.video import CODECS, Film, VideoCopier, VideoWriter
 
 DATA_MB, VIDEO_MB, CHUNKS_SIZE = 100, 200, 1000
 FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
@@ -68,7 +68,15 @@ class _Reel:
     """The video files of one camera."""
 
     place: _Place = field(default_factory=_Place)
-    writer: VideoWriter | None = None
+    writer: VideoWriter | VideoCopier | None = None
+    codec: str | None = None
+    """Of files that were copied; None of those that were encoded."""
+
+    def end_file(self) -> None:
+        """Begin another file with what comes next."""
+        if self.writer is not None:
+            self.writer.close()
+            self.writer, self.place = None, _Place(self.place.number + 1)
 
 
 class LeRobotWriter:
@@ -113,9 +121,12 @@ class LeRobotWriter:
         return [k for k, f in self.features.items() if not f.is_image and f.dtype != "string"]
 
     def add(
-        self, columns: Mapping[str, Any], pictures: Mapping[str, Pictures], task: str = ""
+        self, columns: Mapping[str, Any], pictures: Mapping[str, Pictures | Film], task: str = ""
     ) -> None:
-        """Append an episode: columns [t, ...] by feature, and a picture of each camera a frame."""
+        """Append an episode: columns [t, ...] by feature, and a picture of each camera a frame.
+
+        A film is copied as it is.
+        """
         length = len(next(iter(columns.values())))
         values = self._values(columns, length, task)
         row: dict[str, Any] = {
@@ -128,7 +139,12 @@ class LeRobotWriter:
                 raise DataError(
                     f"the pictures of {key!r} are missing from episode {len(self.rows)}"
                 )
-            frames = _Seen(pictures[key], length, self.features[key].shape, key)
+            given = pictures[key]
+            if isinstance(given, Film):
+                row |= self._copy(key, given, length)
+                stats[key] = _pixel_statistics(list(given.sampled))
+                continue
+            frames = _Seen(given, length, self.features[key].shape, key)
             if key in self.reels:
                 row |= self._film(key, frames, length)
             else:
@@ -174,18 +190,42 @@ class LeRobotWriter:
 
     def _film(self, key: str, frames: Pictures, length: int) -> dict[str, Any]:
         """Encode an episode behind the ones before it; return where in which file it is."""
-        reel, fps = self.reels[key], self.recording.fps
-        if reel.writer is not None and reel.writer.num_bytes > self.recording.video_mb * 2**20:
-            reel.writer.close()
-            reel.writer, reel.place = None, _Place(reel.place.number + 1)
+        reel = self._reel(key)
+        if isinstance(reel.writer, VideoCopier):
+            reel.end_file()
         if reel.writer is None:
             height, width, _ = self.features[key].shape
-            path = self.root / reel.place.path(VIDEO_PATH, key)
-            reel.writer = VideoWriter(path, fps, (height, width), self.recording.codec)
-        first = reel.writer.num_frames
+            path, r = self.root / reel.place.path(VIDEO_PATH, key), self.recording
+            reel.writer = VideoWriter(path, r.fps, (height, width), r.codec)
+        writer, first = reel.writer, reel.writer.num_frames
+        assert isinstance(writer, VideoWriter)
         for picture in frames:
-            reel.writer.add(picture)
-        chunk, file = reel.place.indices
+            writer.add(picture)
+        return self._where(key, first, length)
+
+    def _copy(self, key: str, film: Film, length: int) -> dict[str, Any]:
+        """Put a whole file behind the ones before it; return where in which file it is."""
+        reel = self._reel(key)
+        if not isinstance(reel.writer, VideoCopier) or not reel.writer.fits(film.path):
+            reel.end_file()
+        if reel.writer is None:
+            path = self.root / reel.place.path(VIDEO_PATH, key)
+            reel.writer = VideoCopier(path, self.recording.fps, film.path)
+        writer, first = reel.writer, reel.writer.num_frames
+        assert isinstance(writer, VideoCopier)
+        reel.codec = writer.codec
+        writer.add(film.path)
+        return self._where(key, first, length)
+
+    def _reel(self, key: str) -> _Reel:
+        """Return a camera's files, with a new one begun where the last is large enough."""
+        reel = self.reels[key]
+        if reel.writer is not None and reel.writer.num_bytes > self.recording.video_mb * 2**20:
+            reel.end_file()
+        return reel
+
+    def _where(self, key: str, first: int, length: int) -> dict[str, Any]:
+        (chunk, file), fps = self.reels[key].place.indices, self.recording.fps
         where = {
             "chunk_index": chunk, "file_index": file,
             "from_timestamp": first / fps, "to_timestamp": (first + length) / fps,
@@ -195,7 +235,7 @@ class LeRobotWriter:
     def _write_rows(self, values: Mapping[str, Any], length: int) -> None:
         """Append an episode's rows as a group of their own."""
         pq = require("pyarrow.parquet", "data")
-        table = _table(values, self.features)
+        table = write_cells(values, self.features)
         if self.data_writer is not None and self.data.used > self.recording.data_mb * 2**20:
             self.data_writer.close()
             self.data_writer, self.data = None, _Place(self.data.number + 1)
@@ -239,10 +279,10 @@ class LeRobotWriter:
             "data_files_size_in_mb": DATA_MB, "video_files_size_in_mb": VIDEO_MB, "fps": fps,
             "splits": {"train": f"0:{len(self.rows)}"}, "data_path": DATA_PATH,
             "video_path": VIDEO_PATH if self.reels else None,
-            "features": {k: self._described(f, fps) for k, f in self.features.items()},
+            "features": {k: self._described(k, f, fps) for k, f in self.features.items()},
         }  # fmt: skip
 
-    def _described(self, feature: Feature, fps: float) -> dict[str, Any]:
+    def _described(self, name: str, feature: Feature, fps: float) -> dict[str, Any]:
         out: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape)}
         out["names"] = IMAGE_NAMES if feature.is_image else feature.names
         for key in ("low", "high", "classes"):
@@ -250,9 +290,10 @@ class LeRobotWriter:
                 out[key] = list(value) if isinstance(value, tuple) else value
         if feature.dtype == "video":
             height, width, channels = feature.shape
+            codec = self.reels[name].codec or CODECS[self.recording.codec][0]
             out["info"] = {
                 "video.height": height, "video.width": width,
-                "video.codec": CODECS[self.recording.codec][0], "video.pix_fmt": "yuv420p",
+                "video.codec": codec, "video.pix_fmt": "yuv420p",
                 "video.is_depth_map": False, "video.fps": fps, "video.channels": channels,
                 "has_audio": False,
             }  # fmt: skip
@@ -304,7 +345,7 @@ class _Seen:
         self.kept: list[Array] = []
 
     def __iter__(self) -> Any:
-        number, thin = 0, max(1, max(self.shape[:2]) // IMAGE_PIXELS)
+        number = 0
         for number, picture in enumerate(self.pictures, 1):
             if picture.shape != self.shape or picture.dtype != np.uint8:
                 raise DataError(
@@ -312,42 +353,32 @@ class _Seen:
                     f"uint8{list(self.shape)}"
                 )
             if number - 1 in self.wanted:
-                self.kept.append(picture[::thin, ::thin].reshape(-1, self.shape[2]))
+                self.kept.append(picture)
             yield picture
         if number != self.length:
             raise DataError(f"{self.key!r}: {number} pictures for {self.length} frames")
 
     def statistics(self) -> dict[str, Array]:
-        stats = array_statistics(np.concatenate(self.kept) / 255.0)
-        out = {k: v.reshape(-1, 1, 1) for k, v in stats.items() if k != "count"}
-        return {**out, "count": np.array([len(self.kept)])}
+        return _pixel_statistics(self.kept)
+
+
+def _pixel_statistics(pictures: list[Array]) -> dict[str, Array]:
+    """Return statistics [c, 1, 1] in [0, 1] over the pixels of pictures, thinned out if large."""
+    height, width, channels = pictures[0].shape
+    thin = max(1, max(height, width) // IMAGE_PIXELS)
+    pixels = np.concatenate([p[::thin, ::thin].reshape(-1, channels) for p in pictures]) / 255.0
+    stats = array_statistics(pixels)
+    out = {k: v.reshape(-1, 1, 1) for k, v in stats.items() if k != "count"}
+    return {**out, "count": np.array([len(pictures)])}
 
 
 def _checked(name: str, feature: Feature) -> Feature:
     """Return a feature if it can be written."""
     if name in COUNTERS:
         raise DataError(f"{name!r} is counted by itself: it is no feature of a recording")
-    if feature.is_image and (len(feature.shape) != 3 or feature.shape[2] != 3):
-        raise DataError(f"{name!r}: pictures have three channels, not {list(feature.shape)}")
-    if feature.dtype == "video" and (feature.shape[0] % 2 or feature.shape[1] % 2):
-        raise DataError(f"{name!r}: a video's sides are even, not {list(feature.shape[:2])}")
+    shape = feature.shape
+    if feature.is_image and (len(shape) != 3 or shape[2] not in PNG_MODES):
+        raise DataError(f"{name!r}: pictures are [height, width, 1, 3 or 4], not {list(shape)}")
+    if feature.dtype == "video" and (shape[0] % 2 or shape[1] % 2 or shape[2] != 3):
+        raise DataError(f"{name!r}: a video has even sides and 3 channels, not {list(shape)}")
     return feature
-
-
-def _table(values: Mapping[str, Any], features: Mapping[str, Feature]) -> Any:
-    pa = require("pyarrow", "data")
-    columns = {name: _cells(pa, values[name], f) for name, f in features.items() if name in values}
-    return pa.table(columns)
-
-
-def _cells(pa: Any, values: Any, feature: Feature) -> Any:
-    """Return a column: a number a frame, or lists of fixed size, nested for more axes."""
-    if feature.dtype == "image":
-        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        return pa.array(values, kind)
-    if feature.dtype == "string":
-        return pa.array(values, pa.string())
-    out = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for size in reversed(feature.shape if not feature.is_scalar else ()):
-        out = pa.FixedSizeListArray.from_arrays(out, size)
-    return out

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from dreamlab.core.errors import require
 from dreamlab.core.types import Array
 from dreamlab.data.datasets.table import Broken, DataError, Feature
 
+PNG_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""How a picture with so many channels is kept without loss."""
 INDEX = "__index_level_0__"
 """What pandas calls an index without a name."""
 
@@ -28,6 +31,29 @@ def read_table(path: Path, without: str = "") -> Any:
         return pq.ParquetFile(path).read(columns=wanted)
     except (OSError, ValueError) as error:  # pyarrow's own errors are among these
         raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def read_whole_groups(path: Path) -> tuple[Any, str]:
+    """Return the rows of a file that can be read, and what is wrong with the others.
+
+    Episodes are groups of rows of their own in newer files: one that is damaged takes only itself.
+    """
+    pq = require("pyarrow.parquet", "data")
+    try:
+        return read_table(path), ""
+    except DataError as error:
+        fault = str(error)
+        groups: list[Any] = []
+        try:
+            file = pq.ParquetFile(path)
+        except (OSError, ValueError):
+            raise error from None
+        for number in range(file.num_row_groups):
+            with suppress(OSError, ValueError):
+                groups.append(file.read_row_group(number))
+        if not groups:
+            raise
+        return join_tables(groups), fault
 
 
 def join_tables(tables: Sequence[Any]) -> Any:
@@ -112,9 +138,10 @@ class EmbeddedCamera:
                 raise ValueError("it is empty")
             beside = (self.root or Path()) / str(name)
             opened = io.BytesIO(source) if source is not None else beside
-            picture = np.asarray(Image.open(opened).convert("RGB"))
+            picture = np.asarray(Image.open(opened).convert(PNG_MODES.get(self.shape[2], "RGB")))
         except (OSError, ValueError, UnidentifiedImageError) as error:
             raise DataError(f"{self.key}: the picture of row {row} is damaged: {error}") from None
+        picture = picture[..., None] if picture.ndim == 2 else picture
         if picture.shape != self.shape:
             raise DataError(f"{self.key}: a picture of {picture.shape}, not {self.shape}")
         return picture
@@ -125,5 +152,25 @@ def encode_png(picture: Array) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, format="PNG")
+    flat = picture[..., 0] if picture.shape[-1] == 1 else picture
+    Image.fromarray(flat).save(file, format="PNG")
     return file.getvalue()
+
+
+def write_cells(values: Mapping[str, Any], features: Mapping[str, Feature]) -> Any:
+    """Return a table of an episode's columns."""
+    pa = require("pyarrow", "data")
+    return pa.table({k: _cells(pa, values[k], f) for k, f in features.items() if k in values})
+
+
+def _cells(pa: Any, values: Any, feature: Feature) -> Any:
+    """Return a column: a number a frame, or lists of fixed size, nested for more axes."""
+    if feature.dtype == "image":
+        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        return pa.array(values, kind)
+    if feature.dtype == "string":
+        return pa.array(values, pa.string())
+    out = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for size in reversed(feature.shape if not feature.is_scalar else ()):
+        out = pa.FixedSizeListArray.from_arrays(out, size)
+    return out

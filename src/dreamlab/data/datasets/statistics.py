@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,8 @@ def compute(data: Dataset, names: Sequence[str] | None = None) -> Stats:
 def cached(data: Dataset, names: Sequence[str] | None = None) -> Stats:
     """Return statistics that were computed before for this set, else compute and keep them."""
     wanted = list(names) if names is not None else [*data.columns, *data.cameras]
-    left_out = "" if not data.broken else f"_{len(data.episodes)}"
-    path = cache_folder() / "statistics" / f"{data.fingerprint}{left_out}.json"
+    used = zlib.crc32(repr([e.index for e in data.episodes]).encode())
+    path = cache_folder() / "statistics" / f"{data.fingerprint}_{used:08x}.json"
     found = _read(path)
     missing = [n for n in wanted if n not in found]
     missing = [n for n in missing if n in data.cameras or data.columns[n].dtype != object]

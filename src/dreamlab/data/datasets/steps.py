@@ -38,8 +38,8 @@ TASK = "task"
 
 
 def short_name(feature: str) -> str:
-    """Return what an observation is called here: the last word of its name."""
-    return feature.removeprefix(IMAGES).removeprefix(OBSERVATION)
+    """Return what an observation is called here: what follows the prefix, without dots."""
+    return feature.removeprefix(IMAGES).removeprefix(OBSERVATION).replace(".", "_")
 
 
 def observations(data: Dataset, keys: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,8 @@ ACTION, REWARD, DONE = "action", "next.reward", "next.done"
 TRUNCATED, SUCCESS = "next.truncated", "next.success"
 COUNTERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Columns that every frame has beside the features of its recording."""
+TOLERANCE_S = 1e-4
+"""How far a time may be from that of a frame, as in LeRobot."""
 WHOLE_BYTES = 2**20
 EDGE_BYTES = 2**16
 
@@ -143,6 +145,24 @@ class Dataset:
         """Return the task of a frame; empty where there are none."""
         number = int(self.columns["task_index"][row]) if "task_index" in self.columns else -1
         return self.tasks[number] if 0 <= number < len(self.tasks) else ""
+
+    def at_deltas(self, row: int, seconds: Sequence[float]) -> tuple[Array, Array]:
+        """Return the rows at these times from a row, and which of them are padding.
+
+        What lies outside the episode is its first or last row. Raise if a time is none of a frame.
+        """
+        frames = np.asarray(seconds, np.float64) * self.fps
+        steps = np.round(frames).astype(np.int64)
+        if (np.abs(frames - steps) > TOLERANCE_S * self.fps).any():
+            raise DataError(
+                f"{self.place}: {list(seconds)} are not all multiples of a frame, 1/{self.fps:g} s"
+            )
+        found = [e for e in self.episodes if e.first <= row < e.end]
+        if not found:
+            raise DataError(f"{self.place}: row {row} is of no episode that is used")
+        wanted = row + steps
+        kept = np.clip(wanted, found[0].first, found[0].end - 1)
+        return kept, kept != wanted
 
     def without(self, broken: Broken) -> list[str]:
         """Leave out episodes; return a sentence for each of them."""

@@ -64,22 +64,29 @@ class VideoCamera:
         self, number: int, path: Path, rows: Array, put: Callable[[Array, Array], None]
     ) -> tuple[Array, str]:
         """Decode a file; tell which of the rows were in it, and what was wrong with the others."""
-        seen = np.zeros(len(rows), bool)
+        seen, why = (
+            np.zeros(len(rows), bool),
+            "it has no frame at the time of a frame of the episode",
+        )
         try:
             frames, fault = self._frames_of(number, rows)
+            times = self.times[number]
             order = np.argsort(frames, kind="stable")
-            at = np.searchsorted(frames[order], np.arange(len(self.times[number]) + 1))
+            at = np.searchsorted(frames[order], np.arange(len(times) + 1))
+            edges = (times[1:] + times[:-1]) / 2
             with opened(path) as (container, stream):
-                for n, frame in enumerate(container.decode(stream)):
-                    here = order[at[n] : at[n + 1]] if n + 1 < len(at) else order[:0]
+                for frame in _sound(container, stream):
+                    n = int(np.searchsorted(edges, frame.time))
+                    here = order[at[n] : at[n + 1]]
                     if len(here):
                         picture = self._picture(frame, path)
                         put(rows[here], np.broadcast_to(picture, (len(here), *picture.shape)))
                         seen[here] = True
         except (DataError, OSError, ValueError) as error:  # PyAV's errors are among these
             return seen, _one_line(error)
-        seen &= ~fault
-        return seen, "it has no frame at the time of some of the episode's frames"
+        if (~seen & ~fault).any():
+            why = "frames of the episode cannot be decoded"
+        return seen & ~fault, why
 
     def _frames_of(self, number: int, rows: Array) -> tuple[Array, Array]:
         """Return the number of each row's frame in a file, and which rows have none."""
@@ -100,6 +107,16 @@ class VideoCamera:
                 f"{path}: pictures of {picture.shape}, not {self.shape} as the set says"
             )
         return picture
+
+    def file_of(self, rows: Array) -> Path | None:
+        """Return the file that holds these rows from its beginning, and no others; else None."""
+        number = self.clips.file[rows[0]]
+        alone = np.array_equal(np.flatnonzero(self.clips.file == number), rows)
+        path = self.clips.files[number]
+        whole = (
+            alone and self.clips.time[rows[0]] == 0 and len(presentation_times(path)) == len(rows)
+        )
+        return path if whole else None
 
     def read(self, frames: Array) -> Array:
         """Seek to the frames and decode them."""
@@ -146,6 +163,7 @@ class _Decoder:
         self.container: Any = av.open(str(path))
         self.stream = self.container.streams.video[0]
         self.times, self.at, self.last = times, len(times), None
+        self.edges = (times[1:] + times[:-1]) / 2
         self.decoding: Iterator[Any] = iter(())
 
     def frame(self, number: int) -> Any:
@@ -157,7 +175,7 @@ class _Decoder:
             self.container.seek(int(at / self.stream.time_base), stream=self.stream)
             self.decoding = self.container.decode(self.stream)
         for frame in self.decoding:
-            self.at = int(np.abs(self.times - frame.time).argmin())
+            self.at = int(np.searchsorted(self.edges, frame.time))
             if self.at >= number:
                 self.last = frame
                 break
@@ -167,6 +185,16 @@ class _Decoder:
 
     def close(self) -> None:
         self.container.close()
+
+
+def _sound(container: Any, stream: Any) -> Iterator[Any]:
+    """Yield the frames of a file in order; pass over those that cannot be decoded."""
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except (OSError, ValueError):
+            continue
+        yield from (f for f in frames if not f.is_corrupt and f.time is not None)
 
 
 @contextmanager
@@ -225,6 +253,56 @@ class VideoWriter:
         """Write what the encoder still holds."""
         self._mux(self.stream.encode())
         self.container.close()
+
+
+@dataclass(frozen=True)
+class Film:
+    """A whole video file as it is, and some of its pictures for statistics."""
+
+    path: Path
+    sampled: Array
+
+
+class VideoCopier:
+    """Puts whole video files one behind the other, without encoding anything anew."""
+
+    def __init__(self, path: Path, fps: float, like: Path) -> None:
+        import av
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.container: Any = av.open(str(path), "w")
+        with opened(like) as (_, stream):
+            self.stream = self.container.add_stream_from_template(stream, opaque=True)
+            self.header, self.codec = _header(stream), str(stream.codec.canonical_name)
+        self.fps, self.num_frames, self.num_bytes = fps, 0, 0
+
+    def fits(self, path: Path) -> bool:
+        """Tell whether a file was encoded so that it can follow the ones before it."""
+        with opened(path) as (_, stream):
+            return _header(stream) == self.header
+
+    def add(self, path: Path) -> None:
+        """Append a file's frames."""
+        with opened(path) as (container, stream):
+            offset = round(Fraction(self.num_frames) / Fraction(self.fps) / stream.time_base)
+            for packet in container.demux(stream):
+                if packet.dts is None or not packet.size:
+                    continue
+                packet.pts, packet.dts = packet.pts + offset, packet.dts + offset
+                packet.stream = self.stream
+                self.num_frames += 1
+                self.num_bytes += packet.size
+                self.container.mux(packet)
+
+    def close(self) -> None:
+        self.container.close()
+
+
+def _header(stream: Any) -> tuple[Any, ...]:
+    """Return what must be the same in files that become one."""
+    context = stream.codec_context
+    form = (context.width, context.height, context.pix_fmt, stream.codec.canonical_name)
+    return (*form, bytes(context.extradata or b""))
 
 
 def _one_line(error: BaseException) -> str:
