@@ -1,6 +1,6 @@
 """Demonstrations with two modes: which policies keep both, and which take the mean of them.
 
-    python benchmarks/two_modes.py [--seeds 3] [--updates 3000] [--record]
+    python benchmarks/two_modes.py [--seeds 3] [--updates 1500] [--record]
 
 A scripted expert goes from the left to the right around a disc, above or below it by the toss of a
 coin. Every policy is cloned from the same demonstrations by the same workflow (`Imitation`, chunks
@@ -31,7 +31,8 @@ from dreamlab.workflows.imitation import Imitation, ImitationConfig
 RESULTS = Path(__file__).parent / "results"
 SPEC = Spec({"state": ArraySpec((2,))}, ArraySpec((2,), low=-1.0, high=1.0))
 START, GOAL, RADIUS, HEIGHT = -0.9, 0.9, 0.3, 0.55
-SPEED, STEPS, EPISODES = 0.12, 24, 200
+SPEED, STEPS, SHOWN, EPISODES, BATCH = 0.12, 24, 32, 200, 128
+"""Steps of an episode; of a demonstration, which stays at the goal in the end."""
 CHUNK = {"horizon": 8, "execute": 4}
 NET = {"width": 128, "dropout": 0.0}
 POLICIES: dict[str, dict[str, Any]] = {
@@ -54,12 +55,12 @@ CASES = {
 
 
 def expert(rows: int) -> tuple[Tensor, Tensor]:
-    """Return places and actions [rows, STEPS, 2]: half a wave above or below the disc."""
+    """Return places and actions [rows, SHOWN, 2]: half a wave above or below the disc."""
     side = torch.randint(0, 2, (rows, 1)) * 2.0 - 1
     place = torch.stack([torch.full((rows,), START), torch.zeros(rows)], -1)
     place = place + 0.02 * torch.randn(rows, 2)
     places, actions = [], []
-    for step in range(STEPS):
+    for step in range(SHOWN):
         share = min(1.0, (step + 1) / (STEPS - 4))
         wave = HEIGHT * math.sin(math.pi * share)
         target = torch.cat([torch.full((rows, 1), START + share * (GOAL - START)), side * wave], 1)
@@ -78,8 +79,8 @@ def train(kind: str, seed: int, updates: int) -> tuple[Imitation, float]:
     place, action = expert(200)
     begun = time.process_time()
     for _ in range(updates):
-        row = torch.randint(0, len(place), (256, 1))
-        step = torch.randint(0, STEPS - CHUNK["horizon"] + 1, (256, 1))
+        row = torch.randint(0, len(place), (BATCH, 1))
+        step = torch.randint(0, SHOWN - CHUNK["horizon"] + 1, (BATCH, 1))
         step = step + torch.arange(CHUNK["horizon"])
         flags = torch.zeros(step.shape, dtype=torch.bool)
         seen, done = place[row, step], action[row, step]
@@ -156,8 +157,8 @@ def table(numbers: dict[str, list[dict[str, float]]], updates: int) -> str:
     lines = [
         "# Two modes", "",
         f"Demonstrations go above or below a disc. Success of {EPISODES} episodes, and how many of "
-        f"the successful ones go above, for {seeds} seeds after {updates:,} updates of 256 chunks "
-        f"({platform.processor() or platform.machine()}, one thread, torch {torch.__version__}). "
+        f"the successful ones go above, for {seeds} seeds after {updates:,} updates of {BATCH} "
+        f"chunks ({platform.machine()}, one thread, torch {torch.__version__}). "
         "`python benchmarks/two_modes.py --record` makes this.", "",
         "| policy | success | mean | above | training, s of a core |", "|---|---|---|---|---|",
     ]  # fmt: skip
@@ -173,7 +174,7 @@ def table(numbers: dict[str, list[dict[str, float]]], updates: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=3000)
+    parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from dreamlab.components import HOME
-from dreamlab.components.policies.generative import GenerativePolicy, Guidance
+from dreamlab.components.policies.generative import GenerativePolicy, Guidance, Guided
 from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.types import ArraySpec, Mode, Spec
-from tests.helpers import need
+from tests.helpers import need, some_of
 
 SPEC = Spec({"state": ArraySpec((1,))}, ArraySpec((1,), low=-1.0, high=1.0))
 NET = {"width": 32, "blocks": 2, "time_dim": 16, "dropout": 0.0}
@@ -61,7 +61,8 @@ def fitted():
     return get
 
 
-@pytest.mark.parametrize("name", sorted(set(KINDS) - {"vp"}))  # five steps are not enough
+# not "vp": five steps are not enough
+@pytest.mark.parametrize("name", some_of(["ddpm", "euler", "ddim", "sample", "v", "rk4"], 2))
 @torch.no_grad()
 def test_both_modes_of_the_data_are_sampled(name, fitted):
     seen, data = two_modes(2000)
@@ -80,7 +81,7 @@ def worth(action: torch.Tensor) -> torch.Tensor:
     return -(action - 0.4).square().sum((2, 3))
 
 
-@pytest.mark.parametrize("name", ["ddpm", "ddim", "v", "euler", "rk4"])
+@pytest.mark.parametrize("name", some_of(["ddpm", "euler", "ddim", "v", "rk4"], 2))
 def test_guidance_raises_the_value_the_more_the_larger_its_scale(name, fitted):
     seen, _ = two_modes(500)
     means = []
@@ -95,12 +96,12 @@ def test_guidance_raises_the_value_the_more_the_larger_its_scale(name, fitted):
 
 
 @pytest.mark.parametrize("name", ["ddpm", "ddim", "euler"])
-def test_guidance_of_scale_zero_is_bit_identical_to_none(name, fitted):
-    seen, _ = two_modes(20)
+def test_guidance_of_scale_zero_is_bit_identical_to_none(name):
+    policy, (seen, _) = make(name).eval(), two_modes(20)
     draws = []
     for guidance in (None, Guidance(worth, 0.0)):
         torch.manual_seed(1)
-        draws.append(fitted(name).sample(seen, 3, guidance=guidance))
+        draws.append(policy.sample(seen, 3, guidance=guidance))
     assert torch.equal(*draws)
 
 
@@ -110,20 +111,18 @@ def test_a_scale_that_grows_acts_at_the_end_alone():
     assert [guidance.at(x) for x in (0.0, 0.5, 1.0)] == [0.0, 1.0, 2.0]
 
 
-def test_a_normalised_direction_has_the_length_of_the_scale(fitted):
-    from dreamlab.components.policies.generative import Guided
-
+def test_a_normalised_direction_has_the_length_of_the_scale():
     guided = Guided(Guidance(lambda x: 1e3 * x.sum((2, 3)), 0.5, normalize=True), 1)
     slope = guided.direction(torch.zeros(4, 1, 1), lambda x: 0.1 * x, 0.0)
     torch.testing.assert_close(slope, torch.full((4, 1, 1), 0.5))
 
 
-def test_the_same_noise_becomes_the_same_actions(fitted):
-    seen, _ = two_modes(20)
+def test_the_same_noise_becomes_the_same_actions():
+    policy, (seen, _) = make("ddim").eval(), two_modes(20)
     noise = torch.randn(20, 3, 1, 1)
-    once, again = (fitted("ddim").sample(seen, 3, noise=noise) for _ in range(2))
+    once, again = (policy.sample(seen, 3, noise=noise) for _ in range(2))
     assert torch.equal(once, again)
-    assert not torch.equal(once, fitted("ddim").sample(seen, 3))
+    assert not torch.equal(once, policy.sample(seen, 3))
 
 
 def test_gradients_flow_through_the_whole_chain():
@@ -163,15 +162,15 @@ def test_more_steps_than_levels_are_refused():
         make("ddpm", sample_steps=30)
 
 
-def test_it_says_that_it_has_no_log_probability(fitted):
+def test_it_says_that_it_has_no_log_probability():
     with pytest.raises(LabError, match="DiffusionPolicy has no log-probability"):
-        fitted("ddpm").log_prob(*two_modes(2))
+        make("ddpm").log_prob(*two_modes(2))
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("ddpm", "DDPM"), ("ddim", "DDIM")])
 @torch.no_grad()
-def test_a_whole_sample_is_that_of_diffusers(name, theirs, fitted):
-    policy, (seen, _) = fitted(name), two_modes(16)
+def test_a_whole_sample_is_that_of_diffusers(name, theirs):
+    policy, (seen, _) = make(name).eval(), two_modes(16)
     scheduler = getattr(need("diffusers"), f"{theirs}Scheduler")(
         20, beta_schedule="squaredcos_cap_v2", clip_sample=True
     )

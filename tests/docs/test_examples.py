@@ -15,6 +15,7 @@ LONG = {
     "agent_actor_critic",
     "agent_diffusion_rl",
     "agent_imitation",
+    "clone",
     "curriculum",
     "swap_network",
     "swap_world_model_parts",

@@ -47,3 +47,9 @@ def test_a_copy_holds_modules_of_its_own():
     other = copy.deepcopy(named)
     assert other["pop"] is not named["pop"]
     assert torch.equal(other["pop"].weight, named["pop"].weight)
+
+
+def test_it_tells_the_names_that_are_saved():
+    made = NamedModules({"plain": nn.Linear(1, 1), "a.b": nn.Linear(1, 1)})
+    assert {k.rpartition(".")[0] for k in made.state_dict()} == set(made.state_names())
+    assert made.state_names() == ["plain", "obs_a_b"]

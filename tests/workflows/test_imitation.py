@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.engine.test_from_data import write
+from tests.helpers import metrics, need, open_loop, run_for
 
 from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError
@@ -111,6 +113,36 @@ def test_tasks_are_told_apart_by_an_observation():
     with torch.no_grad():
         action = workflow.decide(one, torch.ones(2, dtype=torch.bool), (), Mode.EVAL).action
     assert action[:, 0].tolist() == pytest.approx([-0.5, 0.5], abs=0.1)
+
+
+FROM_DATA = (
+    "imitation_pusht", "env.suite=gym", "env.id=Pendulum-v1", "~env.options.obs",
+    "env.time_limit=9",
+    "workflow.policy.net={_target_: unet1d, widths: [8, 16], time_dim: 8}",
+    "workflow.policy.levels=4", "workflow.policy.horizon=8", "workflow.policy.execute=3",
+    "buffers.demos.after=6", "buffers.demos.batch=8",
+    "~buffers.demos.normalize.environment_state",
+    "training.phases.0.duration_updates=12", "device=cpu", "checkpoint.every_s=0",
+    "log.every_updates=3", "eval.every_updates=6", "eval.episodes=2", "eval.num_envs=2",
+)  # fmt: skip
+
+
+def test_a_diffusion_policy_learns_from_a_data_set_and_resumes_exactly(tmp_path, monkeypatch):
+    need("pyarrow")
+    monkeypatch.setenv("DREAMLAB_CACHE", str(tmp_path / "cache"))
+    words = [*FROM_DATA, f"buffers.demos.path={write(tmp_path / 'set', 'Pendulum-v1')}"]
+    straight = open_loop(tmp_path / "a", *words)
+    assert run_for(straight, None) == "finished"
+    assert run_for(open_loop(tmp_path / "b", *words), 5) == "interrupted"
+    resumed = open_loop(tmp_path / "b", *words)
+    assert run_for(resumed, None) == "finished"
+    assert straight.counters.updates == resumed.counters.updates == 12
+    pairs = zip(
+        straight.workflow.parameters(), resumed.workflow.parameters(), strict=True
+    )  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    assert any("eval/return" in record for record in metrics(tmp_path / "a"))
 
 
 def test_only_a_policy_can_be_named():

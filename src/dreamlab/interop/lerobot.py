@@ -17,6 +17,7 @@ from torch import Tensor
 from dreamlab.core.errors import CheckpointError, require
 from dreamlab.core.readers import read_bytes, read_json
 from dreamlab.core.types import ArraySpec, Spec
+from dreamlab.nn.named import NamedModules
 
 OBSERVATION, IMAGES = "observation.", "observation.images."
 STATE, ENV_STATE, ACTION = "observation.state", "observation.environment_state", "action"
@@ -235,12 +236,18 @@ def converted(checkpoint: Checkpoint) -> Weights:
             out[name] = _reordered(value, order) if name.endswith("film.1.weight") else value
         elif part == "rgb_encoder":
             for camera, name in _camera_names(checkpoint, rest):
-                out[f"encoder.images.{camera}.{name}"] = value
+                out[f"encoder.images.{_held(camera)}.{name}"] = value
         else:
             raise CheckpointError(f"import: {checkpoint.place}: what is {key[:80]!r}?")
     for feature in [k for k in checkpoint.shapes if k not in checkpoint.cameras]:
-        out |= _scale(f"obs_scale.{short_name(feature)}", checkpoint, feature)
+        out |= _scale(f"obs_scale.{_held(short_name(feature))}", checkpoint, feature)
     return out | _scale("action_scale", checkpoint, ACTION)
+
+
+def _held(name: str) -> str:
+    """Return the name under which a module of an observation is held."""
+    (held,) = NamedModules({name: torch.nn.Identity()}).state_names()
+    return held
 
 
 def _scale(name: str, checkpoint: Checkpoint, feature: str) -> Weights:

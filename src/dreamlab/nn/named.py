@@ -44,6 +44,10 @@ class NamedModules(nn.Module):
     def __len__(self) -> int:
         return len(self._held)
 
+    def state_names(self) -> list[str]:
+        """Return the names that torch saves them under."""
+        return list(self._held.values())
+
     def keys(self) -> KeysView[str]:
         """Return the names, as they were given."""
         return self._held.keys()
