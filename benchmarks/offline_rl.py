@@ -1,13 +1,14 @@
 """From data to policies on Pendulum: offline algorithms beside imitation, and PA-RL's two steps.
 
-    python benchmarks/offline_rl.py --record [--minutes 30] [--seeds 1 2 3] [--jobs 2]
+    python benchmarks/offline_rl.py --record [--minutes 35] [--seeds 1 2 3] [--jobs 2]
     python benchmarks/offline_rl.py                rewrite the page from the JSON file
 
-The data is the replay of a half-trained SAC of ours. Imitation, IQL, CQL, Cal-QL and TD3+BC learn
-from it alone. PA-RL clones it, learns values from it, then goes online for the same number of
-frames with each kind of policy: with neither of its steps, with each, and with both. Everything
-is a plain `dreamlab train`; scores are means over 20 episodes with seeds nobody learnt on.
-`--minutes` scales every length; results go to results/offline_rl.json and .md.
+The data is what a half-trained SAC of ours did, and as much of random play. Imitation, IQL, CQL,
+Cal-QL and TD3+BC learn from it alone. PA-RL clones it, learns values from it, then goes online for
+the same number of frames with each kind of policy: with neither of its steps, with each, and with
+both. Everything is a plain `dreamlab train`; scores are means over 20 episodes with seeds nobody
+learnt on.
+`--minutes` scales how long is learnt; results go to results/offline_rl.json and .md.
 """
 
 from __future__ import annotations
@@ -30,20 +31,27 @@ from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import hardware
 
 RESULTS = Path(__file__).parent / "results"
-USUAL_MINUTES = 30.0
-"""What the lengths below take with two jobs on two cores."""
-FRAMES, UPDATES = 3_000, 5_000
-CLONE, VALUES, ONLINE = 2_000, 1_500, 1_000
+USUAL_MINUTES = 35.0
+"""About what the lengths below take with two jobs on two quiet cores."""
+TEACHER, FRAMES = 2_400, 8_000
+"""Frames that SAC learns for, and frames of data: half of them random, half SAC's. Not scaled."""
+UPDATES = 8_000
+CLONE, VALUES, ONLINE = 2_000, 1_500, 800
+GAMMA = 0.95
 NETS = "hidden: [64, 64]"
 POLICY, NET = f"workflow.policy={{{NETS}}}", f"workflow.critic={{{NETS}}}"
+FAST = [f"workflow.gamma={GAMMA}", "workflow.optimizer={lr: 1e-3}"]
+TAU = "workflow.tau=0.02"
+CONSERVATIVE = "workflow.conservative={actions: 4, weight: 0.1"
 OFFLINE = {
     "imitation": ["imitation_pendulum", "workflow.policy={obs_steps: 1, horizon: 1, execute: 1, "
                   f"{NETS}}}", "workflow.optimizer={lr: 1e-3}"],
-    "IQL": ["iql_pendulum", POLICY, f"workflow.critic={{q: {{{NETS}}}}}"],
-    "CQL": ["cal_ql_pendulum", POLICY, NET, "workflow.conservative={calibrated: false, "
-            "actions: 4, weight: 1.0}"],
-    "Cal-QL": ["cal_ql_pendulum", POLICY, NET, "workflow.conservative={actions: 4, weight: 1.0}"],
-    "TD3+BC": ["td3_bc_pendulum", f"workflow.actor={{{NETS}}}", NET],
+    "IQL": ["iql_pendulum", POLICY, f"workflow.critic={{expectile: 0.9, tau: 0.02, q: {{{NETS}}}}}",
+            "workflow.beta=0.3", "workflow.policy_optimizer={lr: 1e-3}", *FAST],
+    "CQL": ["cal_ql_pendulum", POLICY, NET, CONSERVATIVE + ", calibrated: false}", TAU, *FAST],
+    "Cal-QL": ["cal_ql_pendulum", POLICY, NET, CONSERVATIVE + "}", TAU, *FAST],
+    "TD3+BC": ["td3_bc_pendulum", f"workflow.actor={{{NETS}}}", NET, "workflow.alpha=10",
+               "workflow.actor_optimizer={lr: 1e-3}", TAU, *FAST],
 }  # fmt: skip
 """Experiment and options of each algorithm that learns from the data alone."""
 POLICIES = {
@@ -56,8 +64,8 @@ POLICIES = {
 STEPS = {
     "none": "{samples: 1, keep: 1, steps: 0}",
     "global": "{samples: 8, keep: 4, steps: 0}",
-    "local": "{samples: 1, keep: 1, steps: 3, step_size: 1e-3}",
-    "both": "{samples: 8, keep: 4, steps: 3, step_size: 1e-3}",
+    "local": "{samples: 1, keep: 1, steps: 3, step_size: 0.01}",
+    "both": "{samples: 8, keep: 4, steps: 3, step_size: 0.01}",
 }
 """PA-RL's two steps, each off and on."""
 FIXED = ("device=cpu", "threads=1", "log.terminal=off", "eval.video=false", "eval.episodes=20",
@@ -89,7 +97,7 @@ def run_one(folder: Path, options: list[str]) -> dict[str, float]:
 def data_options(data: Path, name: str) -> str:
     return (
         f"buffers.{name}={{_target_: run_replay, run: {data}, batch: 128, length: 2, "
-        "windows: transitions, mc_gamma: 0.99}"
+        f"windows: transitions, mc_gamma: {GAMMA}}}"
     )
 
 
@@ -118,21 +126,26 @@ def parl_options(policy: str, steps: str, data: Path, seed: int, lengths: Length
         phase("online", online, "collect, update_critic, update_policy", *mixed,
               "proportional: [update_policy]"),
     ]  # fmt: skip
-    critic = f"{{num_critics: 4, {NETS}, readout: {{_target_: hl_gauss, low: -1700, high: 0}}}}"
+    critic = f"{{num_critics: 4, {NETS}, readout: {{_target_: hl_gauss, low: -330, high: 0}}}}"
     return [
         "pa_rl_pendulum", f"seed={seed}", data_options(data, "data"), f"workflow.critic={critic}",
         f"workflow.policy={POLICIES[policy]}", f"workflow.improve={STEPS[steps]}",
         "workflow.conservative={actions: 4}", "workflow.policy_optimizer={lr: 3e-4}",
-        "workflow.clone_optimizer={lr: 1e-3}", f"training.phases=[{', '.join(phases)}]",
+        "workflow.clone_optimizer={lr: 1e-3}", TAU, *FAST, f"buffers.replay.mc_gamma={GAMMA}",
+        f"training.phases=[{', '.join(phases)}]",
         "eval.policy_alone=true", "log.every_updates=500", "log.every_frames=500",
     ]  # fmt: skip
 
 
-def make_data(folder: Path, lengths: Lengths) -> dict[str, float]:
-    """Train SAC half way, and keep everything it did."""
-    frames = max(600, lengths.of(FRAMES))
-    nets = [f"workflow.actor={{{NETS}}}", NET]
-    return run_one(folder, ["sac_pendulum", "seed=100", *nets, f"training.total_frames={frames}"])
+def make_data(folder: Path) -> dict[str, float]:
+    """Train SAC half way; keep what it then does, and as much of random play."""
+    sac = ["sac_pendulum", f"workflow.actor={{{NETS}}}", NET]
+    teacher = folder.with_name("teacher")
+    run_one(teacher, [*sac, "seed=100", f"training.total_frames={TEACHER}"])
+    half = f"duration_steps: {FRAMES // 2}"
+    phases = [phase("any", half, "collect", "random_actions: true"), phase("play", half, "collect")]
+    more = [f"+start.run={teacher}", f"training.phases=[{', '.join(phases)}]"]
+    return run_one(folder, [*sac, "seed=101", *more])
 
 
 def random_score(folder: Path) -> float:
@@ -147,7 +160,7 @@ def record(seeds: list[int], minutes: float, jobs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         data = scratch / "data"
-        behaviour = make_data(data, lengths)
+        behaviour = make_data(data)
         chance = random_score(scratch / "random")
         todo = {
             ("offline", k, str(s)): offline_options(k, data, s, lengths)
@@ -168,7 +181,7 @@ def record(seeds: list[int], minutes: float, jobs: int) -> dict[str, Any]:
         + " ".join(map(str, seeds)),
         "commit": commit, "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
         "seconds": time.monotonic() - began, "behaviour": behaviour, "random": chance,
-        "frames": max(600, lengths.of(FRAMES)), "updates": lengths.of(UPDATES),
+        "frames": FRAMES, "updates": lengths.of(UPDATES),
         "clone": lengths.of(CLONE), "values": lengths.of(VALUES), "online": lengths.of(ONLINE),
         "offline": {}, "pa_rl": {},
     }  # fmt: skip
@@ -189,8 +202,8 @@ def page(result: dict[str, Any]) -> str:
         "# Offline algorithms and PA-RL on Pendulum", "",
         f"Made by `{r['command']}` at {r['commit']}, {r['hardware']}, in {r['seconds'] / 60:.0f} "
         "minutes. Mean return over seeds (each seed), 20 episodes each; a solved task is about "
-        f"-145. The data: everything that a SAC did in its first {r['frames']:,} frames, at the "
-        f"end of which it scored {r['behaviour']['return']:.0f}. Uniformly random actions score "
+        f"-145. The data: {r['frames']:,} frames, half of them random, half sampled from a SAC "
+        f"that scores {r['behaviour']['return']:.0f}. Uniformly random actions score "
         f"{r['random']:.0f}.", "",
         f"## From the data alone, {r['updates']:,} updates", "",
         "| algorithm | return | seconds |", "|---|---|---|",

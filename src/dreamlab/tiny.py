@@ -36,7 +36,21 @@ def shrink(node: dict[str, Any], typed: Sequence[KeyPath] = ()) -> dict[str, Any
     training = dict(node.get("training", {}))
     phases = training.get("phases", [])
     training["phases"] = [_shrink_phase(i, phases, node, small) for i in range(len(phases))]
+    if not any("collect" in p.get("workflow_hooks", ()) for p in phases):
+        _without_frames(training, small)
     return restore({**small, "training": training}, node, typed)
+
+
+def _without_frames(training: dict[str, Any], small: dict[str, Any]) -> None:
+    """Cut a training that collects nothing by its updates, and log by them."""
+    training.pop("total_frames", None)
+    training["phases"] = [
+        {**p, "duration_updates": min(p["duration_updates"], 40)}
+        if p.get("duration_updates")
+        else p
+        for p in training["phases"]
+    ]
+    small["log"] = {"every_updates": 4, **small.get("log", {})}
 
 
 def _shrink_phase(
