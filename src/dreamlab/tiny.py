@@ -42,14 +42,8 @@ def shrink(node: dict[str, Any], typed: Sequence[KeyPath] = ()) -> dict[str, Any
 
 
 def _without_frames(training: dict[str, Any], small: dict[str, Any]) -> None:
-    """Cut a training that collects nothing by its updates, and log by them."""
+    """Count a training that collects nothing by its updates."""
     training.pop("total_frames", None)
-    training["phases"] = [
-        {**p, "duration_updates": min(p["duration_updates"], 40)}
-        if p.get("duration_updates")
-        else p
-        for p in training["phases"]
-    ]
     small["log"] = {"every_updates": 4, **small.get("log", {})}
 
 
@@ -62,7 +56,7 @@ def _shrink_phase(
     earlier = [p for p in phases[:number] if p.get("duration_steps")]
     filled = any(p.get("buffer", "replay") == name for p in earlier)
     big, small = (n.get("buffers", {}).get(name, {}) for n in (before, after))
-    most = {"collect_ticks": 16}
+    most = {"collect_ticks": 16, "duration_updates": 40}  # frames are cut by the whole
     if number < len(phases) - 1:
         fill = 0 if filled else _frames_to_fill(small, after.get("env", {}))
         steps = max(144, fill)
