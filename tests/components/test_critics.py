@@ -26,13 +26,17 @@ def readout(name: str, **options) -> Readout:
 
 
 def learnt(head: Readout, x: torch.Tensor) -> torch.Tensor:
-    """Return outputs that a long descent of the loss leads to."""
+    """Return the outputs that a descent of the loss leads to."""
     out = torch.zeros(*x.shape, head.outputs, requires_grad=True)
-    opt = torch.optim.Adam([out], lr=0.1)
-    for _ in range(1500):
+    opt = torch.optim.LBFGS([out], max_iter=150, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
         opt.zero_grad()
-        head.loss(out, x).sum().backward()
-        opt.step()
+        total = head.loss(out, x).sum()
+        total.backward()
+        return total
+
+    opt.step(loss)
     return out.detach()
 
 

@@ -129,13 +129,13 @@ def test_a_policy_comes_to_what_its_critics_value(kind):
     parl = make(
         PARL, policy=POLICIES[kind], critic={**CRITIC, "num_critics": 2},
         improve={"samples": 16, "keep": 4, "steps": 3, "step_size": 0.1, "temperature": 0.1},
-        optimizer={"lr": 5e-3}, clone_optimizer={"lr": 3e-3}, policy_optimizer={"lr": 3e-3},
+        optimizer={"lr": 1e-2}, clone_optimizer={"lr": 3e-3}, policy_optimizer={"lr": 3e-3},
         policy_tau=0.1,
     )  # fmt: skip
     torch.manual_seed(0)
-    for _ in range(60):
+    for _ in range(40):
         parl.clone_policy(bandit(), phase=OFFLINE)
-    for _ in range(150):
+    for _ in range(90):
         parl.update_critic(bandit(), phase=OFFLINE)
 
     def loss_of(mode: Mode) -> float:
@@ -152,6 +152,6 @@ def test_a_policy_comes_to_what_its_critics_value(kind):
     imitating = own()
     assert loss_of(Mode.EVAL) < 0.5 * imitating, "ranked and climbed samples beat the policy"
     phase = Phase("online", ("collect", "update_policy"))
-    for _ in range(150):
+    for _ in range(80):
         parl.update_policy(bandit(), phase=phase)
     assert own() < 0.5 * imitating, "it has learnt what its critics made of its samples"
