@@ -80,7 +80,8 @@ class Resized:
         for i, picture in enumerate(pictures):
             for c in range(self.shape[2]):
                 plane = Image.fromarray(np.ascontiguousarray(picture[..., c]))
-                out[i, ..., c] = plane.resize((width, height), Image.Resampling.BILINEAR)
+                small = plane.resize((width, height), Image.Resampling.BILINEAR)
+                out[i, ..., c] = np.asarray(small)
         return out
 
 
