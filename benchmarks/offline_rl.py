@@ -64,8 +64,8 @@ POLICIES = {
 STEPS = {
     "none": "{samples: 1, keep: 1, steps: 0}",
     "global": "{samples: 8, keep: 4, steps: 0}",
-    "local": "{samples: 1, keep: 1, steps: 3, step_size: 0.01}",
-    "both": "{samples: 8, keep: 4, steps: 3, step_size: 0.01}",
+    "local": "{samples: 1, keep: 1, steps: 3, step_size: 0.003}",
+    "both": "{samples: 8, keep: 4, steps: 3, step_size: 0.003}",
 }
 """PA-RL's two steps, each off and on."""
 FIXED = ("device=cpu", "threads=1", "log.terminal=off", "eval.video=false", "eval.episodes=20",
@@ -126,11 +126,11 @@ def parl_options(policy: str, steps: str, data: Path, seed: int, lengths: Length
         phase("online", online, "collect, update_critic, update_policy", *mixed,
               "proportional: [update_policy]"),
     ]  # fmt: skip
-    critic = f"{{num_critics: 4, {NETS}, readout: {{_target_: hl_gauss, low: -330, high: 0}}}}"
+    critic = f"{{num_critics: 4, {NETS}, readout: mse}}"
     return [
         "pa_rl_pendulum", f"seed={seed}", data_options(data, "data"), f"workflow.critic={critic}",
         f"workflow.policy={POLICIES[policy]}", f"workflow.improve={STEPS[steps]}",
-        "workflow.conservative={actions: 4}", "workflow.policy_optimizer={lr: 3e-4}",
+        CONSERVATIVE + "}", "workflow.policy_optimizer={lr: 3e-4}",
         "workflow.clone_optimizer={lr: 1e-3}", TAU, *FAST, f"buffers.replay.mc_gamma={GAMMA}",
         f"training.phases=[{', '.join(phases)}]",
         "eval.policy_alone=true", "log.every_updates=500", "log.every_frames=500",
