@@ -318,6 +318,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="DREAMLAB_GOLDEN names no folder of fixtures")
 def test_a_set_that_lerobot_wrote_is_read_as_lerobot_reads_it():
     data = open_dataset(GOLDEN)
