@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer, BufferContext
 from dreamlab.data.storage import choose
 from dreamlab.engine import accelerate
+from dreamlab.engine.actors.background import BackgroundEvaluator
+from dreamlab.engine.actors.cluster import RayActors
 from dreamlab.engine.actors.collector import RemoteCollector, Streams
 from dreamlab.engine.actors.local import LocalActors
 from dreamlab.engine.actors.loop import ActorLoop
@@ -122,7 +125,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     seed = random.derive(config.seed, 1)
     collector = Collector(envs, workflow, seed, observers) if envs is not None else None
     if config.actors.num:
-        collector = build_actors(config, workflow, scaling, observers)
+        collector = build_actors(config, run, workflow, scaling, observers)
     paints = config.env.named and type(workflow).report is not Workflow.report
     parts = LoopParts(
         workflow, collector, buffers,
@@ -130,7 +133,10 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
         build_logger(config, run, terminal), terminal, run,
         painter(config.env) if paints else None, published_floor(config, run), observers, scaling,
     )  # fmt: skip
-    cls = ActorLoop if config.actors.num else Orchestrator
+    cls = Orchestrator
+    if config.actors.num:
+        cls = ActorLoop
+        parts.background = BackgroundEvaluator(partial(make_evaluation, config, scaling))
     return cls(config, config.training.phases, config.training.total_frames, parts)
 
 
@@ -143,7 +149,7 @@ def env_of_all(config: LabConfig) -> EnvConfig:
 
 
 def build_actors(
-    config: LabConfig, workflow: Workflow[Any], scaling: Scaling, observers: Observers
+    config: LabConfig, run: Run, workflow: Workflow[Any], scaling: Scaling, observers: Observers
 ) -> RemoteCollector:
     """Return what stores the steps of actors; they start when the loop does."""
     probe, whole = make_env(config.env, 0, 0), env_of_all(config)
@@ -153,7 +159,10 @@ def build_actors(
     normalizer = Normalizer(*given, own, whole.num_envs, scaling)
     streams = Streams(whole.num_envs, workflow.spec, frames_per_tick, normalizer)
     make = partial(make_worker, config, scaling)
-    return RemoteCollector(config.actors, workflow, streams, LocalActors(make), observers)
+    name = f"{run.folder.name}-{zlib.crc32(str(run.folder.resolve()).encode()):08x}"
+    remote = config.actors.where == "ray"
+    transport = RayActors(config.actors, make, name) if remote else LocalActors(make)
+    return RemoteCollector(config.actors, workflow, streams, transport, observers)
 
 
 def make_worker(config: LabConfig, scaling: Scaling, index: int, generation: int) -> Worker:
@@ -166,6 +175,14 @@ def make_worker(config: LabConfig, scaling: Scaling, index: int, generation: int
     random.seed_all(random.derive(config.seed, 4, *who))
     collector = Collector(envs, workflow, random.derive(config.seed, 5, *who))
     return Worker(collector, lambda: accelerate.autocast(config, workflow.device))
+
+
+def make_evaluation(config: LabConfig, scaling: Scaling) -> tuple[Evaluator, Workflow[Any]]:
+    """Return what an evaluation in a process of its own needs: on the CPU, one thread."""
+    config = replace(config, device="cpu", threads=1, compile=False)
+    workflow = build_workflow(config, find_spec(config, scaling))
+    accelerate.set_up(config, workflow, 1)
+    return build_evaluator(config, scaling), workflow
 
 
 def find_scaling(config: LabConfig) -> Scaling:

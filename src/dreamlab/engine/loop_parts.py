@@ -11,6 +11,7 @@ from dreamlab.core.affine import Scaling
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
+from dreamlab.engine.actors.background import BackgroundEvaluator
 from dreamlab.engine.actors.collector import RemoteCollector
 from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
@@ -67,3 +68,5 @@ class LoopParts:
     observers: Observers = field(default_factory=Observers)
     scaling: Scaling = field(default_factory=Scaling)
     """How the data that is learnt from is normalised: whoever acts needs it too."""
+    background: BackgroundEvaluator | None = None
+    """Where a run with actors is measured; None without them."""

@@ -23,13 +23,16 @@ class Board:
 
     def __init__(self, memory: SharedMemory, capacity: int) -> None:
         self.memory, self.capacity = memory, capacity
+        buffer = memory.buf
+        assert buffer is not None, "it is open"
+        self.buffer: memoryview = buffer
 
     @classmethod
     def create(cls, payload: bytes) -> Board:
         """Make room for payloads like this one."""
         capacity = int(len(payload) * ROOM) + 65_536
         board = cls(SharedMemory(create=True, size=FIRST + 2 * capacity), capacity)
-        HEADER.pack_into(board.memory.buf, 0, -1, 0)
+        HEADER.pack_into(board.buffer, 0, -1, 0)
         return board
 
     @classmethod
@@ -40,7 +43,7 @@ class Board:
     def write(self, version: int, payload: bytes) -> None:
         """Show newer weights."""
         assert len(payload) <= self.capacity, "weights do not grow"
-        slot, buffer = version % 2, self.memory.buf
+        slot, buffer = version % 2, self.buffer
         place, begin = HEADER.size + slot * SLOT.size, FIRST + slot * self.capacity
         SLOT.pack_into(buffer, place, -1, 0, 0)
         buffer[begin : begin + len(payload)] = payload
@@ -49,10 +52,10 @@ class Board:
 
     def read(self, have: int) -> bytes | None:
         """Return the newest weights if they are others than version `have`."""
-        newest, _ = HEADER.unpack_from(self.memory.buf, 0)
+        newest, _ = HEADER.unpack_from(self.buffer, 0)
         if newest < 0 or newest == have:
             return None
-        slot, buffer = newest % 2, self.memory.buf
+        slot, buffer = newest % 2, self.buffer
         version, size, checksum = SLOT.unpack_from(buffer, HEADER.size + slot * SLOT.size)
         begin = FIRST + slot * self.capacity
         if version != newest or size > self.capacity:
@@ -62,13 +65,14 @@ class Board:
 
     def stop(self) -> None:
         """Tell every reader to end."""
-        struct.pack_into("<q", self.memory.buf, 8, 1)
+        struct.pack_into("<q", self.buffer, 8, 1)
 
     @property
     def stopped(self) -> bool:
-        return bool(struct.unpack_from("<q", self.memory.buf, 8)[0])
+        return bool(struct.unpack_from("<q", self.buffer, 8)[0])
 
     def close(self, remove: bool = False) -> None:
+        self.buffer.release()
         self.memory.close()
         if remove:
             self.memory.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -278,5 +277,3 @@ class Published:
         }
         self.ages_s, self.ages = [], []
         return out
-
-

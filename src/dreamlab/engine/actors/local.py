@@ -145,28 +145,27 @@ def answer_all(
     connection: Connection, board: Board, make: MakeWorker, index: int, generation: int
 ) -> None:
     """Make the actor, and answer requests by blocks; an error of its own is the last answer."""
-    worker: Worker | None = None
     try:
         worker = make(index, generation)
-
-        def newer() -> Snapshot | None:
-            payload = board.read(worker.version) if worker is not None else None
-            return None if payload is None else unpack(payload)
-
-        while worker.version < 0:
-            if (snapshot := newer()) is not None:
-                worker.adopt(snapshot)
-        while (request := connection.recv()) is not None and not board.stopped:
-            block = worker.collect(request, newer, lambda: board.stopped)
-            if block is None:
-                return
-            connection.send_bytes(pickle.dumps(block, protocol=5))
+        try:
+            _answer(connection, board, worker)
+        finally:
+            worker.close()
     except LabError as error:
         kind = "EnvError" if isinstance(error, EnvError) else "LabError"
         connection.send_bytes(pickle.dumps(Failure(str(error), kind)))
-    finally:
-        if worker is not None:
-            worker.close()
+
+
+def _answer(connection: Connection, board: Board, worker: Worker) -> None:
+    def newer() -> Snapshot | None:
+        payload = board.read(worker.version)
+        return None if payload is None else unpack(payload)
+
+    while (request := connection.recv()) is not None and not board.stopped:
+        block = worker.collect(request, newer, lambda: board.stopped)
+        if block is None:
+            return
+        connection.send_bytes(pickle.dumps(block, protocol=5))
 
 
 def leave_signals_to_parent() -> None:

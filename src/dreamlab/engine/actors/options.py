@@ -40,11 +40,15 @@ class ActorsConfig:
     restarts: Natural = 5
     """How often an actor is replaced that died without a step; then the run ends."""
     address: str | None = None
-    """The Ray cluster (`auto`, `host:port`, `ray://...`); None starts one on this machine."""
+    """The Ray cluster (`auto`, `host:port`); None starts one on this machine, for this run."""
     cpus: Positive = 1.0
     """CPUs that a Ray actor asks for."""
     wait_s: Positive = 60.0
-    """How long a Ray cluster may be silent or without room for an actor before the run ends."""
+    """How long a Ray actor may take for a block, or to find room in the cluster; then the run ends.
+    """
+    linger_s: NonNegative = 0.0
+    """How long the actors of a cluster wait for a learner that died: the same command takes them
+    over. 0: they end with it."""
 
     def __post_init__(self) -> None:
         if self.queue_ticks < self.block_ticks:
@@ -54,7 +58,9 @@ class ActorsConfig:
         if not self.num:
             self._refuse([f.name for f in fields(self)], "without actors.num")
         if self.where == "local":
-            self._refuse(["address", "cpus", "wait_s"], "without actors.where=ray")
+            self._refuse(["address", "cpus", "wait_s", "linger_s"], "without actors.where=ray")
+        if self.address is None:
+            self._refuse(["linger_s"], "without actors.address: the cluster ends with the learner")
 
     def _refuse(self, names: Sequence[str], why: str) -> None:
         """Raise if one of these options was changed where it has no effect."""

@@ -14,9 +14,6 @@ from dreamlab.engine.actors.moments import Seen, take_statistics
 from dreamlab.engine.actors.weights import Snapshot, adopt
 from dreamlab.engine.collector import Collected, Collector
 
-MakeCollector = Callable[[int, int], Collector]
-"""Makes the collector of an actor from its number and its generation; it must be picklable."""
-
 
 @dataclass(frozen=True)
 class Request:
@@ -84,6 +81,12 @@ class Worker:
             return None
         moments, spent = self.store.seen.pop(), time.monotonic() - began
         return Block(self.store.pop(), ended, self.version, moments, spent)
+
+    def begin_anew(self) -> None:
+        """Forget the running episodes, and take whatever weights come next."""
+        self.version = -1
+        self.store = Kept(Seen(self.collector.envs))
+        self.collector.begin_anew()
 
     def close(self) -> None:
         envs: Any = self.collector.envs
