@@ -39,7 +39,8 @@ def stored(loop):
     """Return every stored step, `[streams, ticks, ...]`, in the order of time."""
     replay = loop.parts.buffers["replay"]
     assert replay.added <= replay.ticks, "nothing was overwritten"
-    return {k: v.numpy() for k, v in replay.store.take(0, replay.added).items()}
+    steps = replay.store.take(0, replay.added)
+    return {k: v.numpy() for k, v in steps.items() if not k.startswith("extras/")}
 
 
 def check_streams(steps):
