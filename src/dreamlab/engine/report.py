@@ -20,12 +20,13 @@ class ReportConfig(EveryConfig):
     """How often to look inside; with 0 at the end only."""
 
     length: Annotated[int, Range(2)] = 33
-    """Steps of the sequences looked at: one that leads in, half of the rest seen, half dreamt."""
+    """Steps of an open-loop sequence: one burn-in step, half of the rest observed, half
+    predicted."""
     fps: Annotated[int, Range(1, 1_000)] = 15
 
 
 Paint = Callable[[Array], Array]
-"""An observation to a picture [h, w, 3]."""
+"""Convert an observation to an image [h, w, 3]."""
 GREEN, RED = (0, 200, 0), (220, 0, 0)
 
 
@@ -85,7 +86,9 @@ def draw(curves: Curves, path: Path, title: str, largest: int = 6) -> Path:
         axis.axvspan(0, curves.context - 1, color="tab:green", alpha=0.12, lw=0)
         axis.set_ylabel(str(i))
         axis.grid(alpha=0.3)
-    axes[0, 0].set_title(f"{title}: seen (green), then dreamt with the true actions", fontsize=9)
+    axes[0, 0].set_title(
+        f"{title}: observed (green), then predicted open-loop from the true actions", fontsize=9
+    )
     axes[0, 0].legend(loc="upper right", fontsize=8)
     axes[-1, 0].set_xlabel("step")
     path.parent.mkdir(parents=True, exist_ok=True)

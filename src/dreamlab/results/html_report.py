@@ -23,19 +23,19 @@ from dreamlab.results.tables import INTERVALS, normalized, summary, words
 from dreamlab.runs.options import differences
 
 FILE_BYTES = 8 * 2**20
-"""A video or picture larger than this is named, not shown."""
+"""Larger videos and images are listed instead of embedded."""
 PAGE_BYTES = 48 * 2**20
 SHOWN_LINES = 6
 SHOWN_TASKS = 4
 SHOWN_RUNS = 20
-"""Of more sentences, tasks or runs a page folds what a reader may not want to see at once."""
+"""Longer lists of notes, tasks or runs are collapsed."""
 LONG_CHARACTERS = 60
-"""A cell with more than this may be broken into lines."""
+"""Longer cells may wrap."""
 SHOWN_CHARACTERS = 20_000
-"""Of a longer text the page shows the beginning; the file that it offers is whole."""
+"""Longer text is truncated on the page; the linked file is complete."""
 TITLES = {
     "curves": "Learning curves: interquartile mean over seeds",
-    "profile": "Performance profile: the share of runs above a score",
+    "profile": "Performance profile: fraction of runs above a score",
     "improvement": "Probability of improvement",
     "aggregates": "Interquartile mean, mean and median",
 }
@@ -93,7 +93,7 @@ def html_page(
     parts.add("Configuration", _config_table(groups.groups))
     parts.add("Runs", _run_table(groups))
     parts.add("Environment", _machine_table(groups.groups))
-    parts.add("To reproduce", _commands(*again))
+    parts.add("Reproduce", _commands(*again))
     style = files("dreamlab.results").joinpath("html_report.css").read_text()
     said = said or Said()
     return "\n".join([
@@ -200,7 +200,7 @@ def _summary(comparison: Comparison) -> str:
     if head[0] != "task":
         return table([head, *rows], colors)
     each = table([head, *rows[:-num]], colors)
-    tasks = f"Each of {len(comparison.tasks)} tasks" if len(comparison.tasks) > 1 else "As it is"
+    tasks = f"By task ({len(comparison.tasks)})" if len(comparison.tasks) > 1 else "Raw scores"
     shown = len(comparison.tasks) <= SHOWN_TASKS
     return table([head, *rows[-num:]], colors) + _fold(tasks, each, shown)
 
@@ -267,7 +267,7 @@ def _media(groups: Groups, comparison: Comparison) -> str:
             shown = size <= min(FILE_BYTES, room)
             room -= size if shown else 0
             parts.append(_figure(path, about) if shown else _too_large(path, about))
-    note = '<p class="soft">Of each group and task the run nearest to the median of its seeds.</p>'
+    note = '<p class="soft">The run closest to the median of each group and task.</p>'
     return f'{note}\n<div class="media">{"".join(parts)}</div>' if parts else ""
 
 
@@ -300,15 +300,15 @@ def _config_table(groups: Sequence[Group]) -> str:
     rows = differences([_shared([m.own for m in g.members]) for g in groups])
     parts: list[str] = []
     if rows:
-        parts.append('<p class="soft">What differs between the groups.</p>')
+        parts.append('<p class="soft">Options that differ between the groups.</p>')
         parts.append(
             table([["option", *(g.name for g in groups)], *([k, *v] for k, v in rows.items())])
         )
     elif len(groups) > 1:
-        parts.append("<p>The groups differ in nothing but seeds and tasks.</p>")
+        parts.append("<p>The groups differ only in seeds and tasks.</p>")
     for group in groups:
         first = group.members[0]
-        about = f"Every option of {group.name} ({first.task}, seed {first.seed})"
+        about = f"All options of {group.name} ({first.task}, seed {first.seed})"
         parts.append(_text(about, read_text(first.run.config_path)))
     return "\n".join(parts)
 
@@ -350,7 +350,7 @@ def machine(member: Member) -> dict[str, str]:
     changed = f"{len(git.get('diff', '').splitlines())} lines of diff"
     found = {
         "commit": str(git.get("commit") or "unknown")[:12],
-        "changes after it": changed if git.get("dirty") else "none",
+        "uncommitted changes": changed if git.get("dirty") else "none",
     }
     found |= {k: _joined(v) or "none" if isinstance(v, list) else v for k, v in hardware.items()}
     return {k: str(v) for k, v in {**found, **(manifest.get("versions") or {})}.items()}
@@ -378,7 +378,7 @@ def _commands(lines: Sequence[str], attached: Mapping[str, str]) -> str:
         f'{base64.b64encode(text.encode()).decode()}">{escape(name)}</a>'
         for name, text in attached.items()
     )
-    where = "Type this in a clone of the repository" + (
+    where = "Run this in a clone of the repository" + (
         f"; save {links} there first." if links else "."
     )
     shown = [_text(f"Show {name}", text) for name, text in attached.items()]

@@ -32,7 +32,7 @@ def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Pat
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
-    with disk_errors("The training is whole; only this picture could not be drawn."):
+    with disk_errors("Training is not affected; only this figure could not be drawn."):
         write_atomic(path, lambda file: figure.savefig(file, format="png"))
     plt.close(figure)
     return path
