@@ -27,10 +27,12 @@ from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
+from dreamlab.engine.report import Known
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs import suites
 from dreamlab.envs.drawing import painter
+from dreamlab.envs.entry_names import entry_names
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.results.compare import Member
 from dreamlab.results.published import find_published
@@ -117,7 +119,8 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
         workflow, collector, buffers,
         build_evaluator(config, scaling) if config.env.named else None,
         build_logger(config, run, terminal), terminal, run,
-        painter(config.env) if paints else None, published_floor(config, run), observers, scaling,
+        Known(painter(config.env), entry_names(config.env)) if paints else Known(),
+        published_floor(config, run), observers, scaling,
     )  # fmt: skip
     return Orchestrator(config, config.training.phases, config.training.total_frames, parts)
 
