@@ -160,9 +160,10 @@ def film(truth: Array, dream: Array, context: int) -> Array:
     error = (guess - real + 1) / 2
     rows = [_rgb((x * 255).astype(np.uint8)) for x in (real, guess, error)]
     stacked = np.concatenate(rows, 2)
+    b = max(1, truth.shape[2] // 32)  # what a border covers cannot be seen
     for t, (_, color) in enumerate(heads):
-        stacked[:, t, :2], stacked[:, t, -2:] = color, color
-        stacked[:, t, :, :2], stacked[:, t, :, -2:] = color, color
+        stacked[:, t, :b], stacked[:, t, -b:] = color, color
+        stacked[:, t, :, :b], stacked[:, t, :, -b:] = color, color
     frames = captioned(
         np.concatenate(list(stacked), 2), Captions(heads, rows=("truth", "dream", "error"))
     )
