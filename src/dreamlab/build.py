@@ -99,7 +99,7 @@ def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
 
 
 def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orchestrator:
-    """Return the loop for a run folder that exists already."""
+    """Return the loop for a run directory that exists already."""
     check(config)
     terminal = terminal or Terminal(config.log.terminal, config.name)
     collects = any(p.collects for p in config.training.phases)

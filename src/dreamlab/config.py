@@ -56,7 +56,7 @@ class RunConfig:
     """Where a run lives."""
 
     dir: str | None = None
-    """The run folder; an existing one is resumed. None makes a new one under `experiments/`."""
+    """The run directory; an existing one is resumed. None makes a new one under `experiments/`."""
     on_memory_shortage: Literal["disk", "refuse"] = "disk"
     """What to do if a replay does not fit into memory: put it on the `disk`, or `refuse`."""
     tags: tuple[str, ...] = ()
@@ -354,7 +354,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         return readers.read_yaml(path)
     except MissingFileError:
-        raise ConfigError(f"{path} does not exist: this is not a run folder") from None
+        raise ConfigError(f"{path} does not exist: this is not a run directory") from None
     except FileError as error:
         raise ConfigError(str(error)) from None
 

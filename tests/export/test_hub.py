@@ -88,7 +88,7 @@ def test_eval_measures_a_hub_folder_and_leaves_it_as_it_is(trained, tmp_path, ca
     assert main(["eval", str(folder), "--episodes", "1"]) == 0
     assert capsys.readouterr().out == of_run
     assert main(["eval", str(folder), "--episodes", "1", "--video"]) == 2
-    assert "nothing is written into a hub's folder: add --out" in capsys.readouterr().err
+    assert "hub folders are read-only: add --out" in capsys.readouterr().err
     assert main(["eval", str(folder), "--episodes", "1", "--video", "--out", str(out)]) == 0
     assert sorted(files(out)) == ["report/eval.json", "videos/eval_seed20000.mp4"]
     assert files(folder) == before
@@ -114,7 +114,7 @@ def test_a_hub_folder_is_exported_to_a_file_of_its_own(trained, tmp_path, capsys
     folder, path = str(tmp_path / "hub"), tmp_path / "p.pt"
     main(["export-policy", str(trained("sac")), "--hub", folder])
     assert main(["export-policy", folder, "--format", "torchscript"]) == 2
-    assert "nothing is written into a hub's folder" in capsys.readouterr().err
+    assert "hub folders are read-only" in capsys.readouterr().err
     assert main(["export-policy", folder, "--format", "torchscript", "--out", str(path)]) == 0
     assert path.exists()
 
@@ -132,7 +132,7 @@ def test_a_hub_folder_is_not_overwritten_and_a_wrong_one_is_refused(trained, tmp
     (tmp_path / "mine").mkdir()
     assert main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "mine")]) == 2
     assert "exists already" in capsys.readouterr().err
-    with pytest.raises(LabError, match="is not a run folder"):
+    with pytest.raises(LabError, match="is not a run directory"):
         training.load_policy(tmp_path / "mine")
     main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
     text = (tmp_path / "hub" / "config.yaml").read_text()
@@ -208,7 +208,7 @@ def test_a_private_policy_does_not_go_to_a_public_place(server, trained, capsys)
         (["--push", "nobody"], "'nobody' is no name on the hub"),
         (["--push", "me/policy@v1"], "a push goes to the main branch"),
         (["--push", "strangers/policy"], "your token does not allow it"),
-        (["--private"], "--private is about --push"),
+        (["--private"], "--private has no effect without --push"),
     ],
 )
 def test_a_push_that_cannot_be_is_one_line(arguments, text, server, trained, capsys):

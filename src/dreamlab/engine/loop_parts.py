@@ -22,7 +22,7 @@ from dreamlab.engine.watch import Floor, WatchConfig
 
 
 class RunLog(Protocol):
-    """The run folder, as the loop sees it."""
+    """The run directory, as the loop sees it."""
 
     folder: Path
 

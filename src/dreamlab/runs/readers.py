@@ -1,4 +1,4 @@
-"""What a run's folder says, read with care: its manifest, configuration, metrics and events.
+"""What a run directory says, read with care: its manifest, configuration, metrics and events.
 
 Every part of the lab that wants one of these files reads it here. What is whole in them is used,
 what is damaged is said: by an error that names the file, or, for lines, by their number.
@@ -172,7 +172,7 @@ def newest_metrics(folder: Path) -> Record:
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """Yield what is damaged in a run's folder, one line each; nothing is changed."""
+    """Yield what is damaged in a run directory, one line each; nothing is changed."""
     readers = (read_manifest, read_config_node, _pointers)
     for read in readers:
         try:
