@@ -52,7 +52,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path):
     folder = tmp_path / "hub"
     assert main(["export-policy", str(trained(name)), "--hub", str(folder)]) == 0
-    assert sorted(p.name for p in folder.iterdir()) == sorted(hub.FILES)
+    films = ["dream.mp4"] if name == "dreamer" else []
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*hub.FILES, *films])
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: dreamlab")
     assert "| eval/return |" in card
@@ -66,6 +67,27 @@ def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path):
         for t in (original, back)
     ]
     assert scores[0] == scores[1]
+
+
+def test_the_card_has_results_and_films_that_the_hubs_own_reader_finds(trained, tmp_path):
+    cards = need("huggingface_hub")
+    run, folder = tmp_path / "run", tmp_path / "hub"
+    shutil.copytree(trained("dreamer"), run)
+    (run / "videos").mkdir(exist_ok=True)
+    (run / "videos" / "eval_7.mp4").write_bytes(b"an episode")
+    dream = sorted((run / "report").glob("openloop_*.mp4"))[-1].read_bytes()
+    assert main(["export-policy", str(run), "--hub", str(folder)]) == 0
+    card = cards.ModelCard.load(folder / "README.md")
+    final = json.loads((run / "manifest.json").read_text())["final_eval"]
+    found = {r.metric_name: r.metric_value for r in card.data.eval_results}
+    assert found == final
+    assert card.data.eval_results[0].metric_type == "mean_reward"
+    assert card.data.library_name == "dreamlab"
+    assert card.data.tags == ["reinforcement-learning", "CartPole-v1", "DreamerV3"]
+    assert (folder / "replay.mp4").read_bytes() == b"an episode"
+    assert (folder / "dream.mp4").read_bytes() == dream
+    assert 'src="replay.mp4"' in card.text
+    assert 'src="dream.mp4"' in card.text
 
 
 def test_what_is_private_stays_at_home(trained, tmp_path):
