@@ -94,6 +94,15 @@ class Normalizer:
         scaled = (value - moments.mean) / np.sqrt(moments.var + 1e-8)
         return np.clip(scaled, -self.obs.clip, self.obs.clip).astype(np.float32)
 
+    def unscale(self, name: str, value: Array) -> Array:
+        """Return one observation as it was before `scale`, but for what that had clipped."""
+        if name in self.scaling:
+            return self.scaling[name].invert(value)
+        if name not in self.moments or self.obs is None:
+            return value
+        moments = self.moments[name]
+        return (value * np.sqrt(moments.var + 1e-8) + moments.mean).astype(np.float32)
+
     def _scale_reward(self, step: Step) -> Array:
         assert self.reward is not None
         if not self.frozen:

@@ -52,8 +52,8 @@ def new_folder(name: str, root: Path = Path("experiments")) -> Path:
 class Run:
     """One run directory: config, manifest, metrics, events, checkpoints, videos."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = folder = Path(folder)
         self.manifest: dict[str, Any] = {}
         with suppress(MissingFileError):
             self.manifest = read_manifest(folder)
