@@ -170,6 +170,8 @@ def typed_paths(arguments: Sequence[str]) -> list[KeyPath]:
         key, value = override.key_or_group, override.value()
         if key == "env" and isinstance(value, str) and value not in choices("env"):
             out.append(("env", "id"))
+        elif key == "actors" and isinstance(value, int):
+            out.append(("actors", "num"))
         elif key not in GROUPS or isinstance(value, dict):
             out += leaves(value, tuple(key.replace("[", ".").replace("]", "").split(".")))
     return out
@@ -229,6 +231,8 @@ def _prepare(argument: str, extra: Path) -> str:
         return _group(key, value if isinstance(value, list) else [value], extra)
     if key == "env" and isinstance(value, str) and value not in choices("env"):
         return f"++env.id={_quoted(value)}"
+    if key == "actors" and isinstance(value, int):
+        return f"++actors.num={value}"
     plain = override.type.name == "CHANGE"
     return f"++{argument}" if plain and key not in GROUPS else argument
 
@@ -312,6 +316,8 @@ def _sections(node: dict[str, Any]) -> dict[str, Any]:
         for k, v in buffers.items()
     }
     node["workflow"] = _named(node["workflow"], "workflow")
+    if isinstance(node.get("actors"), int):  # their number alone
+        node["actors"] = {"num": node["actors"]}
     return node
 
 
