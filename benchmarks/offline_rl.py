@@ -1,6 +1,6 @@
 """From data to policies on Pendulum: offline algorithms beside imitation, and PA-RL's two steps.
 
-    python benchmarks/offline_rl.py --record [--minutes 35] [--seeds 1 2 3] [--jobs 2]
+    python benchmarks/offline_rl.py --record [--minutes 35] [--seeds 1 2 3] [--jobs 2] [--runs DIR]
     python benchmarks/offline_rl.py                rewrite the page from the JSON file
 
 The data is what a half-trained SAC of ours did, and as much of random play. Imitation, IQL, CQL,
@@ -8,7 +8,8 @@ Cal-QL and TD3+BC learn from it alone. PA-RL clones it, learns values from it, t
 the same number of frames with each kind of policy: with neither of its steps, with each, and with
 both. Everything is a plain `dreamlab train`; scores are means over 20 episodes with seeds nobody
 learnt on.
-`--minutes` scales how long is learnt; results go to results/offline_rl.json and .md.
+`--minutes` scales how long is learnt; results go to results/offline_rl.json and .md. With `--runs`
+the runs stay in DIR, and the same command after an interruption trains only what is not there yet.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from dreamlab import train
 from dreamlab.config import compose, load_config
 from dreamlab.runs.git_state import git_state
-from dreamlab.runs.run import hardware
+from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"
 USUAL_MINUTES = 35.0
@@ -84,11 +85,12 @@ class Lengths:
 
 
 def run_one(folder: Path, options: list[str]) -> dict[str, float]:
-    """Train a run; return its scores at the end and the seconds it took."""
-    began = time.monotonic()
-    run, _ = train.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
-    final = run.manifest["final_eval"]
-    found = {"return": final["eval/return"], "seconds": time.monotonic() - began}
+    """Train a run, or take it as it is if it is over; return its last scores and its seconds."""
+    if not (folder / "manifest.json").exists() or "final_eval" not in Run(folder).manifest:
+        train.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
+    manifest = Run(folder).manifest
+    final = manifest["final_eval"]
+    found = {"return": final["eval/return"], "seconds": manifest["wall_s"]}
     if "eval/policy_return" in final:
         found["policy"] = final["eval/policy_return"]
     return found
@@ -153,12 +155,12 @@ def random_score(folder: Path) -> float:
     return run_one(folder, options)["return"]
 
 
-def record(seeds: list[int], minutes: float, jobs: int) -> dict[str, Any]:
-    """Train everything and return what came of it."""
+def record(seeds: list[int], minutes: float, jobs: int, runs: Path | None) -> dict[str, Any]:
+    """Train everything, or what is not in `runs` yet, and return what came of it."""
     commit, began = git_state().get("commit", "")[:10], time.monotonic()
     lengths = Lengths(minutes / USUAL_MINUTES)
     with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
+        scratch = runs or Path(name)
         data = scratch / "data"
         behaviour = make_data(data)
         chance = random_score(scratch / "random")
@@ -172,8 +174,8 @@ def record(seeds: list[int], minutes: float, jobs: int) -> dict[str, Any]:
         }  # fmt: skip
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             waiting = {
-                key: pool.submit(run_one, scratch / f"run{i}", options)
-                for i, (key, options) in enumerate(todo.items())
+                key: pool.submit(run_one, scratch / "_".join(key).replace("/", "_"), options)
+                for key, options in todo.items()
             }
             found = {key: job.result() for key, job in waiting.items()}
     result: dict[str, Any] = {
@@ -230,11 +232,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=USUAL_MINUTES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="runs trained at the same time")
+    parser.add_argument("--runs", type=Path, help="keep the runs here, and go on with them")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     path = options.out / "offline_rl.json"
     if options.record:
-        result = record(options.seeds, options.minutes, options.jobs)
+        result = record(options.seeds, options.minutes, options.jobs, options.runs)
         path.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(path.read_text())
     (options.out / "offline_rl.md").write_text(page(result))
