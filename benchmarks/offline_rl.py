@@ -3,11 +3,11 @@
     python benchmarks/offline_rl.py --record [--minutes 35] [--seeds 1 2 3] [--jobs 2] [--runs DIR]
     python benchmarks/offline_rl.py                rewrite the page from the JSON file
 
-The data is what a half-trained SAC of ours did, and as much of random play. Imitation, IQL, CQL,
-Cal-QL and TD3+BC learn from it alone. PA-RL clones it, learns values from it, then goes online for
-the same number of frames with each kind of policy: with neither of its steps, with each, and with
-both. Everything is a plain `dreamlab train`; scores are means over 20 episodes with seeds nobody
-learnt on.
+The data are two sets that `dreamlab data record` makes: what a half-trained SAC of ours does while
+it explores, and as much of random play. Imitation, IQL, CQL, Cal-QL and TD3+BC learn from them
+alone. PA-RL clones them, learns values from them, then goes online for the same number of frames
+with each kind of policy: with neither of its steps, with each, and with both. Everything is a plain
+`dreamlab train`; scores are means over 20 episodes with seeds nobody learnt on.
 `--minutes` scales how long is learnt; results go to results/offline_rl.json and .md. With `--runs`
 the runs stay in DIR, and the same command after an interruption trains only what is not there yet.
 """
@@ -27,15 +27,19 @@ from typing import Any
 import numpy as np
 
 from dreamlab import train
+from dreamlab.cli import main as dreamlab
+from dreamlab.commands.data import described
 from dreamlab.config import compose, load_config
+from dreamlab.data.datasets.opening import open_dataset
 from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"
 USUAL_MINUTES = 35.0
 """About what the lengths below take with two jobs on two quiet cores."""
-TEACHER, FRAMES = 2_400, 8_000
-"""Frames that SAC learns for, and frames of data: half of them random, half SAC's. Not scaled."""
+TEACHER, EPISODES = 2_400, 20
+"""Frames that SAC learns for, and episodes of 200 frames in each set of data. Not scaled."""
+SETS = ("play", "chance")
 UPDATES = 8_000
 CLONE, VALUES, ONLINE = 2_000, 1_500, 800
 GAMMA = 0.95
@@ -96,11 +100,14 @@ def run_one(folder: Path, options: list[str]) -> dict[str, float]:
     return found
 
 
-def data_options(data: Path, name: str) -> str:
-    return (
-        f"buffers.{name}={{_target_: run_replay, run: {data}, batch: 128, length: 2, "
-        f"windows: transitions, mc_gamma: {GAMMA}}}"
-    )
+def data_options(data: Path, name: str) -> list[str]:
+    """Return both sets as buffers: SAC's under a name that the experiment has, random play's."""
+    form = f"batch: 128, length: 2, windows: transitions, mc_gamma: {GAMMA}"
+    sets = [
+        f"{{_target_: dataset, path: {data / each}, {form}, normalize: {{action: bounds}}}}"
+        for each in SETS
+    ]
+    return [f"buffers.{name}={sets[0]}", f"+buffers.chance={sets[1]}", "env.scale_actions=false"]
 
 
 def phase(name: str, length: str, hooks: str, *more: str) -> str:
@@ -112,16 +119,18 @@ def offline_options(which: str, data: Path, seed: int, lengths: Lengths) -> list
     """Return the command of an algorithm that learns from the data alone."""
     experiment, *more = OFFLINE[which]
     hook = "update_policy" if which == "imitation" else "update_controller"
-    study = phase("study", f"duration_updates: {lengths.of(UPDATES)}", hook, "type: offline")
-    return [experiment, *more, f"seed={seed}", data_options(data, "replay"),
+    study = phase("study", f"duration_updates: {lengths.of(UPDATES)}", hook, "type: offline",
+                  "sources: {replay: 0.5, chance: 0.5}")  # fmt: skip
+    return [experiment, *more, f"seed={seed}", *data_options(data, "replay"),
             f"training.phases=[{study}]", "log.every_updates=500"]  # fmt: skip
 
 
 def parl_options(policy: str, steps: str, data: Path, seed: int, lengths: Lengths) -> list[str]:
     """Return the command of PA-RL with this policy and these steps."""
     clone, values = (f"duration_updates: {lengths.of(n)}" for n in (CLONE, VALUES))
-    online, from_data = f"duration_steps: {lengths.of(ONLINE)}", ("type: offline", "buffer: data")
-    mixed = ("train_ratio: 256", "sources: {data: 0.5, replay: 0.5}")
+    online = f"duration_steps: {lengths.of(ONLINE)}"
+    from_data = ("type: offline", "sources: {data: 0.5, chance: 0.5}")
+    mixed = ("train_ratio: 256", "sources: {data: 0.25, chance: 0.25, replay: 0.5}")
     phases = [
         phase("clone", clone, "clone_policy", *from_data),
         phase("offline", values, "update_critic", *from_data),
@@ -130,7 +139,7 @@ def parl_options(policy: str, steps: str, data: Path, seed: int, lengths: Length
     ]  # fmt: skip
     critic = f"{{num_critics: 4, {NETS}, readout: mse}}"
     return [
-        "pa_rl_pendulum", f"seed={seed}", data_options(data, "data"), f"workflow.critic={critic}",
+        "pa_rl_pendulum", f"seed={seed}", *data_options(data, "data"), f"workflow.critic={critic}",
         f"workflow.policy={POLICIES[policy]}", f"workflow.improve={STEPS[steps]}",
         CONSERVATIVE + "}", "workflow.policy_optimizer={lr: 3e-4}",
         "workflow.clone_optimizer={lr: 1e-3}", TAU, *FAST, f"buffers.replay.mc_gamma={GAMMA}",
@@ -140,19 +149,20 @@ def parl_options(policy: str, steps: str, data: Path, seed: int, lengths: Length
 
 
 def make_data(folder: Path) -> dict[str, float]:
-    """Train SAC half way; keep what it then does, and as much of random play."""
-    sac = ["sac_pendulum", f"workflow.actor={{{NETS}}}", NET]
-    teacher = folder.with_name("teacher")
-    run_one(teacher, [*sac, "seed=100", f"training.total_frames={TEACHER}"])
-    half = f"duration_steps: {FRAMES // 2}"
-    phases = [phase("any", half, "collect", "random_actions: true"), phase("play", half, "collect")]
-    more = [f"+start.run={teacher}", f"training.phases=[{', '.join(phases)}]"]
-    return run_one(folder, [*sac, "seed=101", *more])
-
-
-def random_score(folder: Path) -> float:
-    options = ["random_cartpole", "env.id=Pendulum-v1", "training.total_frames=200"]
-    return run_one(folder, options)["return"]
+    """Train SAC half way; record what it does while exploring, and as much of random play."""
+    sac = ["sac_pendulum", f"workflow.actor={{{NETS}}}", NET, "seed=100"]
+    chance = ["random_cartpole", "env.id=Pendulum-v1", "training.total_frames=200"]
+    scores = {
+        "sac": run_one(folder / "sac", [*sac, f"training.total_frames={TEACHER}"])["return"],
+        "random": run_one(folder / "random", chance)["return"],
+    }
+    for run, name, mode in (("sac", "play", "train"), ("random", "chance", "eval")):
+        if not (folder / name).exists():
+            words = ["data", "record", str(folder / run), str(folder / name), "--mode", mode]
+            if dreamlab([*words, "--episodes", str(EPISODES)]):
+                raise SystemExit(f"no data set in {folder / name}")
+        scores[name] = described(open_dataset(folder / name))["return"]
+    return scores
 
 
 def record(seeds: list[int], minutes: float, jobs: int, runs: Path | None) -> dict[str, Any]:
@@ -163,14 +173,13 @@ def record(seeds: list[int], minutes: float, jobs: int, runs: Path | None) -> di
         scratch = runs or Path(name)
         data = scratch / "data"
         behaviour = make_data(data)
-        chance = random_score(scratch / "random")
         todo = {
             ("offline", k, str(s)): offline_options(k, data, s, lengths)
-            for k in OFFLINE for s in seeds
+            for s in seeds for k in OFFLINE
         }  # fmt: skip
         todo |= {
             ("pa_rl", f"{p}/{k}", str(s)): parl_options(p, k, data, s, lengths)
-            for p in POLICIES for k in STEPS for s in seeds
+            for s in seeds for p in POLICIES for k in STEPS
         }  # fmt: skip
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             waiting = {
@@ -182,8 +191,8 @@ def record(seeds: list[int], minutes: float, jobs: int, runs: Path | None) -> di
         "command": f"python benchmarks/offline_rl.py --record --minutes {minutes:g} --seeds "
         + " ".join(map(str, seeds)),
         "commit": commit, "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
-        "seconds": time.monotonic() - began, "behaviour": behaviour, "random": chance,
-        "frames": FRAMES, "updates": lengths.of(UPDATES),
+        "seconds": time.monotonic() - began, "data": behaviour,
+        "frames": 2 * EPISODES * 200, "updates": lengths.of(UPDATES),
         "clone": lengths.of(CLONE), "values": lengths.of(VALUES), "online": lengths.of(ONLINE),
         "offline": {}, "pa_rl": {},
     }  # fmt: skip
@@ -202,16 +211,16 @@ def page(result: dict[str, Any]) -> str:
     r = result
     lines = [
         "# Offline algorithms and PA-RL on Pendulum", "",
-        f"Made by `{r['command']}` at {r['commit']}, {r['hardware']}, in {r['seconds'] / 60:.0f} "
-        "minutes. Mean return over seeds (each seed), 20 episodes each; a solved task is about "
-        f"-145. The data: {r['frames']:,} frames, half of them random, half sampled from a SAC "
-        f"that scores {r['behaviour']['return']:.0f}. Uniformly random actions score "
-        f"{r['random']:.0f}.", "",
+        f"Made by `{r['command']}` at {r['commit']}, {r['hardware']}. Mean return over seeds (each seed), 20 episodes each; a solved task is about "
+        f"-145. The data: {r['frames']:,} frames by `dreamlab data record`, half of them random "
+        f"play ({r['data']['chance']:.0f} an episode), half of a SAC that explores "
+        f"({r['data']['play']:.0f}; measured without exploring {r['data']['sac']:.0f}). Uniformly "
+        f"random actions score {r['data']['random']:.0f}.", "",
         f"## From the data alone, {r['updates']:,} updates", "",
-        "| algorithm | return | seconds |", "|---|---|---|",
+        "| algorithm | return |", "|---|---|",
     ]  # fmt: skip
     for name, runs in r["offline"].items():
-        lines.append(f"| {name} | {cells(runs)} | {cells(runs, 'seconds')} |")
+        lines.append(f"| {name} | {cells(runs)} |")
     lines += [
         "", f"## PA-RL: cloned for {r['clone']:,} updates, values from {r['values']:,}, then "
         f"{r['online']:,} frames online", "",
