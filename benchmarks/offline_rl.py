@@ -9,7 +9,8 @@ alone. PA-RL clones them, learns values from them, then goes online for the same
 with each kind of policy: with neither of its steps, with each, and with both. Everything is a plain
 `dreamlab train`; scores are means over 20 episodes with seeds nobody learnt on.
 `--minutes` scales how long is learnt; results go to results/offline_rl.json and .md. With `--runs`
-the runs stay in DIR, and the same command after an interruption trains only what is not there yet.
+the runs stay in DIR, and the same command after an interruption trains only what is not there yet;
+with `--finished` it trains nothing more, and what was not trained with every seed is left open.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -43,6 +43,8 @@ SETS = ("play", "chance")
 UPDATES = 8_000
 CLONE, VALUES, ONLINE = 2_000, 1_500, 800
 GAMMA = 0.95
+Key = tuple[str, str, str]
+"""Table, row, seed."""
 NETS = "hidden: [64, 64]"
 POLICY, NET = f"workflow.policy={{{NETS}}}", f"workflow.critic={{{NETS}}}"
 FAST = [f"workflow.gamma={GAMMA}", "workflow.optimizer={lr: 1e-3}"]
@@ -88,9 +90,13 @@ class Lengths:
         return max(20, round(usual * self.scale))
 
 
+def is_over(folder: Path) -> bool:
+    return (folder / "manifest.json").exists() and "final_eval" in Run(folder).manifest
+
+
 def run_one(folder: Path, options: list[str]) -> dict[str, float]:
     """Train a run, or take it as it is if it is over; return its last scores and its seconds."""
-    if not (folder / "manifest.json").exists() or "final_eval" not in Run(folder).manifest:
+    if not is_over(folder):
         train.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
     manifest = Run(folder).manifest
     final = manifest["final_eval"]
@@ -165,39 +171,46 @@ def make_data(folder: Path) -> dict[str, float]:
     return scores
 
 
-def record(seeds: list[int], minutes: float, jobs: int, runs: Path | None) -> dict[str, Any]:
+def all_runs(data: Path, seeds: list[int], lengths: Lengths) -> dict[Key, list[str]]:
+    """Return the command of every run; PA-RL's with neither step and with both come first."""
+    todo: dict[Key, list[str]] = {
+        ("offline", k, str(s)): offline_options(k, data, s, lengths)
+        for k in OFFLINE for s in seeds
+    }  # fmt: skip
+    ablated = [(p, k) for k in ("both", "none", "global", "local") for p in POLICIES]
+    return todo | {
+        ("pa_rl", f"{p}/{k}", str(s)): parl_options(p, k, data, s, lengths)
+        for p, k in ablated for s in seeds
+    }  # fmt: skip
+
+
+def record(given: argparse.Namespace) -> dict[str, Any]:
     """Train everything, or what is not in `runs` yet, and return what came of it."""
-    commit, began = git_state().get("commit", "")[:10], time.monotonic()
-    lengths = Lengths(minutes / USUAL_MINUTES)
+    commit, seeds = git_state().get("commit", "")[:10], given.seeds
+    lengths = Lengths(given.minutes / USUAL_MINUTES)
     with tempfile.TemporaryDirectory() as name:
-        scratch = runs or Path(name)
-        data = scratch / "data"
-        behaviour = make_data(data)
-        todo = {
-            ("offline", k, str(s)): offline_options(k, data, s, lengths)
-            for s in seeds for k in OFFLINE
-        }  # fmt: skip
-        todo |= {
-            ("pa_rl", f"{p}/{k}", str(s)): parl_options(p, k, data, s, lengths)
-            for s in seeds for p in POLICIES for k in STEPS
-        }  # fmt: skip
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            waiting = {
-                key: pool.submit(run_one, scratch / "_".join(key).replace("/", "_"), options)
-                for key, options in todo.items()
-            }
+        scratch = given.runs or Path(name)
+        behaviour = make_data(scratch / "data")
+        todo = all_runs(scratch / "data", seeds, lengths)
+        places = {key: scratch / "_".join(key).replace("/", "_") for key in todo}
+        if given.finished:
+            todo = {key: todo[key] for key, place in places.items() if is_over(place)}
+        with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+            waiting = {k: pool.submit(run_one, places[k], options) for k, options in todo.items()}
             found = {key: job.result() for key, job in waiting.items()}
     result: dict[str, Any] = {
-        "command": f"python benchmarks/offline_rl.py --record --minutes {minutes:g} --seeds "
+        "command": f"python benchmarks/offline_rl.py --record --minutes {given.minutes:g} --seeds "
         + " ".join(map(str, seeds)),
         "commit": commit, "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
-        "seconds": time.monotonic() - began, "data": behaviour,
+        "data": behaviour,
         "frames": 2 * EPISODES * 200, "updates": lengths.of(UPDATES),
         "clone": lengths.of(CLONE), "values": lengths.of(VALUES), "online": lengths.of(ONLINE),
         "offline": {}, "pa_rl": {},
     }  # fmt: skip
     for (part, what, seed), score in found.items():
         result[part].setdefault(what, {})[seed] = score
+    for part in ("offline", "pa_rl"):  # fewer seeds than the others have compare with nothing
+        result[part] = {k: v for k, v in result[part].items() if len(v) == len(seeds)}
     return result
 
 
@@ -211,7 +224,8 @@ def page(result: dict[str, Any]) -> str:
     r = result
     lines = [
         "# Offline algorithms and PA-RL on Pendulum", "",
-        f"Made by `{r['command']}` at {r['commit']}, {r['hardware']}. Mean return over seeds (each seed), 20 episodes each; a solved task is about "
+        f"Made by `{r['command']}` at {r['commit']}, {r['hardware']}. Mean return over "
+        "seeds (each seed), 20 episodes each; a solved task is about "
         f"-145. The data: {r['frames']:,} frames by `dreamlab data record`, half of them random "
         f"play ({r['data']['chance']:.0f} an episode), half of a SAC that explores "
         f"({r['data']['play']:.0f}; measured without exploring {r['data']['sac']:.0f}). Uniformly "
@@ -229,7 +243,8 @@ def page(result: dict[str, Any]) -> str:
     for key, title in (("return", "improved"), ("policy", "policy alone")):
         lines += ["", f"| {title} | {' | '.join(STEPS)} |", "|---|" + "---|" * len(STEPS)]
         for policy in POLICIES:
-            row = [cells(r["pa_rl"][f"{policy}/{k}"], key) for k in STEPS]
+            found = [r["pa_rl"].get(f"{policy}/{k}") for k in STEPS]
+            row = [cells(runs, key) if runs else "not run" for runs in found]
             lines.append(f"| {policy} | {' | '.join(row)} |")
     lines += ["", result["note"]] if "note" in result else []
     return "\n".join(lines) + "\n"
@@ -242,11 +257,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="runs trained at the same time")
     parser.add_argument("--runs", type=Path, help="keep the runs here, and go on with them")
+    parser.add_argument("--finished", action="store_true", help="take what --runs has, no more")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     path = options.out / "offline_rl.json"
     if options.record:
-        result = record(options.seeds, options.minutes, options.jobs, options.runs)
+        result = record(options)
         path.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(path.read_text())
     (options.out / "offline_rl.md").write_text(page(result))
