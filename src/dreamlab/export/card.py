@@ -26,7 +26,7 @@ Trained for {frames:,} env frames with seed {seed}, with dreamlab {version}.
 |---|---|
 {rows}
 {films}
-Measure it with `dreamlab eval {source}`, load it with `dreamlab.train.load_policy("{source}")`.
+Measure it with `dreamlab eval {source}`, load it with `dreamlab.load("{source}")`.
 """
 
 
