@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import offline_rl as offline
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import Run, hardware
 
@@ -58,7 +58,7 @@ def options(terms: str, data: Path, seed: int) -> list[str]:
 
 def measure(folder: Path, scale: float, samples: int) -> float:
     """Return what a run's policy scores with another guidance and as many samples."""
-    trained = train.load_policy(folder)
+    trained = training.load_policy(folder)
     workflow, config = trained.workflow, trained.workflow.config
     rank = replace(config.rank, samples=samples, keep=1)
     workflow.config = replace(config, guidance_scale=scale, rank=rank)

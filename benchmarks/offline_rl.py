@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.cli import main as dreamlab
 from dreamlab.commands.data import described
 from dreamlab.config import compose, load_config
@@ -97,7 +97,7 @@ def is_over(folder: Path) -> bool:
 def run_one(folder: Path, options: list[str]) -> dict[str, float]:
     """Train a run, or take it as it is if it is over; return its last scores and its seconds."""
     if not is_over(folder):
-        train.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
+        training.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
     manifest = Run(folder).manifest
     final = manifest["final_eval"]
     found = {"return": final["eval/return"], "seconds": manifest["wall_s"]}
