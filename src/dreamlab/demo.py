@@ -59,7 +59,7 @@ def _summary(
         f"return before training  {before:8.1f}",
         f"best on the way         {best:8.1f}   (saved as the checkpoint `best`)",
         f"return after training   {after:8.1f}   ({seconds:.0f} s)",
-        f"run folder              {folder}",
+        f"run directory              {folder}",
         f"learning curve          {last('report/learning_curve.png')}",
         f"truth, dream and error  {last('report/openloop_*.mp4', 'report/openloop_*.frames.*')}",
         f"the same as curves      {last('report/openloop_state_*.png')}",

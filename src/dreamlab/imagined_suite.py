@@ -1,4 +1,4 @@
-"""The dream of a trained run as an environment: `env.suite=imagined env.id=<run folder>`."""
+"""The dream of a trained run as an environment: `env.suite=imagined env.id=<run directory>`."""
 
 from __future__ import annotations
 

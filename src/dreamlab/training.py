@@ -1,4 +1,4 @@
-"""Opens a run's folder, trains in it, goes on with it, and loads what was trained."""
+"""Opens a run directory, trains in it, goes on with it, and loads what was trained."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dreamlab.start import begin_from
 
 @dataclass(frozen=True)
 class Opened:
-    """A run's folder while this process holds it."""
+    """A run directory while this process holds it."""
 
     run: Run
     config: LabConfig
@@ -50,7 +50,7 @@ class Opened:
 def open_run(
     config: LabConfig, trust_code: bool = False, command: list[str] | None = None
 ) -> Iterator[Opened]:
-    """Hold the run folder of this configuration, made new or found.
+    """Hold the run directory of this configuration, made new or found.
 
     The run remembers the `command` that began it; None: that of this process.
 
@@ -138,7 +138,7 @@ def resume(
     with disk_errors("A run goes on in its own folder: it must be one that can be written to"):
         check_folder(folder)
         if not (folder / "config.yaml").exists():
-            raise ConfigError(f"{folder} is not a run folder: it has no config.yaml")
+            raise ConfigError(f"{folder} is not a run directory: it has no config.yaml")
         if hub.is_hub(folder):
             raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
         with claimed(folder) as claim:

@@ -33,7 +33,12 @@ class RunningMoments:
         n = x.shape[0]
         if n == 0:
             return
-        mean, var = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64)
+        self.merge(n, x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64))
+
+    def merge(self, n: float, mean: Array, var: Array) -> None:
+        """Take in `n` values by their mean and variance."""
+        if n == 0:
+            return
         total, delta = self.count + n, mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * self.count * n / total
         self.mean, self.var, self.count = self.mean + delta * n / total, m2 / total, total

@@ -50,7 +50,7 @@ def new_folder(name: str, root: Path = Path("experiments")) -> Path:
 
 
 class Run:
-    """One run's folder: config, manifest, metrics, events, checkpoints, videos."""
+    """One run directory: config, manifest, metrics, events, checkpoints, videos."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = folder = Path(folder)
@@ -164,7 +164,7 @@ class Run:
 
 
 class FolderLock:
-    """Keeps two processes from writing into one run folder; tells the second who the first is."""
+    """Keep two processes from writing into one run directory; name the first to the second."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".lock"
@@ -198,7 +198,7 @@ class FolderLock:
             holder = _holder(handle)
             os.close(handle)
             raise LabError(
-                f"{self.path.parent}: another process is writing into this run folder{holder}"
+                f"{self.path.parent}: another process is writing into this run directory{holder}"
             )
         if os.fstat(handle).st_nlink == 0:
             os.close(handle)

@@ -1,4 +1,4 @@
-"""A job: one command line, the run folder it fills, and what is known of it, all in files."""
+"""A job: one command line, the run directory it fills, and what is known of it, all in files."""
 
 from __future__ import annotations
 
