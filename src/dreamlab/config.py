@@ -57,7 +57,7 @@ class RunConfig:
     """Where a run lives."""
 
     dir: str | None = None
-    """The run folder; an existing one is resumed. None makes a new one under `experiments/`."""
+    """The run directory; an existing one is resumed. None makes a new one under `experiments/`."""
     on_memory_shortage: Literal["disk", "refuse"] = "disk"
     """What to do if a replay does not fit into memory: put it on the `disk`, or `refuse`."""
     tags: tuple[str, ...] = ()
@@ -171,6 +171,8 @@ def typed_paths(arguments: Sequence[str]) -> list[KeyPath]:
         key, value = override.key_or_group, override.value()
         if key == "env" and isinstance(value, str) and value not in choices("env"):
             out.append(("env", "id"))
+        elif key == "actors" and isinstance(value, int):
+            out.append(("actors", "num"))
         elif key not in GROUPS or isinstance(value, dict):
             out += leaves(value, tuple(key.replace("[", ".").replace("]", "").split(".")))
     return out
@@ -230,6 +232,8 @@ def _prepare(argument: str, extra: Path) -> str:
         return _group(key, value if isinstance(value, list) else [value], extra)
     if key == "env" and isinstance(value, str) and value not in choices("env"):
         return f"++env.id={_quoted(value)}"
+    if key == "actors" and isinstance(value, int):
+        return f"++actors.num={value}"
     plain = override.type.name == "CHANGE"
     return f"++{argument}" if plain and key not in GROUPS else argument
 
@@ -313,6 +317,8 @@ def _sections(node: dict[str, Any]) -> dict[str, Any]:
         for k, v in buffers.items()
     }
     node["workflow"] = _named(node["workflow"], "workflow")
+    if isinstance(node.get("actors"), int):  # their number alone
+        node["actors"] = {"num": node["actors"]}
     return node
 
 
@@ -363,7 +369,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         return readers.read_yaml(path)
     except MissingFileError:
-        raise ConfigError(f"{path} does not exist: this is not a run folder") from None
+        raise ConfigError(f"{path} does not exist: this is not a run directory") from None
     except FileError as error:
         raise ConfigError(str(error)) from None
 

@@ -97,7 +97,7 @@ def test_an_episode_is_drawn(kind: str, said: Any, tmp_path: Path):
         (("info", "nowhere"), "nowhere: there is no such data set"),
         (("sample", "SET", "16"), "there is no frame 16: it has 16"),
         (("view", "SET", "9"), "there is no episode 9; it has 3 episodes, of number 0 to 2"),
-        (("view", "SET", "0", "--as", "video"), "has no camera: --as curves"),
+        (("view", "SET", "0", "--as", "video"), "has no images: use --as curves"),
         (("convert", "SET", "SET"), "is not empty"),
         (("convert", "SET", "x.hdf5", "--to", "rlds"), "'rlds' is not one of"),
         (("sample", "SET"), "argument INDEX is missing"),

@@ -135,7 +135,7 @@ NUMBERS = [
     (["export-policy", "X", "--tolerance", "-1"], "argument --tolerance: must be above 0, got -1"),
     (["eval"], "eval: argument FOLDER is missing"),
     (["list", "--limt", "3"], "list: there is no option '--limt'. Did you mean '--limit'?"),
-    (["train", "--cfg", "hydra"], "train: argument --cfg: only `--cfg job` is known"),
+    (["train", "--cfg", "hydra"], "train: argument --cfg: only `--cfg job` is supported"),
     (["export-policy", "X", "--format", "onx"], "export-policy: argument --format: 'onx' is not"),
     (["show", "X", "Y"], "show: Got unexpected extra argument (Y)"),
     (["logs", "X", "--last"], "logs: Option '--last' requires an argument."),
@@ -143,7 +143,7 @@ NUMBERS = [
     (["tag", "X", "--remove", "--json"], "tag: --remove needs a tag"),
     (["doctor", "now"], "doctor: Got unexpected extra argument (now)"),
     (["completion", "csh"], "completion: argument"),
-    (["trian"], "there is no verb 'trian'. Did you mean 'train'?"),
+    (["trian"], "there is no command 'trian'. Did you mean 'train'?"),
     (["--verson"], "dreamlab: there is no option '--verson'. Did you mean '--version'?"),
 ]
 

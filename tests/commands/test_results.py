@@ -121,7 +121,7 @@ def test_compare_as_json(here, capsys):
         (("compare", A, "--against", "published"), "nothing is published here for CartPole-v1"),
         (("compare", A, "--against", "publisched"), "Did you mean 'published'"),
         (("report", WALKER, "--metric", "loss_", "--against", "published"), "no metric 'loss_'"),
-        (("report", WALKER, "--metrics", VALUE, "--against", "published"), "only returns"),
+        (("report", WALKER, "--metrics", VALUE, "--against", "published"), "only for the return"),
         (("export", A, "--format", "latec"), "Did you mean 'latex'"),
         (("export", A, "--format", "json", "--curves"), "--format csv"),
     ],

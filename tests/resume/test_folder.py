@@ -116,7 +116,7 @@ def test_every_verb_that_makes_a_run_leaves_other_files_alone(
 
 def test_a_folder_that_is_not_there_is_not_made_by_resume(tmp_path: Path, capsys: Any):
     assert main(["resume", str(tmp_path / "nowhere")]) == 2
-    assert "not a run folder" in capsys.readouterr().err
+    assert "not a run directory" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

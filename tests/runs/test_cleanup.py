@@ -18,7 +18,7 @@ from dreamlab.runs import cleanup
 from dreamlab.runs.cleanup import clean, survey, totals
 from dreamlab.runs.run import FolderLock, Run
 from dreamlab.runs.run_row import read_row
-from dreamlab.train import load_policy
+from dreamlab.training import load_policy
 from tests.helpers import open_loop
 
 QUICK = (
@@ -147,7 +147,7 @@ def test_runs_younger_than_an_age_are_kept(trained, tmp_path, capsys):
 @pytest.mark.parametrize("age", ["30", "d", "-1d", "1.5d", "30 days", ""])
 def test_an_age_that_cannot_be_read_is_a_mistake(age, tmp_path, capsys):
     assert main(["cleanup", str(tmp_path), "--older-than", age]) == 2
-    assert "as in 30d" in capsys.readouterr().err or age.startswith("-")
+    assert "such as 30d" in capsys.readouterr().err or age.startswith("-")
 
 
 def test_a_live_run_is_kept(trained, tmp_path):

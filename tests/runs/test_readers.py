@@ -1,4 +1,4 @@
-"""What the verbs say of a run's folder that is damaged in places."""
+"""What the verbs say of a run directory that is damaged in places."""
 
 from __future__ import annotations
 

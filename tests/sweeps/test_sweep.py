@@ -414,6 +414,6 @@ def test_a_file_of_the_user_is_not_overwritten_by_what_a_sweep_writes(verb, tmp_
     text = "# notes of months\n" + (tmp_path / "s.yaml").read_text()
     file.write_text(text)
     assert main([verb, str(file)]) == 2
-    assert "is a file of yours" in capsys.readouterr().err
+    assert "was not written by a sweep" in capsys.readouterr().err
     assert file.read_text() == text
     assert not (tmp_path / "runs").exists()

@@ -96,7 +96,7 @@ def test_the_pruners_count_in_multiples_of_the_reports():
 def test_a_search_needs_a_space_and_the_extra(tmp_path, monkeypatch, capsys):
     path = write_sweep(tmp_path)
     assert main(["tune", path, "--show"]) == 2
-    assert "this study has not begun" in capsys.readouterr().err
+    assert "this study has not started" in capsys.readouterr().err
     assert main(["tune", path]) == 2
     assert "there is nothing to search" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
@@ -151,7 +151,7 @@ def test_a_failed_trial_is_tried_again_only_if_asked_and_only_once(tmp_path):
     ]
     assert [t.number for t in valid(study.trials)] == [1]
     _, lr, state, _ = ([*column.cells] for column in _trials(study).columns)
-    assert (lr, state) == (["0.001", "0.001"], ["tried again", "waiting"])
+    assert (lr, state) == (["0.001", "0.001"], ["retried", "waiting"])
 
 
 def test_a_pruned_run_is_stopped_and_marked(tmp_path, capsys):

@@ -10,6 +10,9 @@ Unit = Literal["frames", "updates"]
 CLOCK = "clock"
 """Where a record of a run counted in updates has its place on the axis."""
 
+LATE = "late"
+"""In a record of an earlier moment than those before it: what took until now to measure."""
+
 
 @dataclass
 class Counters:

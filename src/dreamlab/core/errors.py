@@ -34,7 +34,7 @@ class MissingExtraError(LabError):
 
 
 class CheckpointError(LabError):
-    """A checkpoint or run folder cannot be used."""
+    """A checkpoint or run directory cannot be used."""
 
 
 class EnvError(LabError):

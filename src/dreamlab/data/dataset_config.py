@@ -29,7 +29,7 @@ class DatasetConfig(BufferConfig):
     stores: ClassVar[bool] = False
     maps_images: ClassVar[bool] = True
     path: str = field(kw_only=True)
-    """A LeRobot folder, an HDF5 file (D4RL or robomimic), a run's folder, or `minari:ID`."""
+    """A LeRobot folder, an HDF5 file (D4RL or robomimic), a run directory, or `minari:ID`."""
     batch: PositiveInt = 16
     length: PositiveInt | None = None
     """Steps in a window. Without it, `before` + 1 + `after`."""

@@ -25,7 +25,7 @@ class RunReplayConfig(ReplayConfig):
 
     stores: ClassVar[bool] = False
     run: str = field(kw_only=True)
-    """The run's folder."""
+    """The run directory."""
     buffer: str = "replay"
     """The name of the replay there."""
 

@@ -45,7 +45,7 @@ class BufferContext:
     seed: int = 0
     device: torch.device | str = "cpu"
     folder: Path | None = None
-    """The run's folder for this buffer; None keeps everything in memory."""
+    """The run directory for this buffer; None keeps everything in memory."""
     extras: dict[str, Tensor] = field(default_factory=dict)
     """What the workflow stores beside a step, as of one environment: data made elsewhere may lack
     it."""

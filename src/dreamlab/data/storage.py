@@ -162,7 +162,7 @@ def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: BufferCont
     if kind == "ram":
         return _huge(shape, value.dtype)
     if place.folder is None:
-        raise ConfigError("replay: storage=disk needs a run folder")
+        raise ConfigError("replay: storage=disk needs a run directory")
     place.folder.mkdir(parents=True, exist_ok=True)
     path, size = place.folder / f"map_{name.replace('/', '-')}.bin", ticks * value.nbytes
     raw = np.memmap(path, np.uint8, "w+", shape=(max(size, 1),))

@@ -85,7 +85,7 @@ class Collector:
         """
         envs, act, frames, ticked = self.envs, self.workflow.act, 0, self.observers.ticked
         if fresh:
-            self._begin_anew()
+            self.begin_anew()
         for _ in range(ticks):
             step = self._current()
             if random_actions:
@@ -115,7 +115,7 @@ class Collector:
             self._track(self.step)
         return self.step
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
         """Begin a new episode in every environment, unless all of them just did."""
         if not self._current().is_first.all():
             self.step = self.envs.reset()

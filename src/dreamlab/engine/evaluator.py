@@ -87,9 +87,14 @@ class EvalResult:
     """Episodes that were cut after `max_steps`."""
     excess: list[float] = field(default_factory=list)
     """By how much more was expected than came, where the agent says what it expects."""
-    frames: list[Array] = field(default_factory=list)
+    frames: list[Array] = field(default_factory=list, repr=False)
     """Pictures of the first episode, if they were asked for."""
     video: Path | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(np.mean(self.returns))
 
     def metrics(self) -> dict[str, float]:
         """Return the summary that is logged under `eval/`."""

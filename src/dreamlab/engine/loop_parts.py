@@ -11,6 +11,9 @@ from dreamlab.core.affine import Scaling
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
+from dreamlab.engine.actors.background import BackgroundEvaluator
+from dreamlab.engine.actors.collector import RemoteCollector
+from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
@@ -22,7 +25,7 @@ from dreamlab.engine.watch import Floor, WatchConfig
 
 
 class RunLog(Protocol):
-    """The run folder, as the loop sees it."""
+    """The run directory, as the loop sees it."""
 
     folder: Path
 
@@ -44,6 +47,7 @@ class EngineConfig(ComputeConfig):
     report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
 
 
 @dataclass
@@ -51,7 +55,7 @@ class LoopParts:
     """Everything that a loop drives."""
 
     workflow: Workflow[Any]
-    collector: Collector | None
+    collector: Collector | RemoteCollector | None
     """None where no phase collects."""
     buffers: Mapping[str, Buffer]
     evaluator: Evaluator | None
@@ -64,3 +68,5 @@ class LoopParts:
     observers: Observers = field(default_factory=Observers)
     scaling: Scaling = field(default_factory=Scaling)
     """How the data that is learnt from is normalised: whoever acts needs it too."""
+    background: BackgroundEvaluator | None = None
+    """Where a run with actors is measured; None without them."""

@@ -40,7 +40,7 @@ class Claim:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Claim]:
-    """Hold a run's folder; leave it as it was found unless the claim is kept."""
+    """Hold a run directory; leave it as it was found unless the claim is kept."""
     check_folder(folder)  # before anything is written into it
     with FolderLock(folder) as lock:
         claim = Claim(folder)
@@ -87,7 +87,7 @@ def _listed(names: list[str]) -> str:
 
 def _take_back(folder: Path) -> None:
     """Remove what a start has made in a folder that was empty."""
-    for name in (*BEGUN, "config.yaml"):  # at every moment it is a run's folder or an empty one
+    for name in (*BEGUN, "config.yaml"):  # at every moment it is a run directory or an empty one
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""An index of run folders in SQLite, beside them: `index.sqlite`.
+"""An index of run directories in SQLite, beside them: `index.sqlite`.
 
 The folders are the truth. Whoever reads the index first compares it with them, so that it may be
 lost, stale or damaged at any time; whoever writes it gives up rather than wait. It is made in the

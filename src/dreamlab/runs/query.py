@@ -211,7 +211,7 @@ def matches(name: str, root: Path = ROOT) -> Answer:
         if found := [r for r in rows if name and way(r)]:
             return Answer(_one_run(name, found), notes)
     raise NothingFoundError(
-        f"there is no run {name!r}: it is no run's folder, nor the id or name of one below {root}"
+        f"there is no run {name!r}: it is no run directory, nor the id or name of one below {root}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a run's folder says, read with care: its manifest, configuration, metrics and events.
+"""What a run directory says, read with care: its manifest, configuration, metrics and events.
 
 Every part of the lab that wants one of these files reads it here. What is whole in them is used,
 what is damaged is said: by an error that names the file, or, for lines, by their number.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dreamlab.core.clock import CLOCK, moment_of
+from dreamlab.core.clock import CLOCK, LATE, moment_of
 from dreamlab.core.readers import (
     FileError,
     Lines,
@@ -131,13 +131,14 @@ def read_metrics(folder: Path) -> Lines:
     """Return the records of metrics.jsonl, in the order of the run's clock.
 
     A run never goes back. Where a line's count is damaged, it does not fit between the others:
-    the largest part that is in order stays.
+    the largest part that is in order stays. Those that say they are late are put into their place.
     """
     found = read_jsonl(folder / "metrics.jsonl", is_metrics)
-    kept = in_order([moment_of(r) for r in found.records])
-    if len(kept) < len(found.records):
-        found.damaged += len(found.records) - len(kept)
-        found.records = [found.records[i] for i in kept]
+    late = [r for r in found.records if LATE in r]
+    rest = [r for r in found.records if LATE not in r]
+    kept = in_order([moment_of(r) for r in rest])
+    found.damaged += len(rest) - len(kept)
+    found.records = sorted([*(rest[i] for i in kept), *late], key=moment_of)
     return found
 
 
@@ -172,7 +173,7 @@ def newest_metrics(folder: Path) -> Record:
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """Yield what is damaged in a run's folder, one line each; nothing is changed."""
+    """Yield what is damaged in a run directory, one line each; nothing is changed."""
     readers = (read_manifest, read_config_node, _pointers)
     for read in readers:
         try:
