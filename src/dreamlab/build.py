@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,13 @@ from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer, BufferContext
 from dreamlab.data.storage import choose
 from dreamlab.engine import accelerate
+from dreamlab.engine.actors.background import BackgroundEvaluator
+from dreamlab.engine.actors.cluster import RayActors
+from dreamlab.engine.actors.collector import RemoteCollector, Streams
+from dreamlab.engine.actors.local import LocalActors
+from dreamlab.engine.actors.loop import ActorLoop
+from dreamlab.engine.actors.options import check_actors
+from dreamlab.engine.actors.worker import Worker
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
 from dreamlab.engine.feasible import check_feasible
@@ -27,10 +36,13 @@ from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
+from dreamlab.engine.report import Known
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs import suites
 from dreamlab.envs.drawing import painter
+from dreamlab.envs.entry_names import entry_names
+from dreamlab.envs.normalize import Normalizer
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.results.compare import Member
 from dreamlab.results.published import find_published
@@ -43,8 +55,14 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     cls = config.workflow.cls("workflow._target_")
     training, env = config.training, config.env
     check_phases(training.phases, cls, config.buffers, training.total_frames)
-    check_feasible(training.phases, training.total_frames, config.buffers, env)
+    check_actors(config.actors, training.phases, config.buffers)
+    check_feasible(training.phases, training.total_frames, config.buffers, env_of_all(config))
     check_measured(config)
+    if config.compile and config.watch.check_every_update:
+        raise ConfigError(
+            "watch.check_every_update: looks at values within what compile=true compiles: leave "
+            "one of them out (+preset=debug sets the first)"
+        )
     if config.eval.policy_alone and not cls.plans:
         raise ConfigError(f"eval.policy_alone has no effect: {cls.__name__} does not plan")
     if env.named:
@@ -110,22 +128,77 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     terminal = terminal or Terminal(config.log.terminal, config.name)
     collects = any(p.collects for p in config.training.phases)
     scaling = find_scaling(config)
-    envs = Envs(config.env, random.derive(config.seed, 0), scaling) if collects else None
+    local = collects and not config.actors.num
+    envs = Envs(config.env, random.derive(config.seed, 0), scaling) if local else None
     workflow = build_workflow(config, find_spec(config, scaling) if envs is None else envs.spec)
     buffers = build_buffers(config, workflow, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
-    accelerate.set_up(config, workflow, workflow.rows_per_step(steps))
+    looked_at = config.watch.check_every_update  # what is compiled cannot be looked into
+    compute = replace(config, compile=False) if looked_at else config
+    accelerate.set_up(compute, workflow, workflow.rows_per_step(steps))
     observers = Observers()
     seed = random.derive(config.seed, 1)
     collector = Collector(envs, workflow, seed, observers) if envs is not None else None
+    if config.actors.num:
+        collector = build_actors(config, run, workflow, scaling, observers)
     paints = config.env.named and type(workflow).report is not Workflow.report
     parts = LoopParts(
         workflow, collector, buffers,
         build_evaluator(config, scaling) if config.env.named else None,
         build_logger(config, run, terminal), terminal, run,
-        painter(config.env) if paints else None, published_floor(config, run), observers, scaling,
+        Known(painter(config.env), entry_names(config.env)) if paints else Known(),
+        published_floor(config, run), observers, scaling,
     )  # fmt: skip
-    return Orchestrator(config, config.training.phases, config.training.total_frames, parts)
+    cls = Orchestrator
+    if config.actors.num:
+        cls = ActorLoop
+        parts.background = BackgroundEvaluator(partial(make_evaluation, config, scaling))
+    return cls(config, config.training.phases, config.training.total_frames, parts)
+
+
+# -- actors ---------------------------------------------------------------------------------------
+
+
+def env_of_all(config: LabConfig) -> EnvConfig:
+    """Return the environment with as many copies as all actors have together."""
+    return replace(config.env, num_envs=config.env.num_envs * max(1, config.actors.num))
+
+
+def build_actors(
+    config: LabConfig, run: Run, workflow: Workflow[Any], scaling: Scaling, observers: Observers
+) -> RemoteCollector:
+    """Return what stores the steps of actors; they start when the loop does."""
+    probe, whole = make_env(config.env, 0, 0), env_of_all(config)
+    frames_per_tick, own = config.env.repeat * int(probe.frames_per_step), spec_of(probe)
+    probe.close()
+    given = (whole.normalize_obs, whole.normalize_reward)
+    normalizer = Normalizer(*given, own, whole.num_envs, scaling)
+    streams = Streams(whole.num_envs, workflow.spec, frames_per_tick, normalizer)
+    make = partial(make_worker, config, scaling)
+    name = f"{run.folder.name}-{zlib.crc32(str(run.folder.resolve()).encode()):08x}"
+    remote = config.actors.where == "ray"
+    transport = RayActors(config.actors, make, name) if remote else LocalActors(make)
+    return RemoteCollector(config.actors, workflow, streams, transport, observers)
+
+
+def make_worker(config: LabConfig, scaling: Scaling, index: int, generation: int) -> Worker:
+    """Return actor `index`, in the process that it runs in: on the CPU, one thread."""
+    config = replace(config, device="cpu", threads=1, compile=False)
+    who = (index, generation)
+    envs = Envs(config.env, random.derive(config.seed, 3, *who), scaling)
+    workflow = build_workflow(config, envs.spec)
+    accelerate.set_up(config, workflow, 1)
+    random.seed_all(random.derive(config.seed, 4, *who))
+    collector = Collector(envs, workflow, random.derive(config.seed, 5, *who))
+    return Worker(collector, lambda: accelerate.autocast(config, workflow.device))
+
+
+def make_evaluation(config: LabConfig, scaling: Scaling) -> tuple[Evaluator, Workflow[Any]]:
+    """Return what an evaluation in a process of its own needs: on the CPU, one thread."""
+    config = replace(config, device="cpu", threads=1, compile=False)
+    workflow = build_workflow(config, find_spec(config, scaling))
+    accelerate.set_up(config, workflow, 1)
+    return build_evaluator(config, scaling), workflow
 
 
 def find_scaling(config: LabConfig) -> Scaling:
@@ -215,7 +288,7 @@ def build_buffers(
     """Return the buffers by name; one that does not fit into memory goes to disk, or is refused."""
     buffers: dict[str, Buffer] = {}
     room, on_gpu = memory_available(), 0
-    spec, num_envs = workflow.spec, config.env.num_envs
+    spec, num_envs = workflow.spec, env_of_all(config).num_envs
     extras = _example(workflow).extras if config.buffers else {}
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name

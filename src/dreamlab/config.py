@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dreamlab.config_files import GROUPS, choices, config_dir
 from dreamlab.core import readers
 from dreamlab.core.config import Part, dump, load
-from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.errors import ConfigError, UnknownOptionError, unknown
 from dreamlab.core.limits import PositiveInt, Range, Seed, shown
 from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
@@ -29,6 +29,7 @@ from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.envs.vector import EnvConfig
+from dreamlab.foreign import answered
 from dreamlab.migrations import SCHEMA, mapping, migrate
 from dreamlab.overlay import sections
 from dreamlab.tiny import KeyPath, leaves, restore, shrink
@@ -171,6 +172,8 @@ def typed_paths(arguments: Sequence[str]) -> list[KeyPath]:
         key, value = override.key_or_group, override.value()
         if key == "env" and isinstance(value, str) and value not in choices("env"):
             out.append(("env", "id"))
+        elif key == "actors" and isinstance(value, int):
+            out.append(("actors", "num"))
         elif key not in GROUPS or isinstance(value, dict):
             out += leaves(value, tuple(key.replace("[", ".").replace("]", "").split(".")))
     return out
@@ -232,6 +235,8 @@ def _prepare(argument: str, extra: Path) -> str:
         return _group(key, value if isinstance(value, list) else [value], extra)
     if key == "env" and isinstance(value, str) and value not in choices("env"):
         return f"++env.id={_quoted(value)}"
+    if key == "actors" and isinstance(value, int):
+        return f"++actors.num={value}"
     plain = override.type.name == "CHANGE"
     return f"++{argument}" if plain and key not in GROUPS else argument
 
@@ -316,10 +321,20 @@ def _sections(node: dict[str, Any]) -> dict[str, Any]:
         for k, v in buffers.items()
     }
     node["workflow"] = _named(node["workflow"], "workflow")
+    if isinstance(node.get("actors"), int):  # their number alone
+        node["actors"] = {"num": node["actors"]}
     return node
 
 
 def _typed(node: dict[str, Any]) -> LabConfig:
+    """Return the configuration; an option's name from another program is told what it is here."""
+    try:
+        return _checked(node)
+    except UnknownOptionError as error:
+        raise answered(error, node, _checked) from None
+
+
+def _checked(node: dict[str, Any]) -> LabConfig:
     """Return the configuration whose sections have the right form, every option checked."""
     buffers = node["buffers"].items()
     parts = {k: _part(v, "dreamlab.data", Buffer, f"buffers.{k}") for k, v in buffers}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.cli import main
 from dreamlab.core.errors import LabError
 from dreamlab.envs.suites import make
@@ -52,11 +52,12 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path):
     folder = tmp_path / "hub"
     assert main(["export-policy", str(trained(name)), "--hub", str(folder)]) == 0
-    assert sorted(p.name for p in folder.iterdir()) == sorted(hub.FILES)
+    films = ["dream.mp4"] if name == "dreamer" else []
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*hub.FILES, *films])
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: dreamlab")
     assert "| eval/return |" in card
-    original, back = train.load_policy(trained(name)), train.load_policy(folder)
+    original, back = training.load_policy(trained(name)), training.load_policy(folder)
     assert back.env_frames == original.env_frames > 0
     assert hub.weights(back.workflow).keys() == hub.weights(original.workflow).keys()
     for key, value in hub.weights(original.workflow).items():
@@ -66,6 +67,27 @@ def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path):
         for t in (original, back)
     ]
     assert scores[0] == scores[1]
+
+
+def test_the_card_has_results_and_films_that_the_hubs_own_reader_finds(trained, tmp_path):
+    cards = need("huggingface_hub")
+    run, folder = tmp_path / "run", tmp_path / "hub"
+    shutil.copytree(trained("dreamer"), run)
+    (run / "videos").mkdir(exist_ok=True)
+    (run / "videos" / "eval_7.mp4").write_bytes(b"an episode")
+    dream = sorted((run / "report").glob("openloop_*.mp4"))[-1].read_bytes()
+    assert main(["export-policy", str(run), "--hub", str(folder)]) == 0
+    card = cards.ModelCard.load(folder / "README.md")
+    final = json.loads((run / "manifest.json").read_text())["final_eval"]
+    found = {r.metric_name: r.metric_value for r in card.data.eval_results}
+    assert found == final
+    assert card.data.eval_results[0].metric_type == "mean_reward"
+    assert card.data.library_name == "dreamlab"
+    assert card.data.tags == ["reinforcement-learning", "CartPole-v1", "DreamerV3"]
+    assert (folder / "replay.mp4").read_bytes() == b"an episode"
+    assert (folder / "dream.mp4").read_bytes() == dream
+    assert 'src="replay.mp4"' in card.text
+    assert 'src="dream.mp4"' in card.text
 
 
 def test_what_is_private_stays_at_home(trained, tmp_path):
@@ -132,16 +154,16 @@ def test_a_hub_folder_is_not_overwritten_and_a_wrong_one_is_refused(trained, tmp
     (tmp_path / "mine").mkdir()
     assert main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "mine")]) == 2
     assert "already exists" in capsys.readouterr().err
-    with pytest.raises(LabError, match="not a run directory"):
-        train.load_policy(tmp_path / "mine")
+    with pytest.raises(LabError, match="is not a run directory"):
+        training.load_policy(tmp_path / "mine")
     main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
     text = (tmp_path / "hub" / "config.yaml").read_text()
     (tmp_path / "hub" / "config.yaml").write_text(text.replace("num_critics: 2", "num_critics: 3"))
     with pytest.raises(LabError, match="the weights do not fit its configuration: online"):
-        train.load_policy(tmp_path / "hub")
+        training.load_policy(tmp_path / "hub")
     (tmp_path / "hub" / "model.safetensors").write_bytes(b"half a file")
     with pytest.raises(LabError, match=r"model.safetensors cannot be read"):
-        train.load_policy(tmp_path / "hub")
+        training.load_policy(tmp_path / "hub")
 
 
 # -- the hub of Hugging Face, its client for real, its server in this process ---------------------
@@ -299,13 +321,13 @@ def test_the_cache_is_enough_without_a_network(trained, tmp_path):
     before = files(tmp_path / "cache")
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     code = f"""
-from dreamlab import train
+from dreamlab import training
 from dreamlab.cli import main
 from dreamlab.envs.suites import make
 assert main(["eval", "hub:me/policy", "--episodes", "1"]) == 0
 assert main(["eval", "hub:me/policy@{COMMIT}", "--episodes", "1"]) == 0
 make("imagined", "hub:me/policy", {{"length": 5, "starts": 10}}).reset(seed=1)
-assert train.load_policy("hub:me/policy").env_frames >= 200
+assert training.load_policy("hub:me/policy").env_frames >= 200
 assert main(["eval", "hub:me/elsewhere"]) == 2
 """
     command = [sys.executable, "-c", code]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dreamlab.commands.arguments import cfg, check_trust, overrides, trust_code, verb
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.text import print
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
     from dreamlab.engine.watch import disk_free, memory_available
     from dreamlab.runs.run import Run
 
+    if config.actors.num:
+        raise ConfigError("actors: plan measures one process: leave them out")
     with tempfile.TemporaryDirectory() as scratch:
         run = Run(Path(scratch) / "run")
         run.folder.mkdir()

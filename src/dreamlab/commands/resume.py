@@ -46,7 +46,7 @@ def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_cod
                 f"options start a new run"
             )
         frames = convert(int(value), PositiveInt, key)
-    from dreamlab import train
+    from dreamlab import training
 
-    _, status = train.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
+    _, status = training.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
     return 130 if status == "interrupted" else 0

@@ -36,7 +36,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
     """
     if not overrides and not cfg:
         return _list()
-    from dreamlab import train
+    from dreamlab import training
     from dreamlab.config import compose, load_config, to_yaml
     from dreamlab.interop import strangers
 
@@ -49,7 +49,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
         strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
         if trust_code and not (strange_file or strange_run):
             raise ConfigError("--trust-code has no effect: no file here is from a hub. Remove it")
-        if train.train(config, trust_code=trust_code and strange_run)[1] == "interrupted":
+        if training.train(config, trust_code=trust_code and strange_run)[1] == "interrupted":
             return 130
     return 0
 

@@ -22,6 +22,7 @@ from dreamlab.core.clock import axis_name, unit_of
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import disk_errors
 from dreamlab.core.text import print
+from dreamlab.engine.actors.options import NOT_EXACT
 from dreamlab.runs import verify as verifying
 from dreamlab.runs.run import Run
 
@@ -69,6 +70,8 @@ def command(
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{folder} is not a run directory: it has no config.yaml")
     run, config = Run(folder), strangers.read_config(folder, trust_code)
+    if config.actors.num:
+        raise LabError(f"{folder} cannot be repeated: {NOT_EXACT}")
     with disk_errors(every=True), tempfile.TemporaryDirectory(prefix="dreamlab_verify_") as scratch:
         second = Path(scratch) / "run"
         changed = second_run.prepare(config, second, overrides)

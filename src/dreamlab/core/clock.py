@@ -10,6 +10,9 @@ Unit = Literal["frames", "updates"]
 CLOCK = "clock"
 """The key of a record's position on the axis, for runs counted in updates."""
 
+LATE = "late"
+"""In a record of an earlier moment than those before it: what took until now to measure."""
+
 
 @dataclass
 class Counters:

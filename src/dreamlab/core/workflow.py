@@ -139,6 +139,12 @@ class Workflow(nn.Module, ABC, Generic[C]):
         """Return a decision for another action than the policy's: random filling asks for it."""
         return replace(decision, action=action)
 
+    def decided(self, num: int) -> None:
+        """Take note of decisions that copies of this workflow made elsewhere.
+
+        One whose acting changes what it holds (a count of decisions) does so here as well.
+        """
+
     def rows_per_step(self, steps: int) -> int:
         """Return how many rows one gradient step works on, when a batch replays `steps` steps."""
         return steps

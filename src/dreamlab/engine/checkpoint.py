@@ -75,6 +75,19 @@ class Checkpoints:
 
     def __init__(self, folder: Path, config: CheckpointConfig, say: Callable[[str], None]) -> None:
         self.folder, self.config, self.say = folder, config, say
+        self.held: set[str] = set()
+        """Names that are kept for now, whatever else: their score is not known yet."""
+
+    def score(self, name: str, value: float) -> None:
+        """Take note of the score of a checkpoint that is kept, measured after it was saved."""
+        meta = _read_meta(self.folder / name)
+        if meta is None:
+            return
+        is_best = self.would_be_best(value)
+        meta["score"] = value
+        write_json(self.folder / name / "meta.json", {**meta, "check": _check(meta)})
+        if is_best:
+            write_text(self.folder / "best", name + "\n")
 
     def save(
         self, state: dict[str, Any], clock: Clock, score: float | None, marks: dict[str, Any]
@@ -278,7 +291,7 @@ class Checkpoints:
 
     def _retain(self) -> None:
         names, best = self.names(), self.named("best")
-        kept = {*names[: max(2, self.config.keep)], *self._milestones(names)}
+        kept = {*names[: max(2, self.config.keep)], *self._milestones(names), *self.held}
         for name in names:
             if name not in kept and (best is None or name != best.name):
                 shutil.rmtree(self.folder / name, ignore_errors=True)

@@ -13,7 +13,7 @@ from dreamlab.core import rng as random
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.store import Store
+from dreamlab.data.store import Taker
 from dreamlab.engine.observer import Observers
 
 
@@ -77,7 +77,7 @@ class Collector:
         self.observers = observers or Observers()
 
     def collect(
-        self, ticks: int, buffer: Store, random_actions: bool = False, fresh: bool = False
+        self, ticks: int, buffer: Taker, random_actions: bool = False, fresh: bool = False
     ) -> Collected:
         """Run every environment for `ticks` steps; a tick that begins an episode has no frame.
 
@@ -85,7 +85,7 @@ class Collector:
         """
         envs, act, frames, ticked = self.envs, self.workflow.act, 0, self.observers.ticked
         if fresh:
-            self._begin_anew()
+            self.begin_anew()
         for _ in range(ticks):
             step = self._current()
             if random_actions:
@@ -115,7 +115,7 @@ class Collector:
             self._track(self.step)
         return self.step
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
         """Begin a new episode in every environment, unless all of them just did."""
         if not self._current().is_first.all():
             self.step = self.envs.reset()

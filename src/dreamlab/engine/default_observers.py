@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add_default_observers(loop: Orchestrator, say: Callable[[str], None]) -> None:
     """Let those watch a loop that its configuration names."""
     log, folder = loop.config.log, loop.run_log.folder
-    if log.chain:
+    if log.chain and not loop.config.actors.num:  # nobody could repeat what actors did
         _add_sink(loop, Chain(folder / "chain.jsonl", loop.workflow))
     if log.system:
         loop.observers.add(System(loop.workflow.device))

@@ -88,9 +88,14 @@ class EvalResult:
     """Episodes truncated after `max_steps`."""
     excess: list[float] = field(default_factory=list)
     """Mean value overestimation, if the agent predicts values."""
-    frames: list[Array] = field(default_factory=list)
+    frames: list[Array] = field(default_factory=list, repr=False)
     """Rendered frames of the first episode, if requested."""
     video: Path | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(np.mean(self.returns))
 
     def metrics(self) -> dict[str, float]:
         """Return the summary that is logged under `eval/`."""

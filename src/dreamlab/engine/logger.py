@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from dreamlab.core.clock import moment_of
+from dreamlab.core.clock import CLOCK, LATE, moment_of
 from dreamlab.core.errors import require
 from dreamlab.core.limits import Natural
 from dreamlab.engine.every import EveryConfig
@@ -111,9 +111,10 @@ class TensorBoard:
 
     def write(self, record: Record) -> None:
         self.writer = self.writer or self._open(None)
-        self.at = moment_of(record)
+        at = moment_of(record)
+        self.at = max(self.at, at)
         for name, value in record.items():
-            self.writer.add_scalar(name, value, self.at)
+            self.writer.add_scalar(name, value, at)
         self.writer.flush()
 
     def get_state(self) -> dict[str, Any]:
@@ -153,7 +154,11 @@ class WandB:
 
     def write(self, record: Record) -> None:
         self.run = self.run or self._open()
-        self.at = moment_of(record)
+        if LATE in record:  # it has no steps that go back: what was measured, and where
+            at, record = moment_of(record), {k: v for k, v in record.items() if "eval/" in k}
+            record[f"eval/{CLOCK}"] = at
+        else:
+            self.at = moment_of(record)
         self.run.log(record, step=self.at)
 
     def get_state(self) -> dict[str, Any]:
@@ -201,6 +206,11 @@ class Logger:
         for sink in self.sinks:
             sink.write(record)
         return record
+
+    def write_late(self, record: Record) -> None:
+        """Write a record of an earlier moment than the last; what is reported now stays."""
+        for sink in self.sinks:
+            sink.write({**record, LATE: 1.0})
 
     def get_state(self) -> dict[str, Any]:
         """Return what was reported since the last flush, and where each sink stands."""

@@ -11,12 +11,15 @@ from dreamlab.core.affine import Scaling
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
+from dreamlab.engine.actors.background import BackgroundEvaluator
+from dreamlab.engine.actors.collector import RemoteCollector
+from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.observer import Observers
-from dreamlab.engine.report import Paint, ReportConfig
+from dreamlab.engine.report import Known, ReportConfig
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, WatchConfig
 
@@ -44,6 +47,7 @@ class EngineConfig(ComputeConfig):
     report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
 
 
 @dataclass
@@ -51,7 +55,7 @@ class LoopParts:
     """Everything that a loop drives."""
 
     workflow: Workflow[Any]
-    collector: Collector | None
+    collector: Collector | RemoteCollector | None
     """None if no phase collects."""
     buffers: Mapping[str, Buffer]
     evaluator: Evaluator | None
@@ -59,8 +63,10 @@ class LoopParts:
     logger: Logger
     terminal: Terminal
     run: RunLog
-    paint: Paint | None = None
+    known: Known = field(default_factory=Known)
     floor: Floor = lambda frames: None
     observers: Observers = field(default_factory=Observers)
     scaling: Scaling = field(default_factory=Scaling)
     """Normalization of the training data, also needed to act."""
+    background: BackgroundEvaluator | None = None
+    """Where a run with actors is measured; None without them."""

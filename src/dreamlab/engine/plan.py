@@ -10,6 +10,7 @@ import torch
 
 from dreamlab.core.phase import Phase
 from dreamlab.data.store import Store
+from dreamlab.engine.actors.collector import RemoteCollector
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.orchestrator import Orchestrator
 
@@ -61,7 +62,9 @@ def measure(loop: Orchestrator, seconds: float = 5.0) -> tuple[float, float]:
     return tick_s, sorted(times)[len(times) // 2]
 
 
-def _tick_s(loop: Orchestrator, collector: Collector, phase: Phase, seconds: float) -> float:
+def _tick_s(
+    loop: Orchestrator, collector: Collector | RemoteCollector, phase: Phase, seconds: float
+) -> float:
     """Return the seconds of one tick; as many are done as the first batch needs."""
     store = cast(Store, loop.parts.buffers[phase.buffer])
     ticks, start = 0, time.monotonic()

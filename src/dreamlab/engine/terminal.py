@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dreamlab.core.clock import moment_of, unit_of
+from dreamlab.core.clock import LATE, moment_of, unit_of
 from dreamlab.core.console import WorkConsole
 from dreamlab.core.text import one_line, visible
 from dreamlab.core.words import number
@@ -76,6 +76,8 @@ class Terminal:
     def _line(self, record: dict[str, float]) -> str:
         unit = unit_of(record)
         speed = f"{record.get(f'time/{unit}_per_s', 0):,.0f} {unit}/s"
+        if LATE in record:
+            speed = "measured meanwhile"
         shown = [f"{k} {record[k]:.4g}" for k in SHOWN if k in record]
         return " | ".join([f"{self.name}: {moment_of(record):,} {unit}", speed, *shown])
 

@@ -34,7 +34,12 @@ class RunningMoments:
         n = x.shape[0]
         if n == 0:
             return
-        mean, var = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64)
+        self.merge(n, x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64))
+
+    def merge(self, n: float, mean: Array, var: Array) -> None:
+        """Take in `n` values by their mean and variance."""
+        if n == 0:
+            return
         total, delta = self.count + n, mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * self.count * n / total
         self.mean, self.var, self.count = self.mean + delta * n / total, m2 / total, total
@@ -94,6 +99,15 @@ class Normalizer:
         moments = self.moments[name]
         scaled = (value - moments.mean) / np.sqrt(moments.var + 1e-8)
         return np.clip(scaled, -self.obs.clip, self.obs.clip).astype(np.float32)
+
+    def unscale(self, name: str, value: Array) -> Array:
+        """Return one observation as it was before `scale`, but for what that had clipped."""
+        if name in self.scaling:
+            return self.scaling[name].invert(value)
+        if name not in self.moments or self.obs is None:
+            return value
+        moments = self.moments[name]
+        return (value * np.sqrt(moments.var + 1e-8) + moments.mean).astype(np.float32)
 
     def _scale_reward(self, step: Step) -> Array:
         assert self.reward is not None

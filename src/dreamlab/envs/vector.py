@@ -65,29 +65,51 @@ class EnvConfig:
 
 def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     """Return one environment with every wrapper its config asks for."""
+    suite = _of_suite(config, index)
+    length = _decisions(episode_length(suite), config)
+    tasks = [
+        replace(t, episode_length=_decisions(t.episode_length, config))
+        for t in getattr(suite.unwrapped, "tasks", ())
+    ]
+    env = _observed(_plain_actions(_timed(suite, config), config), config)
+    env = Guarded(env, index, config.step_timeout_s)
+    env = wrappers.Episodes(env, seed, index, context=config.frame_stack)
+    env.episode_length, env.tasks = length, tuple(tasks)
+    return env
+
+
+def make_own_env(config: EnvConfig) -> gym.Env[Any, Any]:
+    """Return one environment whose observations are wrapped and whose actions are its own.
+
+    It is reset with a seed, as any other: episodes get none of ours.
+    """
+    return _observed(_timed(_of_suite(config, 0), config), config)
+
+
+def _of_suite(config: EnvConfig, index: int) -> gym.Env[Any, Any]:
     if not config.named:
         raise ConfigError("env.id is required: no environment is set")
     with making(config.id, index):
-        env = suites.make(config.suite, config.id, config.options)
-    length = _decisions(episode_length(env), config)
-    tasks = [
-        replace(t, episode_length=_decisions(t.episode_length, config))
-        for t in getattr(env.unwrapped, "tasks", ())
-    ]
+        return suites.make(config.suite, config.id, config.options)
+
+
+def _timed(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
+    """Return an environment with action repeat and a time limit, where they are asked for."""
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
         env = gym.wrappers.TimeLimit(env, config.time_limit)
-    env = _plain_actions(env, config)
+    return env
+
+
+def _observed(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
+    """Return an environment that shows what an agent sees, before it is normalised."""
     if not isinstance(env.observation_space, spaces.Box):
         env = _named(env)
     if config.size is not None or config.gray:
         env = wrappers.MapImages(env, config.size, config.gray)
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
-    env = Guarded(env, index, config.step_timeout_s)
-    env = wrappers.Episodes(env, seed, index, context=config.frame_stack)
-    env.episode_length, env.tasks = length, tuple(tasks)
     return env
 
 

@@ -5,13 +5,13 @@ config.yaml             the run's configuration, without what is only about its 
 model.safetensors       the workflow's parameters and buffers
 normalizer.safetensors  statistics of observations and rewards
 manifest.json           of the run: versions, hardware, commit, results
+replay.mp4, dream.mp4   an episode, an open-loop prediction; where the run has made them
 
 `hub:OWNER/NAME[@REVISION]` stands for such a folder on the hub of Hugging Face.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -29,9 +29,9 @@ from dreamlab import __version__
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_atomic, write_json, write_text
-from dreamlab.core.names import TAG
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.workflow import Workflow
+from dreamlab.export.card import films_of, model_card
 from dreamlab.interop.strangers import is_hub
 from dreamlab.runs.run import Run
 
@@ -45,23 +45,6 @@ PUBLIC = (
 )  # fmt: skip
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
-
-CARD = """---
-library_name: dreamlab
-pipeline_tag: reinforcement-learning
-tags: {tags}
----
-
-# {workflow} on {env}
-
-Trained for {frames:,} env frames with seed {seed}, with dreamlab {version}.
-
-| metric | value |
-|---|---|
-{rows}
-
-Evaluate it with `dreamlab eval {source}`, load it with `dreamlab.train.load_policy("{source}")`.
-"""
 
 
 # -- folders --------------------------------------------------------------------------------------
@@ -80,6 +63,7 @@ def write_hub(
     `about` has the card's `env`, `frames` and `source`, by which others find it.
     """
     require("safetensors", "export")
+    require("huggingface_hub", "export")
     if folder.exists():
         raise LabError(f"{folder} already exists: choose another --hub folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +73,11 @@ def write_hub(
         _save(temporary / "normalizer.safetensors", _flat(statistics))
         write_text(temporary / "config.yaml", to_yaml(_public(config)))
         write_json(temporary / "manifest.json", _public_manifest(run, about["frames"]))
-        write_text(temporary / "README.md", _card(run, workflow, about))
+        films = films_of(run.folder)
+        for name, film in films.items():
+            shutil.copyfile(film, temporary / name)
+        card = model_card(run, type(workflow).__name__, about, films)
+        write_text(temporary / "README.md", card)
         temporary.chmod(0o755)
         temporary.rename(folder)
     finally:
@@ -107,22 +95,6 @@ def _public_manifest(run: Run, frames: int) -> dict[str, Any]:
     out = {k: v for k, v in run.manifest.items() if k in PUBLIC}
     git = {k: v for k, v in out.get("git", {}).items() if k != "diff"}
     return {**out, "git": git, "env_frames": frames}
-
-
-def _card(run: Run, workflow: Workflow[Any], about: Any) -> str:
-    results = run.manifest.get("final_eval") or {}
-    if not results and run.manifest.get("last_return") is not None:
-        results = {"episode/return": run.manifest["last_return"]}
-    tags = ["reinforcement-learning", about["env"], type(workflow).__name__]
-    known = {k: v for k, v in results.items() if TAG.fullmatch(k) and isinstance(v, int | float)}
-    return CARD.format(
-        tags=json.dumps(tags),
-        rows="\n".join(f"| {k} | {v:.6g} |" for k, v in known.items()) or "| none | - |",
-        workflow=type(workflow).__name__,
-        seed=run.manifest.get("seed"),
-        version=run.manifest.get("versions", {}).get("dreamlab", "?"),
-        **about,
-    )
 
 
 def weights(workflow: Workflow[Any]) -> dict[str, Tensor]:

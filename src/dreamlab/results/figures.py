@@ -32,9 +32,9 @@ def look(index: int) -> dict[str, Any]:
 
 def _canvas(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
     """Return a figure and its axes; no state of matplotlib's is touched."""
-    from matplotlib.figure import Figure
+    from dreamlab.results.picture import Picture
 
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    figure = Picture(figsize=size, dpi=130, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.grid(alpha=0.25)

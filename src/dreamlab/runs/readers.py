@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dreamlab.core.clock import CLOCK, moment_of
+from dreamlab.core.clock import CLOCK, LATE, moment_of
 from dreamlab.core.readers import (
     FileError,
     Lines,
@@ -131,13 +131,14 @@ def read_metrics(folder: Path) -> Lines:
     """Return the records of metrics.jsonl, in the order of the run's clock.
 
     A run never goes back. Where a line's count is damaged, it does not fit between the others:
-    the largest part that is in order stays.
+    the largest part that is in order stays. Those that say they are late are put into their place.
     """
     found = read_jsonl(folder / "metrics.jsonl", is_metrics)
-    kept = in_order([moment_of(r) for r in found.records])
-    if len(kept) < len(found.records):
-        found.damaged += len(found.records) - len(kept)
-        found.records = [found.records[i] for i in kept]
+    late = [r for r in found.records if LATE in r]
+    rest = [r for r in found.records if LATE not in r]
+    kept = in_order([moment_of(r) for r in rest])
+    found.damaged += len(rest) - len(kept)
+    found.records = sorted([*(rest[i] for i in kept), *late], key=moment_of)
     return found
 
 

@@ -144,6 +144,10 @@ class DQN(Workflow[DQNConfig]):
         explore = torch.rand(greedy.shape, device=greedy.device) < epsilon
         return Decision(torch.where(explore, anything, greedy))
 
+    def decided(self, num: int) -> None:
+        """Count decisions of actors: epsilon falls by those of all."""
+        self.decisions.value += num
+
     def epsilon(self) -> float:
         """Return the share of random actions now."""
         c = self.config

@@ -47,8 +47,12 @@ class Opened:
 
 
 @contextmanager
-def open_run(config: LabConfig, trust_code: bool = False) -> Iterator[Opened]:
+def open_run(
+    config: LabConfig, trust_code: bool = False, command: list[str] | None = None
+) -> Iterator[Opened]:
     """Hold the run directory of this configuration, made new or found.
+
+    The run remembers the `command` that began it; None: that of this process.
 
     A folder that holds a run already goes on with what it was made with: an option that would
     change the numbers is refused. The length may grow (`training.total_frames`), and how a run is
@@ -58,13 +62,16 @@ def open_run(config: LabConfig, trust_code: bool = False) -> Iterator[Opened]:
     if hub.is_hub(folder):
         raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated but not trained")
     with claimed(folder) as claim:
-        yield _begin(config, claim) if claim.new else _go_on(config, claim, trust_code)
+        if claim.new:
+            yield _begin(config, claim, command or command_line())
+        else:
+            yield _go_on(config, claim, trust_code)
 
 
-def _begin(config: LabConfig, claim: Claim) -> Opened:
+def _begin(config: LabConfig, claim: Claim, command: list[str]) -> Opened:
     run = Run(claim.folder)
     write_text(run.config_path, to_yaml(config))
-    run.create(config.name, config.seed, command_line())
+    run.create(config.name, config.seed, command)
     return Opened(run, config, False, claim.keep)
 
 
@@ -105,12 +112,15 @@ def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
 
 
 def train(
-    config: LabConfig, terminal: Terminal | None = None, trust_code: bool = False
+    config: LabConfig,
+    terminal: Terminal | None = None,
+    trust_code: bool = False,
+    command: list[str] | None = None,
 ) -> tuple[Run, str]:
-    """Train in the folder of this configuration, or go on there; tell how it ended."""
+    """Train in the folder of this configuration, or resume there; tell how it ended."""
     check(config)
     give = "Choose another run.dir"
-    with disk_errors(give), open_run(config, trust_code) as opened:
+    with disk_errors(give), open_run(config, trust_code, command) as opened:
         return opened.run, _train(opened, terminal)
 
 
