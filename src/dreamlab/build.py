@@ -36,10 +36,12 @@ from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
+from dreamlab.engine.report import Known
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs import suites
 from dreamlab.envs.drawing import painter
+from dreamlab.envs.entry_names import entry_names
 from dreamlab.envs.normalize import Normalizer
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.results.compare import Member
@@ -56,6 +58,11 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     check_actors(config.actors, training.phases, config.buffers)
     check_feasible(training.phases, training.total_frames, config.buffers, env_of_all(config))
     check_measured(config)
+    if config.compile and config.watch.check_every_update:
+        raise ConfigError(
+            "watch.check_every_update: looks at values within what compile=true compiles: leave "
+            "one of them out (+preset=debug sets the first)"
+        )
     if config.eval.policy_alone and not cls.plans:
         raise ConfigError(f"eval.policy_alone has no effect: {cls.__name__} does not plan")
     if env.named:
@@ -120,7 +127,9 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     workflow = build_workflow(config, find_spec(config, scaling) if envs is None else envs.spec)
     buffers = build_buffers(config, workflow, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
-    accelerate.set_up(config, workflow, workflow.rows_per_step(steps))
+    looked_at = config.watch.check_every_update  # what is compiled cannot be looked into
+    compute = replace(config, compile=False) if looked_at else config
+    accelerate.set_up(compute, workflow, workflow.rows_per_step(steps))
     observers = Observers()
     seed = random.derive(config.seed, 1)
     collector = Collector(envs, workflow, seed, observers) if envs is not None else None
@@ -131,7 +140,8 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
         workflow, collector, buffers,
         build_evaluator(config, scaling) if config.env.named else None,
         build_logger(config, run, terminal), terminal, run,
-        painter(config.env) if paints else None, published_floor(config, run), observers, scaling,
+        Known(painter(config.env), entry_names(config.env)) if paints else Known(),
+        published_floor(config, run), observers, scaling,
     )  # fmt: skip
     cls = Orchestrator
     if config.actors.num:

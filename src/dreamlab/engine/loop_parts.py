@@ -19,7 +19,7 @@ from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.observer import Observers
-from dreamlab.engine.report import Paint, ReportConfig
+from dreamlab.engine.report import Known, ReportConfig
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, WatchConfig
 
@@ -63,7 +63,7 @@ class LoopParts:
     logger: Logger
     terminal: Terminal
     run: RunLog
-    paint: Paint | None = None
+    known: Known = field(default_factory=Known)
     floor: Floor = lambda frames: None
     observers: Observers = field(default_factory=Observers)
     scaling: Scaling = field(default_factory=Scaling)

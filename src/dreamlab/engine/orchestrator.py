@@ -283,7 +283,7 @@ class Orchestrator:
             return []
         self.parts.logger.add(report.metrics, "report/")
         folder, fps = self.run_log.folder / "report", self.config.report.fps
-        return write_report(report, folder, clock.name, fps, self.parts.paint, self.films.write)
+        return write_report(report, folder, clock.name, fps, self.parts.known, self.films.write)
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""
