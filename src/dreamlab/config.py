@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dreamlab.config_files import GROUPS, choices, config_dir
 from dreamlab.core import readers
 from dreamlab.core.config import Part, dump, load
-from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.errors import ConfigError, UnknownOptionError, unknown
 from dreamlab.core.limits import PositiveInt, Range, Seed, shown
 from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
@@ -29,6 +29,7 @@ from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.envs.vector import EnvConfig
+from dreamlab.foreign import answered
 from dreamlab.migrations import SCHEMA, mapping, migrate
 from dreamlab.overlay import sections
 from dreamlab.tiny import KeyPath, leaves, restore, shrink
@@ -322,6 +323,14 @@ def _sections(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(node: dict[str, Any]) -> LabConfig:
+    """Return the configuration; an option's name from another program is told what it is here."""
+    try:
+        return _checked(node)
+    except UnknownOptionError as error:
+        raise answered(error, node, _checked) from None
+
+
+def _checked(node: dict[str, Any]) -> LabConfig:
     """Return the configuration whose sections have the right form, every option checked."""
     buffers = node["buffers"].items()
     parts = {k: _part(v, "dreamlab.data", Buffer, f"buffers.{k}") for k, v in buffers}

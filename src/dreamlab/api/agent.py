@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 
 from dreamlab import build, training
 from dreamlab.accel import dispatch
@@ -20,10 +21,14 @@ from dreamlab.core.types import Array, ArraySpec, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.evaluator import EvalResult
 from dreamlab.engine.video import Films
+from dreamlab.envs.action_units import ActionUnits
 from dreamlab.envs.normalize import Normalizer
-from dreamlab.envs.vector import make_env, make_own_env, own_actions
+from dreamlab.envs.vector import make_env, make_own_env
 from dreamlab.export import hub
 from dreamlab.interop import strangers
+
+if TYPE_CHECKING:
+    from dreamlab.api.dream import Dream
 
 Observation = Any
 """An array, or a dictionary of arrays; of one environment, or of a batch of them."""
@@ -37,6 +42,8 @@ class AgentState:
 
     tree: Tree
     num: int
+    single: bool
+    """Of one environment that was not in a batch."""
 
 
 class Agent:
@@ -53,12 +60,11 @@ class Agent:
         if trained.statistics:
             self.normalizer.set_state(trained.statistics)
         self.normalizer.frozen = True
-        self.own: Any = lambda action: action
-        self.bounds: Any = None
+        self.units: ActionUnits | None = None
         if env.named:
             with strangers.guarded(Path(source), trust_code):
                 probe = make_env(env, 0, 0)
-            self.own, self.bounds = own_actions(probe), probe.action_space
+            self.units = ActionUnits(probe)
             probe.close()
 
     def __repr__(self) -> str:
@@ -115,8 +121,8 @@ class Agent:
         step = Step(arrays, np.zeros(num, np.float32), first, ~first & False, ~first & False)
         with self.stream, self.workflow.averaged():
             decision = self.workflow.act(step, tree, self._mode(deterministic))
-        actions = self._own_actions(decision.action.cpu().numpy())
-        return (actions[0] if single else actions), AgentState(decision.state, num)
+        actions = self.own_actions(decision.action.cpu().numpy())
+        return (actions[0] if single else actions), AgentState(decision.state, num, single)
 
     def evaluate(
         self,
@@ -141,6 +147,30 @@ class Agent:
         if video is not None and result.frames:
             result.video = Films(_raise).write(Path(video), result.frames)
         return result
+
+    def imagine(
+        self,
+        horizon: int = 15,
+        state: AgentState | None = None,
+        *,
+        actions: Any = None,
+        context: int | None = None,
+        seed: int | None = None,
+    ) -> Dream:
+        """Let the world model dream on for `horizon` steps, and return what it dreams of.
+
+        A dream begins in a `state` that `predict` returned. Without one, `context` real steps (5)
+        are played in the agent's environment from `seed`; afterwards the same actions are carried
+        out there too, and `dream.real` holds what came of them. The agent's policy acts, unless
+        `actions` are given: [horizon, ...], for a batch [n, horizon, ...].
+        """
+        from dreamlab.api.dream import from_episode, from_state
+
+        if state is None:
+            return from_episode(self, horizon, actions, 5 if context is None else context, seed)
+        if context is not None or seed is not None:
+            raise LabError("imagine: context and seed have no effect: a state is given")
+        return from_state(self, horizon, state, actions)
 
     # -- in and out -------------------------------------------------------------------------------
 
@@ -184,14 +214,20 @@ class Agent:
             raise LabError(f"obs: expected a dictionary of {', '.join(self.spec.obs)}")
         return next(iter(self.spec.obs))
 
-    def _own_actions(self, action: Array) -> Any:
+    def own_actions(self, action: Array) -> Any:
         """Return actions [n, ...] in the environment's own units; a list if they are no arrays."""
         if ACTION in self.normalizer.scaling:
             action = self.normalizer.action(action)
-            if self.bounds is not None:
-                action = np.clip(action, self.bounds.low, self.bounds.high)
-        own = [self.own(a) for a in action]
+            if self.units is not None and isinstance(space := self.units.space, spaces.Box):
+                action = np.clip(action, space.low, space.high)
+        own = [a if self.units is None else self.units.own(a) for a in action]
         return own if isinstance(own[0], dict | tuple) else np.stack(own)
+
+    def plain_actions(self, actions: Sequence[Any]) -> Array:
+        """Return actions of the environment as the policy gives them."""
+        plain = np.stack([a if self.units is None else self.units.plain(a) for a in actions])
+        scaling = self.normalizer.scaling
+        return scaling[ACTION].apply(plain) if ACTION in scaling else plain
 
 
 def _checked(name: str, value: Array, spec: ArraySpec) -> Array:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.errors import ConfigError, UnknownOptionError, unknown
 from dreamlab.core.limits import Limit, shown
 from dreamlab.core.locate import check_kind, locate
 
@@ -136,7 +136,8 @@ def _fields(
         if key not in known:
             inside = _inside(str(key), {k: _below(f, below) for k, f in known.items()})
             names = inside or known
-            raise ConfigError(unknown(f"{cls.__name__} option", str(key), names, path))
+            text = unknown(f"{cls.__name__} option", str(key), names, path)
+            raise UnknownOptionError(text, path)
         values[key] = convert(value, hints[key], path, _below(known[key], below))
     return values
 
@@ -301,7 +302,8 @@ def arguments(
             out[key] = convert(value, hints.get(key, Any), f"{path}.{key}")
         elif not takes_any or key in given:
             kind = kind or f"{function.__name__} option"
-            raise ConfigError(unknown(kind, str(key), names, f"{path}.{key}"))
+            where = f"{path}.{key}"
+            raise UnknownOptionError(unknown(kind, str(key), names, where), where)
     return out
 
 

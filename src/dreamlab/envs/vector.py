@@ -85,22 +85,6 @@ def make_own_env(config: EnvConfig) -> gym.Env[Any, Any]:
     return _observed(_timed(_of_suite(config, 0), config), config)
 
 
-def own_actions(env: gym.Env[Any, Any]) -> Callable[[Any], Any]:
-    """Return the function from one plain action to what the environment inside takes."""
-    steps: list[Callable[[Any], Any]] = []
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, wrappers.ScaleAction | wrappers.FromZero | wrappers.FlatActions):
-            steps.append(env.action)
-        env = env.env
-
-    def convert(action: Any) -> Any:
-        for step in steps:
-            action = step(action)
-        return action
-
-    return convert
-
-
 def _of_suite(config: EnvConfig, index: int) -> gym.Env[Any, Any]:
     if not config.named:
         raise ConfigError("env.id: no environment is named")
