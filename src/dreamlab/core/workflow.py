@@ -83,6 +83,8 @@ class Workflow(nn.Module, ABC, Generic[C]):
     """Options that make it as small as it can be and still work: for debugging and for tests."""
     plans: ClassVar[bool] = False
     """Whether it plans, and has a policy that can act without."""
+    reads_padding: ClassVar[bool] = False
+    """Whether it leaves out what a window repeats beyond its episode (a data set's `pad: edge`)."""
     former_names: ClassVar[dict[str, str]] = {}
     """What is held under another name in older checkpoints: that name, and today's."""
 
