@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
 from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
+from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
@@ -94,7 +95,10 @@ def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
     return Opened(run, merged, True, keep)
 
 
-MAY_CHANGE = ("eval", "training.total_frames")
+MAY_CHANGE = (
+    "eval", "training.total_frames",
+    *(f"actors.{f.name}" for f in fields(ActorsConfig) if f.name != "num"),
+)  # fmt: skip
 """Options that a later command may change on a started run, beside those without effect."""
 
 
