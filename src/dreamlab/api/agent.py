@@ -194,7 +194,7 @@ class Agent:
     def _batch(self, obs: Observation) -> tuple[dict[str, Array], bool]:
         """Return observations [n, ...] as the workflow wants them; tell if there was one only."""
         spec = self.spec.obs
-        named = dict(obs) if isinstance(obs, Mapping) else {self._only_name(): obs}
+        named = self.named(obs)
         for name in spec.keys() - named.keys():
             raise LabError(f"obs: {name!r} is missing; expected {', '.join(spec)}")
         for name in named.keys() - spec.keys():
@@ -209,10 +209,13 @@ class Agent:
             raise LabError(f"obs: batches differ: { ({k: len(a) for k, a in arrays.items()}) }")
         return {k: self.normalizer.scale(k, a) for k, a in arrays.items()}, single
 
-    def _only_name(self) -> str:
+    def named(self, obs: Observation) -> dict[str, Any]:
+        """Return observations by name; an array is the only one that there is."""
+        if isinstance(obs, Mapping):
+            return dict(obs)
         if len(self.spec.obs) > 1:
             raise LabError(f"obs: expected a dictionary of {', '.join(self.spec.obs)}")
-        return next(iter(self.spec.obs))
+        return {next(iter(self.spec.obs)): obs}
 
     def own_actions(self, action: Array) -> Any:
         """Return actions [n, ...] in the environment's own units; a list if they are no arrays."""
