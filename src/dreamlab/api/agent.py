@@ -11,8 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from dreamlab import build, training
-from dreamlab.accel import dispatch
+from dreamlab import training
 from dreamlab.config import LabConfig
 from dreamlab.core.affine import ACTION
 from dreamlab.core.errors import LabError, unknown
@@ -138,12 +137,9 @@ class Agent:
         """
         config = self.config
         sample = config.eval.sample if deterministic is None else not deterministic
-        changed = replace(config.eval, episodes=episodes, seed=seed, sample=sample)
-        dispatch.set_reference(config.accel == "off")
-        evaluator = build.build_evaluator(replace(config, eval=changed))
-        with strangers.guarded(Path(self.source), self.trust_code):
-            result = evaluator.run(self.workflow, self.trained.statistics, film=video is not None)
-        self.workflow.eval()
+        how = replace(config.eval, episodes=episodes, seed=seed, sample=sample)
+        film = video is not None
+        result = training.measure(self.trained, Path(self.source), how, film, self.trust_code)
         if video is not None and result.frames:
             result.video = Films(_raise).write(Path(video), result.frames)
         return result

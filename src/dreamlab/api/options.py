@@ -76,10 +76,9 @@ def full_name(name: str, known: Sequence[str]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        section, _, rest = found[0].partition(".")
         raise ConfigError(
-            f"{name}: {len(found)} options have this name: {', '.join(found)}. Write the one you "
-            f'mean, as in {section}={{"{rest}": ...}} or **{{"{found[0]}": ...}}'
+            f"{name}: {len(found)} options have this name: {', '.join(found)}. "
+            f'Write the one you mean, as in **{{"{found[0]}": ...}}'
         )
     ends = {k.rpartition(".")[2]: k for k in reversed(known)}
     near = get_close_matches(name, ends, n=1)
