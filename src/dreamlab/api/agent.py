@@ -202,7 +202,10 @@ class Agent:
         single = batches == {0}
         arrays = {k: a[None] if single else a for k, a in arrays.items()}
         if len({len(a) for a in arrays.values()}) > 1:
-            raise LabError(f"obs: batches differ: { ({k: len(a) for k, a in arrays.items()}) }")
+            sizes = ", ".join(f"{k} {len(a)}" for k, a in arrays.items())
+            raise LabError(f"obs: the batches have different sizes: {sizes}")
+        if not len(next(iter(arrays.values()))):
+            raise LabError("obs: the batch is empty")
         return {k: self.normalizer.scale(k, a) for k, a in arrays.items()}, single
 
     def named(self, obs: Observation) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from dreamlab.runs.run_row import BROKEN
 Status = Literal["waiting", "running", "interrupted", "failed", "pruned", "finished"]
 Outcome = Literal["finished", "failed", "interrupted", "taken"]
 PLAIN = re.compile(r"[\w./:+-]+")
+OTHER = re.compile(r"[+-]?[\d._]+(e[+-]?\d+)?|[+-]?inf|nan|true|false|null", re.IGNORECASE)
+"""Text that would be read as a number, a truth or nothing, were it not quoted."""
 
 
 def text_of(value: Any) -> str:
@@ -36,7 +38,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(text_of(v) for v in value) + "]"
     text = str(value)
-    if not isinstance(value, str) or PLAIN.fullmatch(text):
+    if not isinstance(value, str) or (PLAIN.fullmatch(text) and not OTHER.fullmatch(text)):
         return text
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
