@@ -239,7 +239,8 @@ def _prepare(argument: str, extra: Path) -> str:
     if key == "actors" and isinstance(value, int):
         return f"++actors.num={value}"
     plain = override.type.name == "CHANGE"
-    return f"++{argument}" if plain and key not in GROUPS else argument
+    of_group = key in GROUPS and not isinstance(value, dict)
+    return f"++{argument}" if plain and not of_group else argument
 
 
 def _experiment(argument: str) -> str:

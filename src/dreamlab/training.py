@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dreamlab.build import build, build_workflow, check, find_spec
+from dreamlab.accel import dispatch
+from dreamlab.build import build, build_evaluator, build_workflow, check, find_spec
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core.affine import ACTION, Affine, Scaling, scaled_spec
 from dreamlab.core.config import dump, load
@@ -22,6 +23,7 @@ from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
@@ -240,6 +242,16 @@ def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     name = state.get("at", which)  # older checkpoints do not know
     _check_finite(workflow, f"{folder}: checkpoint {name}", {"normalizer": statistics})
     return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
+
+
+def measure(
+    trained: Trained, folder: Path, how: EvalConfig, film: bool = False, trust_code: bool = False
+) -> EvalResult:
+    """Play episodes with a policy that was loaded from `folder`, and return what they came to."""
+    dispatch.set_reference(trained.config.accel == "off")
+    evaluator = build_evaluator(replace(trained.config, eval=how))
+    with strangers.guarded(folder, trust_code):
+        return evaluator.run(trained.workflow, trained.statistics, film=film)
 
 
 def scaling_of(state: dict[str, Any]) -> Scaling:
