@@ -1,4 +1,4 @@
-"""`dreamlab plan`: what a run will cost, from a few seconds of it in a scratch folder."""
+"""`dreamlab plan`: estimate the cost of a run from a few seconds of training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 2**30
 @cfg
 @trust_code
 def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
-    """Tell what a run will cost before it is trained.
+    """Estimate the cost of a run before training it.
 
     Parameters, memory and disk in GiB, env frames, updates and the expected time, extrapolated from
     a few seconds of training in a scratch folder on this machine.
@@ -43,7 +43,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
 
 
 def _costs(config: LabConfig) -> list[tuple[str, str]]:
-    """Return what is told, row by row."""
+    """Return the rows of the table."""
     from dreamlab import build
     from dreamlab.core.words import duration
     from dreamlab.engine.plan import GPU_ROW, make_plan

@@ -1,4 +1,4 @@
-"""`dreamlab resume`: go on with a run from its own configuration."""
+"""`dreamlab resume`: resume a run with its own configuration."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ LENGTH = "training.total_frames"
 )
 @run_folder()
 @argument(
-    "overrides", f"only {LENGTH}=N: the length of the whole training, in env frames",
+    "overrides", f"only {LENGTH}=N: the total length of training, in env frames",
     nargs=-1, type=Override(), metavar=f"[{LENGTH}=N]",
 )  # fmt: skip
 @click.option(
     "--checkpoint", default="latest", metavar="NAME",
-    help="Go back to this one (best, or a name in checkpoints/); later ones become undone_NAME.",
+    help="Roll back to this one (best, or a name in checkpoints/); later ones are renamed to "
+        "undone_NAME.",
 )  # fmt: skip
 @trust_code
 def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_code: bool) -> int:
-    """Go on with an interrupted run, or with a finished one for longer.
+    """Resume an interrupted run, or extend a finished one.
 
-    Everything is as it was: weights, optimizers, replay, random numbers, counters. The numbers are
-    those of a training that was never interrupted.
+    Restores weights, optimizers, replay buffer, random states and counters. The results are
+    identical to those of an uninterrupted run.
     """
     frames = None
     for override in overrides:
         key, _, value = override.partition("=")
         if key != LENGTH or not value.replace("_", "").isdecimal():
             raise ConfigError(
-                f"resume: {override!r}: only {LENGTH}=N may change; "
-                "for other options start a new run"
+                f"resume: {override!r}: only {LENGTH}=N can be changed on resume; for other "
+                f"options start a new run"
             )
         frames = convert(int(value), PositiveInt, key)
     from dreamlab import training

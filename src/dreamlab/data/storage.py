@@ -63,7 +63,9 @@ class StepArrays:
         """Put one step of every environment into a slot."""
         if row.keys() != self.data.keys():
             names = sorted(row.keys() ^ self.data.keys())
-            raise ConfigError(f"replay: every step must have the same arrays; {names} come and go")
+            raise ConfigError(
+                f"replay: every step must have the same arrays; {names} are not in all of them"
+            )
         for name, value in row.items():
             if self.on_gpu:
                 self.data[name][:, slot] = send(as_tensor(value), self.device)
@@ -162,7 +164,7 @@ def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: BufferCont
     if kind == "ram":
         return _huge(shape, value.dtype)
     if place.folder is None:
-        raise ConfigError("replay: storage=disk needs a run folder")
+        raise ConfigError("replay: storage=disk needs a run directory")
     place.folder.mkdir(parents=True, exist_ok=True)
     path, size = place.folder / f"map_{name.replace('/', '-')}.bin", ticks * value.nbytes
     raw = np.memmap(path, np.uint8, "w+", shape=(max(size, 1),))

@@ -18,7 +18,8 @@ class NormalizeConfig:
 
     clip: Positive = 10.0
     gamma: Share = 0.99
-    """Discount of the return whose deviation scales the reward; not used for observations."""
+    """Discount of the return whose standard deviation scales the reward; unused for
+    observations."""
 
 
 class RunningMoments:
@@ -98,6 +99,15 @@ class Normalizer:
         moments = self.moments[name]
         scaled = (value - moments.mean) / np.sqrt(moments.var + 1e-8)
         return np.clip(scaled, -self.obs.clip, self.obs.clip).astype(np.float32)
+
+    def unscale(self, name: str, value: Array) -> Array:
+        """Return one observation as it was before `scale`, but for what that had clipped."""
+        if name in self.scaling:
+            return self.scaling[name].invert(value)
+        if name not in self.moments or self.obs is None:
+            return value
+        moments = self.moments[name]
+        return (value * np.sqrt(moments.var + 1e-8) + moments.mean).astype(np.float32)
 
     def _scale_reward(self, step: Step) -> Array:
         assert self.reward is not None
