@@ -172,12 +172,13 @@ def make_data(folder: Path) -> dict[str, float]:
 
 
 def all_runs(data: Path, seeds: list[int], lengths: Lengths) -> dict[Key, list[str]]:
-    """Return the command of every run; PA-RL's with neither step and with both come first."""
+    """Return the command of every run; what an interruption would leave out comes last."""
     todo: dict[Key, list[str]] = {
         ("offline", k, str(s)): offline_options(k, data, s, lengths)
         for k in OFFLINE for s in seeds
     }  # fmt: skip
-    ablated = [(p, k) for k in ("both", "none", "global", "local") for p in POLICIES]
+    ends = [(p, k) for k in ("both", "none") for p in POLICIES]
+    ablated = ends + [(p, k) for p in POLICIES for k in ("global", "local")]
     return todo | {
         ("pa_rl", f"{p}/{k}", str(s)): parl_options(p, k, data, s, lengths)
         for p, k in ablated for s in seeds

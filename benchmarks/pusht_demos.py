@@ -55,8 +55,10 @@ class Search:
     walk: float = 24.0
     push: float = 14.0
     """Pixels that a target moves in a decision."""
-    way: float = 0.02
+    way: float = 0.04
     """What a pixel of the way to a push costs, in pixels of the corners' distance."""
+    near: float = 40.0
+    """Corners' distance below which a way costs less, as there is less to gain."""
 
 
 class Model:
@@ -213,7 +215,7 @@ class Expert:
             for target in _moved([at, end], s.push):
                 self.model.step(target)
             at = end
-            gain = now - self.model.far() - s.way * straight
+            gain = now - self.model.far() - s.way * straight * min(1.0, now / s.near)
             if gain > best.gain:
                 best = Push(start, end, gain)
         return best

@@ -56,7 +56,7 @@ def test_options_are_the_words_of_the_command_line():
         ["ppo_cartpole", "env.num_envs=3"],
         {
             "lr": np.float32(0.5), "seed": 7, "env": {"time_limit": 50}, "hidden": (8, 8),
-            "workflow.gamma": 0.9, "run_dir": Path("some/where"), "tags": ["a b"],
+            "workflow.gamma": 0.9, "run_dir": Path("some/where"), "tags": ["a"],
         },
     )  # fmt: skip
     config = load_config(compose(words))
@@ -64,7 +64,7 @@ def test_options_are_the_words_of_the_command_line():
     assert (options["optimizer"]["lr"], options["gamma"]) == (0.5, 0.9)
     assert list(options["network"]["hidden"]) == [8, 8]
     assert (config.env.id, config.env.num_envs, config.env.time_limit) == ("CartPole-v1", 3, 50)
-    assert (config.seed, config.run.dir, config.run.tags) == (7, "some/where", ("a b",))
+    assert (config.seed, config.run.dir, config.run.tags) == (7, "some/where", ("a",))
 
 
 @pytest.mark.parametrize(

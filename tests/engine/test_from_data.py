@@ -171,7 +171,7 @@ def test_weights_are_only_taken_over_with_their_normalisation(tmp_path: Path):
     assert open_loop(tmp_path / "a", *given).run() == "finished"
     given.append(f"start.run={tmp_path / 'a'}")
     assert open_loop(tmp_path / "b", *given).parts.scaling
-    with pytest.raises(ConfigError, match="learnt with another normalisation of 'state'"):
+    with pytest.raises(ConfigError, match="trained with another normalization of 'state'"):
         open_loop(tmp_path / "c", *given, "buffers.demos.normalize.state=min_max")
 
 
@@ -180,7 +180,7 @@ def test_what_would_be_normalised_twice_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"own units: set env\.scale_actions=false"):
         open_loop(tmp_path / "a", *given)
     given = options("tdmpc2", tmp_path / "data", "env.normalize_obs={}")
-    with pytest.raises(ConfigError, match=r"leave out env\.normalize_obs"):
+    with pytest.raises(ConfigError, match=r"remove env\.normalize_obs"):
         open_loop(tmp_path / "b", *given)
     other = write(tmp_path / "other", "Pendulum-v1", length=7)
     second = (
@@ -190,7 +190,7 @@ def test_what_would_be_normalised_twice_is_refused(tmp_path: Path):
         "tdmpc2", tmp_path / "data", "buffers.demos.normalize.state=min_max",
         f"buffers.more={second}",
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="'demos' and 'more' normalise 'state' differently"):
+    with pytest.raises(ConfigError, match="'demos' and 'more' normalize 'state' differently"):
         open_loop(tmp_path / "c", *given)
 
 

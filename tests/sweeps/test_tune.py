@@ -96,7 +96,7 @@ def test_a_search_needs_a_space_and_the_extra(tmp_path, monkeypatch, capsys):
     assert main(["tune", path, "--show"]) == 2
     assert "this study has not started" in capsys.readouterr().err
     assert main(["tune", path]) == 2
-    assert "there is nothing to search" in capsys.readouterr().err
+    assert "the search space is empty" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(MissingExtraError, match=r"dreamlab\[tune\]"):

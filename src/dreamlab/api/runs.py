@@ -42,7 +42,7 @@ class Run:
         self.folder = Path(folder)
         """Where the run is."""
         if not is_run(self.folder):
-            raise LabError(f"{self.folder} is not a run folder: it has no manifest.json")
+            raise LabError(f"{self.folder} is not a run directory: it has no manifest.json")
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, status={self.status!r})"

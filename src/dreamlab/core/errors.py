@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import ModuleType
+from typing import Any
 
 from dreamlab.core.text import one_line
 
@@ -16,6 +17,16 @@ class LabError(Exception):
 
 class ConfigError(LabError):
     """The configuration asks for something that does not exist or does not fit."""
+
+
+class UnknownOptionError(ConfigError):
+    """An option has a name that does not exist; says what to type, if that is known."""
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text)
+        self.path, self.said = path, text
+        self.instead: dict[str, Any] | None = None
+        """Options that say the same; None if nothing is known, empty if there are none."""
 
 
 class MissingExtraError(LabError):

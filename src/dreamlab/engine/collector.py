@@ -13,7 +13,7 @@ from dreamlab.core import rng as random
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
-from dreamlab.data.store import Store
+from dreamlab.data.store import Taker
 from dreamlab.engine.observer import Observers
 
 
@@ -77,7 +77,7 @@ class Collector:
         self.observers = observers or Observers()
 
     def collect(
-        self, ticks: int, buffer: Store, random_actions: bool = False, fresh: bool = False
+        self, ticks: int, buffer: Taker, random_actions: bool = False, fresh: bool = False
     ) -> Collected:
         """Run every environment for `ticks` steps; a tick that begins an episode has no frame.
 

@@ -19,7 +19,7 @@ from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.observer import Observers
-from dreamlab.engine.report import Paint, ReportConfig
+from dreamlab.engine.report import Known, ReportConfig
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, WatchConfig
 
@@ -56,17 +56,17 @@ class LoopParts:
 
     workflow: Workflow[Any]
     collector: Collector | RemoteCollector | None
-    """None where no phase collects."""
+    """None if no phase collects."""
     buffers: Mapping[str, Buffer]
     evaluator: Evaluator | None
-    """None where no environment is named."""
+    """None if there is no environment."""
     logger: Logger
     terminal: Terminal
     run: RunLog
-    paint: Paint | None = None
+    known: Known = field(default_factory=Known)
     floor: Floor = lambda frames: None
     observers: Observers = field(default_factory=Observers)
     scaling: Scaling = field(default_factory=Scaling)
-    """How the data that is learnt from is normalised: whoever acts needs it too."""
+    """Normalization of the training data, also needed to act."""
     background: BackgroundEvaluator | None = None
     """Where a run with actors is measured; None without them."""

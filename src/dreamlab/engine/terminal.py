@@ -84,7 +84,9 @@ class Terminal:
 
     def _line(self, record: dict[str, float]) -> str:
         unit = unit_of(record)
-        speed = f"{record.get(f'time/{unit}_per_s', 0):,.0f} {unit}/s"
+        rates = {u: record.get(f"time/{u}_per_s", 0.0) for u in (unit, "updates")}
+        counted = unit if rates[unit] else "updates"  # a phase may learn and collect nothing
+        speed = f"{number(float(f'{rates[counted]:.3g}'))} {counted}/s"
         if LATE in record:
             speed = "measured meanwhile"
         shown = [f"{k} {record[k]:.4g}" for k in SHOWN if k in record]

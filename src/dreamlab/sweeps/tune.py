@@ -38,7 +38,7 @@ def study_file(folder: Path) -> Path:
 def open_study(config: SweepConfig, folder: Path, total_frames: int) -> Any:
     """Return the study in its storage, made new or found."""
     if not config.parameters:
-        raise ConfigError("parameters: there is nothing to search")
+        raise ConfigError("parameters: the search space is empty")
     optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class Trial:
     pruned: bool = False
     looked: float = 0.0
     metrics: Tail = field(init=False)
-    """What the first run reports while it trains."""
+    """Intermediate values of the first run."""
 
     def __post_init__(self) -> None:
         self.metrics = Tail(self.job.run_folder / "metrics.jsonl", is_metrics)
@@ -324,7 +324,7 @@ def plot_importance(config: SweepConfig, folder: Path, important: dict[str, floa
     bars = axes.barh(list(important)[::-1], list(important.values())[::-1])
     axes.bar_label(bars, fmt="{:.0%}", padding=3)
     axes.margins(x=0.12)
-    axes.set(xlabel="share of the differences that it explains (PED-ANOVA)", title=config.name)
+    axes.set(xlabel="importance (PED-ANOVA)", title=config.name)
     return _save(figure, folder / "report" / "importance.png")
 
 

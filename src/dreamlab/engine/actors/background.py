@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import queue
 import threading
 import time
@@ -15,7 +14,13 @@ from typing import Any
 
 from dreamlab.core.errors import LabError
 from dreamlab.core.workflow import Workflow
-from dreamlab.engine.actors.local import LOST, end, how_it_ended, leave_signals_to_parent
+from dreamlab.engine.actors.local import (
+    LOST,
+    context_of,
+    end,
+    how_it_ended,
+    leave_signals_to_parent,
+)
 from dreamlab.engine.actors.transport import Gone
 from dreamlab.engine.actors.weights import adopt, unpack
 from dreamlab.engine.evaluator import EvalResult, Evaluator, UnfinishedError
@@ -58,7 +63,7 @@ class BackgroundEvaluator:
         self._send(task)
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = context_of(self.make)
         self.connection, theirs = context.Pipe()
         # not a daemon: an environment may start processes of its own
         self.process = context.Process(

@@ -24,8 +24,8 @@ class Block:
     """Consecutive ticks: arrays [t, n, ...] by the names that a store gives them."""
 
     rows: dict[str, Array]
-    ended: Collected
-    """The episodes whose end was seen; frames and decisions are counted by the learner."""
+    ended: list[Collected]
+    """Of each tick, the episodes whose end it saw; the learner counts frames and decisions."""
     version: int
     """Of the weights that decided the last tick."""
     moments: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -81,20 +81,22 @@ class Stream:
         self.blocks.append(block)
         self.ticks += block.ticks
 
-    def take(self, ticks: int) -> tuple[dict[str, Array], list[Block]]:
-        """Return the oldest `ticks`, and the blocks that are used up with them."""
+    def take(self, ticks: int) -> tuple[dict[str, Array], list[Collected]]:
+        """Return the oldest `ticks`, and the episodes whose end they saw."""
         parts: list[dict[str, Array]] = []
-        over: list[Block] = []
+        ended: list[Collected] = []
         self.ticks -= ticks
         while ticks:
             block = self.blocks[0]
             num = min(ticks, block.ticks - self.used)
-            parts.append({k: v[self.used : self.used + num] for k, v in block.rows.items()})
+            now = slice(self.used, self.used + num)
+            parts.append({k: v[now] for k, v in block.rows.items()})
+            ended += block.ended[now]
             self.used, ticks = self.used + num, ticks - num
             if self.used == block.ticks:
-                over.append(self.blocks.popleft())
+                self.blocks.popleft()
                 self.used = 0
-        return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}, over
+        return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}, ended
 
 
 def side_by_side(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:

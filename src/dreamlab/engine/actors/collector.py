@@ -125,11 +125,11 @@ class RemoteCollector(Observer):
     def _store(self, ticks: int, buffer: Store, out: Collected) -> None:
         parts: list[dict[str, Array]] = []
         for stream in self.streams:
-            rows, over = stream.take(ticks)
+            rows, ended = stream.take(ticks)
             parts.append(rows)
-            for block in over:
+            for done in ended:
                 for name in ("returns", "lengths", "finals"):
-                    getattr(out, name).extend(getattr(block.ended, name))
+                    getattr(out, name).extend(getattr(done, name))
         rows = side_by_side(parts)
         for tick in range(ticks):
             step, decision = tick_of(rows, tick)

@@ -51,7 +51,7 @@ class LocalActors:
 
     def start(self, index: int, generation: int) -> None:
         assert self.board is not None, "weights are published first"
-        context = multiprocessing.get_context("spawn")
+        context = context_of(self.make)
         ours, theirs = context.Pipe()
         board = (self.board.memory.name, self.board.capacity)
         arguments = (theirs, board, self.make, index, generation)
@@ -104,6 +104,18 @@ class LocalActors:
         if self.board is not None:
             self.board.close(remove=True)
             self.board = None
+
+
+def context_of(make: Callable[..., Any]) -> Any:
+    """Return how processes are started: by forking one that has imported what they need, no more.
+
+    To fork this one would copy its OpenGL and CUDA contexts, which then fail.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([getattr(make, "func", make).__module__])
+    return context
 
 
 def end(process: Any, seconds: float) -> None:

@@ -67,14 +67,13 @@ class Worker:
 
         Before each tick it looks for newer weights.
         """
-        began, ended = time.monotonic(), Collected()
+        began, ended = time.monotonic(), list[Collected]()
         while len(self.store) < request.ticks and not stopped():
             if (snapshot := newer()) is not None:
                 self.adopt(snapshot)
             with self.computing():
-                done = self.collector.collect(1, self.store, request.random_actions)  # pyright: ignore[reportArgumentType]
-            for name in ("returns", "lengths", "finals"):
-                getattr(ended, name).extend(getattr(done, name))
+                done = self.collector.collect(1, self.store, request.random_actions)
+            ended.append(done)
             if time.monotonic() - began >= request.seconds:
                 break
         if not len(self.store):
