@@ -109,7 +109,7 @@ def test_a_run_tells_what_it_is(run):
     assert dump(same.config)["workflow"]["optimizer"]["lr"] == 2e-3
     assert same.tag("good", "old") == ["good", "old"]
     assert same.tag(remove=["old"]) == same.tags == ["good"]
-    with pytest.raises(dreamlab.LabError, match="is not a run folder"):
+    with pytest.raises(dreamlab.LabError, match="is not a run"):
         dreamlab.Run(str(run.folder.parent))
 
 
@@ -162,6 +162,8 @@ def test_a_run_is_resumed_for_longer_and_only_for_that(run, tmp_path):
     assert more.metrics()[-1]["env_frames"] >= before + 100
     assert dreamlab.train(more, total_frames=before + 200).status == "finished"
     assert more.metrics()[-1]["env_frames"] >= before + 200
+    with pytest.raises(dreamlab.LabError, match="total_frames: must be"):
+        more.resume(-1)
     with pytest.raises(dreamlab.LabError, match="only total_frames may change"):
         dreamlab.train(str(more.folder), lr=1e-3)
 
