@@ -30,7 +30,7 @@ from dreamlab.engine.actors.options import check_actors
 from dreamlab.engine.actors.worker import Worker
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
-from dreamlab.engine.feasible import check_feasible
+from dreamlab.engine.feasible import check_feasible, check_padding
 from dreamlab.engine.logger import About, Jsonl, Logger, Sink
 from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
@@ -59,6 +59,7 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     check_phases(training.phases, cls, config.buffers, training.total_frames)
     check_actors(config.actors, training.phases, config.buffers)
     check_feasible(training.phases, training.total_frames, config.buffers, env_of_all(config))
+    check_padding(training.phases, config.buffers, cls)
     check_measured(config)
     if config.compile and config.watch.check_every_update:
         raise ConfigError(
@@ -79,12 +80,12 @@ def check_measured(config: LabConfig) -> None:
     if not env.named:
         needing = [p.name for p in phases if {"collect", "evaluate"} & set(p.workflow_hooks)]
         if needing:
-            raise ConfigError(f"env.id: phase {needing[0]!r} needs an environment: name one")
+            raise ConfigError(f"env.id is required: phase {needing[0]!r} needs an environment")
         if config.eval.every_frames or config.eval.every_updates:
-            raise ConfigError("eval: a policy is measured in an environment: name one with env.id")
+            raise ConfigError("eval: evaluation needs an environment: set env.id")
     if all(p.collects for p in phases if p.update_hooks):
         _refuse_period(
-            config, "every_updates", "every phase that learns collects: use every_frames"
+            config, "every_updates", "every phase with updates collects: use every_frames"
         )
     if collects:
         return
@@ -94,9 +95,15 @@ def check_measured(config: LabConfig) -> None:
                 f"{name}.every_frames has no effect: no phase collects: use every_updates"
             )
     if env.normalize_obs or env.normalize_reward:
-        raise ConfigError("env: what is normalised is learnt while collecting, and no phase does")
+        raise ConfigError(
+            "env: normalization statistics are collected from the environment, and "
+            "no phase collects"
+        )
     if config.training.total_frames is not None:
-        raise ConfigError("training.total_frames: no phase collects: give phases duration_updates")
+        raise ConfigError(
+            "training.total_frames has no effect: no phase collects: set "
+            "duration_updates of the phases"
+        )
 
 
 def _refuse_period(config: LabConfig, name: str, why: str) -> None:
@@ -207,8 +214,8 @@ def find_scaling(config: LabConfig) -> Scaling:
         for key, affine in tells(part.config).items():
             if key in found and found[key].differs(affine):
                 raise ConfigError(
-                    f"buffers {owner[key]!r} and {name!r} normalise {key!r} differently: what is "
-                    "learnt from one would not hold for the other"
+                    f"buffers {owner[key]!r} and {name!r} normalize {key!r} differently: use "
+                    "the same normalization for both"
                 )
             found[key], owner[key] = affine, name
     if config.env.named and found:
@@ -220,12 +227,12 @@ def _check_scaling(env: EnvConfig, scaling: Scaling, owner: dict[str, str]) -> N
     """Raise if an environment would normalise a second time what the data's statistics do."""
     if ACTION in scaling and env.scale_actions:
         raise ConfigError(
-            f"buffers.{owner[ACTION]}.normalize: actions of the data are in the environment's own "
-            "units: set env.scale_actions=false"
+            f"buffers.{owner[ACTION]}.normalize: the dataset's actions are in the environment's "
+            f"own units: set env.scale_actions=false"
         )
     if env.normalize_obs is not None:
         name = next(iter(owner))
-        raise ConfigError(f"buffers.{owner[name]}.normalize: leave out env.normalize_obs")
+        raise ConfigError(f"buffers.{owner[name]}.normalize: remove env.normalize_obs")
 
 
 def find_spec(config: LabConfig, scaling: Scaling | None = None) -> Spec:
@@ -242,8 +249,8 @@ def find_spec(config: LabConfig, scaling: Scaling | None = None) -> Spec:
         if (tells := getattr(part.cls(), "spec_of", None)) is not None:
             return tells(part.config)
     raise ConfigError(
-        "env.id: no environment is named, and no buffer tells what observations and actions are: "
-        "name one, or a source such as dataset or run_replay"
+        "env.id: without an environment no observation and action spaces are known: set it, or "
+        "use a source such as dataset or run_replay"
     )
 
 
@@ -254,7 +261,7 @@ def published_floor(config: LabConfig, run: Run) -> Floor:
     member = Member(run, flatten(dump(config)), [])
     curve = find_published(member, None)
     if curve is None:
-        raise ConfigError(f"watch.published: nothing is known for {config.env.id}; leave it out")
+        raise ConfigError(f"watch.published: no published curve for {config.env.id}; remove it")
     first, last = curve.frames[0], curve.frames[-1]
     return lambda frames: curve.floor(frames) if first <= frames <= last else None
 
@@ -329,12 +336,12 @@ def _fit(
         return part
     text = f"buffer {name!r} needs {need / gib:.1f} GiB when full, {room / gib:.1f} GiB are free"
     if otherwise != "disk" or not hasattr(part.config, "storage"):
-        raise LabError(f"{text}. Lower buffers.{name}.capacity, or set buffers.{name}.max_bytes.")
+        raise LabError(f"{text}. Reduce buffers.{name}.capacity, or set buffers.{name}.max_bytes.")
     if 2.2 * need > disk_free(folder):
         raise LabError(
-            f"{text}, and the disk has no room for it either. Lower buffers.{name}.capacity."
+            f"{text}, and neither does the disk have enough space. Reduce buffers.{name}.capacity."
         )
-    terminal.say(f"{text}: it is kept on disk instead")
+    terminal.say(f"{text}: storing it on disk instead")
     return part.but(storage="disk")
 
 

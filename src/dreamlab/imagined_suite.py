@@ -78,11 +78,12 @@ def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDre
     workflow = trained.workflow.eval()
     if not isinstance(workflow, WorldModelWorkflow):
         name = type(workflow).__name__
-        raise ConfigError(f"env.id: {task} holds a run of {name}, which has no world model")
+        raise ConfigError(f"env.id: {task} is a run of {name}, which has no world model")
     if blind := sorted(workflow.spec.obs.keys() - workflow.model.decoded.keys()):
         name = type(workflow).__name__
         raise ConfigError(
-            f"env.id: {task} holds a run of {name}, whose dreams show no {blind[0]!r}"
+            f"env.id: {task} is a run of {name}, whose world model does not reconstruct "
+            f"{blind[0]!r}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trained.config.seed)

@@ -22,8 +22,8 @@ def migrate(node: Node) -> Node:
         raise ConfigError(f"schema: expected int, got {shown(version)}")
     if not 0 <= version <= SCHEMA:
         raise ConfigError(
-            f"schema: this configuration has version {version}, this one reads up to {SCHEMA}; "
-            "it was written by a newer version, which is needed to read it"
+            f"schema: this configuration has version {version}, but this dreamlab reads up to "
+            f"{SCHEMA}; use the newer dreamlab that wrote it"
         )
     node = dict(node)
     for step in range(version, SCHEMA):
@@ -178,11 +178,11 @@ _PLACES = {
     "norm": ("rssm", *_CODEC, *_HEADS),
     "actor_unimix": ("actor",),
 }
-"""Options that DreamerV3 had itself, and the parts that have them now."""
+"""Former options of DreamerV3, and the components that have them now."""
 
 
 _HIDDEN = {"1m": 64, "12m": 256, "25m": 384, "50m": 512, "100m": 768, "200m": 1024, "400m": 1536}
-"""Of DreamerV3's sizes; their other numbers are multiples and fractions of it."""
+"""Width of each DreamerV3 size; the other sizes are multiples or fractions of it."""
 
 
 def _into_parts(w: Node) -> Node:

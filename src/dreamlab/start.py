@@ -21,7 +21,7 @@ from dreamlab.runs.readers import read_manifest
 from dreamlab.runs.run import Run
 
 RECORDS = {"metrics.jsonl": "Jsonl", "chain.jsonl": "Chain"}
-"""Files of records, and the sink whose state tells how much of each a checkpoint knows."""
+"""Record files, and the sink whose state says how much of each belongs to a checkpoint."""
 State = dict[str, Any]
 
 
@@ -91,8 +91,8 @@ def _check_scaling(state: State, ours: Scaling, start: StartConfig) -> None:
     for name in sorted(theirs.keys() | ours.keys()):
         if name not in theirs or name not in ours or theirs[name].differs(ours[name]):
             raise ConfigError(
-                f"start.run: {start.run} learnt with another normalisation of {name!r} than this "
-                "run has: name the same data set in buffers, with the same normalize"
+                f"start.run: {start.run} was trained with another normalization of {name!r}: "
+                "use the same dataset in buffers, with the same normalize"
             )
 
 
@@ -117,7 +117,7 @@ def _check_fit(wanted: Mapping[str, Tensor], theirs: State, start: StartConfig) 
             what = "is missing there" if has is None else f"is {list(has)} there"
             raise ConfigError(
                 f"start.run: the weights of {start.run} do not fit: {name!r} {what}, here it is "
-                f"{list(tensor.shape)}. Name those that fit in start.modules"
+                f"{list(tensor.shape)}. List the modules that fit in start.modules"
             )
 
 
@@ -158,8 +158,8 @@ def _take_all(loop: Orchestrator, start: StartConfig) -> None:
     except (RuntimeError, KeyError) as error:
         text = " ".join(str(error).split())
         raise ConfigError(
-            f"start.run: the state of {start.run} does not fit this configuration, load=weights "
-            f"takes its weights alone: {text}"
+            f"start.run: the state of {start.run} does not fit this configuration; load=weights "
+            f"loads only the weights: {text}"
         ) from error
     if loop.scheduler.index >= len(loop.scheduler.phases):
         raise CheckpointError(f"start.run: {start.run} was in a phase that is not listed here")

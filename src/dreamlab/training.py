@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dreamlab.build import build, build_workflow, check, find_spec
+from dreamlab.accel import dispatch
+from dreamlab.build import build, build_evaluator, build_workflow, check, find_spec
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core.affine import ACTION, Affine, Scaling, scaled_spec
 from dreamlab.core.config import dump, load
@@ -20,7 +21,9 @@ from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
 from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
+from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
@@ -42,9 +45,9 @@ class Opened:
     run: Run
     config: LabConfig
     found: bool
-    """The folder held this run already."""
+    """The run directory already existed."""
     keep: Callable[[], None]
-    """To be called once the run has begun; until then a failure leaves the folder as it was."""
+    """Call it once the run has started; until then a failure restores the folder."""
 
 
 @contextmanager
@@ -61,7 +64,7 @@ def open_run(
     """
     folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
     if hub.is_hub(folder):
-        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
+        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated but not trained")
     with claimed(folder) as claim:
         if claim.new:
             yield _begin(config, claim, command or command_line())
@@ -95,8 +98,11 @@ def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
     return Opened(run, merged, True, keep)
 
 
-MAY_CHANGE = ("eval", "training.total_frames")
-"""Beside what has no effect, what another command may ask of a run that has begun."""
+MAY_CHANGE = (
+    "eval", "training.total_frames",
+    *(f"actors.{f.name}" for f in fields(ActorsConfig) if f.name != "num"),
+)  # fmt: skip
+"""Options that a later command may change on a started run, beside those without effect."""
 
 
 def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
@@ -107,8 +113,8 @@ def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
     for key, (has, asked) in differences(tables, "nothing").items():
         if counts(key, *free):
             raise ConfigError(
-                f"{folder} holds a run with another {key}: it has {has}, you ask for {asked}. "
-                "Use another run.dir, or `dreamlab resume` to go on with it."
+                f"{folder} already contains a run with another {key}: {has}, not {asked}. Use "
+                f"another run.dir, or `dreamlab resume` to resume it."
             )
 
 
@@ -120,7 +126,7 @@ def train(
 ) -> tuple[Run, str]:
     """Train in the folder of this configuration, or resume there; tell how it ended."""
     check(config)
-    give = "Give the run another place with run.dir"
+    give = "Choose another run.dir"
     with disk_errors(give), open_run(config, trust_code, command) as opened:
         return opened.run, _train(opened, terminal)
 
@@ -136,12 +142,14 @@ def resume(
 
     From another checkpoint than the latest the run goes its way again: later ones are set aside.
     """
-    with disk_errors("A run goes on in its own folder: it must be one that can be written to"):
+    with disk_errors("The run directory must be writable to resume"):
         check_folder(folder)
         if not (folder / "config.yaml").exists():
             raise ConfigError(f"{folder} is not a run directory: it has no config.yaml")
         if hub.is_hub(folder):
-            raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
+            raise ConfigError(
+                f"{folder} is a policy from a hub: it can be evaluated but not trained"
+            )
         with claimed(folder) as claim:
             config = strangers.read_config(folder, trust_code)
             frames = total_frames or config.training.total_frames
@@ -184,7 +192,7 @@ def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest"
     """Train in a folder that is held; return how it ended."""
     run, config = opened.run, opened.config
     terminal = terminal or Terminal(config.log.terminal, config.name)
-    go_on = f"What was saved is whole: make room, then `dreamlab resume {run.folder}`"
+    go_on = f"Files are written atomically: free disk space, then `dreamlab resume {run.folder}`"
     with disk_errors(go_on):
         loop = build(config, run, terminal)
         resumed = begin(opened, loop, checkpoint)
@@ -208,7 +216,7 @@ class Trained:
     config: LabConfig
     workflow: Workflow[Any]
     statistics: dict[str, Any]
-    """What training normalised with; empty where it collected nothing."""
+    """Normalization statistics of training; empty if nothing was collected."""
     env_frames: int
 
 
@@ -220,9 +228,7 @@ def load_policy(source: Path | str, which: str = "latest", trust_code: bool = Fa
     """
     folder = hub.resolve(source)
     if hub.is_hub(folder) and which != "latest":
-        raise LabError(
-            f"{source} is a hub's folder: it has no checkpoint {which!r}, only one policy"
-        )
+        raise LabError(f"{source} is a hub folder: it has no checkpoint {which!r}, only one policy")
     config = strangers.read_config(folder, trust_code)
     with strangers.guarded(folder, trust_code):
         return _load_policy(folder, config, which)
@@ -259,6 +265,16 @@ def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
 
 
+def measure(
+    trained: Trained, folder: Path, how: EvalConfig, film: bool = False, trust_code: bool = False
+) -> EvalResult:
+    """Play episodes with a policy that was loaded from `folder`, and return what they came to."""
+    dispatch.set_reference(trained.config.accel == "off")
+    evaluator = build_evaluator(replace(trained.config, eval=how))
+    with strangers.guarded(folder, trust_code):
+        return evaluator.run(trained.workflow, trained.statistics, film=film)
+
+
 def scaling_of(state: dict[str, Any]) -> Scaling:
     """Return how the data was normalised that a policy learnt from; older states have none."""
     return {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
@@ -280,7 +296,7 @@ def _check_finite(workflow: Workflow[Any], where: str, *more: Any) -> None:
     """Raise if a policy cannot act because its training had diverged."""
     if (bad := not_finite(workflow, workflow.state_dict(), *more)) is not None:
         raise CheckpointError(
-            f"{where}: {bad}: the training had diverged. Try an older one with --checkpoint."
+            f"{where}: {bad}: training had diverged. Try an older checkpoint with --checkpoint."
         )
 
 

@@ -94,7 +94,7 @@ def test_an_episode_is_drawn(kind: str, said: Any, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("info", "nowhere"), "nowhere: there is no such data set"),
+        (("info", "nowhere"), "nowhere: no such dataset"),
         (("sample", "SET", "16"), "there is no frame 16: it has 16"),
         (("view", "SET", "9"), "there is no episode 9; it has 3 episodes, of number 0 to 2"),
         (("view", "SET", "0", "--as", "video"), "has no images: use --as curves"),
@@ -116,10 +116,10 @@ def test_a_damaged_set_is_converted_only_if_asked(tmp_path: Path, capsys: Any):
     (folder / "data" / "chunk-000" / "episode_000001.parquet").unlink()
     line = ["data", "convert", str(folder), str(tmp_path / "new"), "--codec", "libx264"]
     assert main(line) == 2
-    assert "episode 1 is damaged" in capsys.readouterr().err
+    assert "episode 1 is corrupted" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     assert main([*line, "--skip-damaged"]) == 0
-    assert "episode 1 is left out" in capsys.readouterr().err
+    assert "episode 1 is skipped" in capsys.readouterr().err
     assert [e.length for e in open_dataset(tmp_path / "new").episodes] == [5, 4]
 
 

@@ -203,14 +203,14 @@ def test_debug_names_what_is_wrong(finite, tmp_path, monkeypatch, capsys):
     code, out, err = run(capsys, *[a for a in arguments if "hidden" not in str(a)])
     assert code == 1, out + err
     if not finite:
-        assert "module 'actor_net.bad' (Logarithm) was the first to give a number" in out
+        assert "module 'actor_net.bad' (Logarithm) was the first with a non-finite output" in out
         assert "its inputs were finite" in out
         return
     assert "observation 'state':" in out
-    assert "outside of the spec's [-1.0, 1.0]" in out
+    assert "outside the spec's [-1.0, 1.0]" in out
     assert "actions:" in out
     assert "'actor_net.act': 8 of 8 units are dead" in out
-    assert "'actor_net.idle' never got a gradient" in out
+    assert "'actor_net.idle' never received a gradient" in out
 
 
 def test_cleanup_says_first_and_acts_only_when_told(original, tmp_path, capsys):
@@ -243,7 +243,7 @@ def test_a_cleaned_run_says_so_to_every_verb(copy, capsys):
     for verb in ("resume", "eval", "export-policy"):
         code, _, err = run(capsys, verb, copy)
         assert code == 2
-        assert "`dreamlab cleanup` has removed the checkpoints" in err
+        assert "`dreamlab cleanup` has deleted the checkpoints" in err
     assert "there is no checkpoint" in run(capsys, "verify", copy, "--from", "latest")[2]
     assert (copy / "metrics.jsonl").read_bytes() == metrics
     assert run(capsys, "verify", copy)[0] == 0  # from the start it needs no checkpoint

@@ -198,7 +198,7 @@ def test_continuous_parts_become_one_box():
 
 def test_mixed_actions_are_refused_with_a_remedy():
     mixed = spaces.Tuple((spaces.Discrete(2), BOX))
-    with pytest.raises(EnvError, match="make all of its parts one kind"):
+    with pytest.raises(EnvError, match="use only one kind"):
         wrappers.FlatActions(Spaces(BOX, mixed))
 
 

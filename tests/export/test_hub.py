@@ -120,7 +120,7 @@ def test_a_hub_folder_has_one_policy_only(trained, tmp_path, capsys):
     main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
     for verb in (["eval"], ["export-policy", "--out", str(tmp_path / "p.onnx")]):
         assert main([*verb, str(tmp_path / "hub"), "--checkpoint", "best"]) == 2
-        assert "is a hub's folder: it has no checkpoint 'best'" in capsys.readouterr().err
+        assert "is a hub folder: it has no checkpoint 'best'" in capsys.readouterr().err
 
 
 def test_a_hub_folder_is_not_trained_in(trained, tmp_path, capsys):
@@ -128,7 +128,7 @@ def test_a_hub_folder_is_not_trained_in(trained, tmp_path, capsys):
     assert main(["export-policy", str(trained("sac")), "--hub", str(folder)]) == 0
     before = files(folder)
     assert main(["resume", str(folder)]) == 2
-    assert "can be evaluated, not trained" in capsys.readouterr().err
+    assert "can be evaluated but not trained" in capsys.readouterr().err
     assert files(folder) == before
 
 
@@ -153,8 +153,8 @@ def test_the_dream_of_a_hub_folder_is_an_environment(trained, tmp_path):
 def test_a_hub_folder_is_not_overwritten_and_a_wrong_one_is_refused(trained, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     assert main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "mine")]) == 2
-    assert "exists already" in capsys.readouterr().err
-    with pytest.raises(LabError, match="is not a run directory"):
+    assert "already exists" in capsys.readouterr().err
+    with pytest.raises(LabError, match="not a run directory"):
         training.load_policy(tmp_path / "mine")
     main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
     text = (tmp_path / "hub" / "config.yaml").read_text()
@@ -220,15 +220,15 @@ def test_a_private_policy_does_not_go_to_a_public_place(server, trained, capsys)
     assert main(["export-policy", str(trained("sac")), "--push", "me/open"]) == 0
     server.repos["me/open"].files.clear()
     assert main(["export-policy", str(trained("sac")), "--push", "me/open", "--private"]) == 2
-    assert "it exists and is public; nothing was uploaded" in capsys.readouterr().err
+    assert "the repository exists and is public; nothing was uploaded" in capsys.readouterr().err
     assert server.repos["me/open"].files == {}
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--push", "nobody"], "'nobody' is no name on the hub"),
-        (["--push", "me/policy@v1"], "a push goes to the main branch"),
+        (["--push", "nobody"], "'nobody' is not a hub repository"),
+        (["--push", "me/policy@v1"], "pushes go to the main branch"),
         (["--push", "strangers/policy"], "your token does not allow it"),
         (["--private"], "--private has no effect without --push"),
     ],
@@ -251,9 +251,9 @@ def test_without_a_token_nothing_is_pushed(server, trained, capsys, monkeypatch)
     ("name", "text"),
     [
         ("hub:me/missing", "there is no such repository, or it is private: log in"),
-        ("hub:me/other", "is not a policy of dreamlab"),
+        ("hub:me/other", "is not a dreamlab policy"),
         ("hub:me/other@v9", "there is no such revision"),
-        ("hub:other", "'other' is no name on the hub"),
+        ("hub:other", "'other' is not a hub repository"),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_line(name, text, server, capsys):
@@ -288,7 +288,7 @@ def test_a_strangers_configuration_calls_nothing_from_elsewhere(
     assert old.encode() in found["config.yaml"]
     found["config.yaml"] = found["config.yaml"].replace(old.encode(), new.encode())
     assert main(["eval", "hub:me/policy"]) == 2
-    assert f"hub:me/policy wants to run '{new.split(': ')[1]}'" in capsys.readouterr().err
+    assert f"hub:me/policy would run '{new.split(': ')[1]}'" in capsys.readouterr().err
 
 
 def test_what_the_client_downloads_into_a_folder_is_a_strangers(server, trained, tmp_path):

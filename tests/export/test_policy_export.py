@@ -170,7 +170,7 @@ def test_a_policy_that_counts_its_rows_is_written_for_one(
     assert "1, fixed: this policy does not support a dynamic batch size" in capsys.readouterr().out
     assert json.loads((tmp_path / "policy.json").read_text())["batch"] == 1
     said = [r.getMessage() for r in caplog.records if r.name == pf.__name__]
-    assert [m.startswith("not for any number of rows: ") for m in said] == [True]
+    assert [m.startswith("no dynamic batch size: ") for m in said] == [True]
 
 
 def test_a_missing_extra_is_one_message(trained, tmp_path, capsys, caplog, monkeypatch):

@@ -13,6 +13,7 @@ from dreamlab.cli import main
 from dreamlab.commands.tune import _trials
 from dreamlab.config import compose, load_config
 from dreamlab.core.errors import ConfigError, MissingExtraError
+from dreamlab.sweeps.asking import put_back, suggest, valid
 from dreamlab.sweeps.job import Job, Lock, text_of
 from dreamlab.sweeps.job_pool import JobPool
 from dreamlab.sweeps.launch.local import Limits, Local
@@ -24,10 +25,7 @@ from dreamlab.sweeps.tune import (
     importances,
     make_pruner,
     open_study,
-    put_back,
     retry_failed,
-    suggest,
-    valid,
     write_results,
 )
 from tests.helpers import need
@@ -98,7 +96,7 @@ def test_a_search_needs_a_space_and_the_extra(tmp_path, monkeypatch, capsys):
     assert main(["tune", path, "--show"]) == 2
     assert "this study has not started" in capsys.readouterr().err
     assert main(["tune", path]) == 2
-    assert "there is nothing to search" in capsys.readouterr().err
+    assert "the search space is empty" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(MissingExtraError, match=r"dreamlab\[tune\]"):

@@ -51,7 +51,7 @@ class Affine:
 
 
 Scaling = dict[str, Affine]
-"""By the name of an observation, or `action`."""
+"""Keyed by observation name, or `action`."""
 
 
 def scaled_spec(spec: Spec, scaling: Mapping[str, Affine]) -> Spec:

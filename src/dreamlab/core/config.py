@@ -27,7 +27,7 @@ class Part:
 
     target: str
     config: Any
-    """The loaded `Config` of the class; for a class without one, the arguments it is to get."""
+    """The loaded `Config` of the class; for a class without one, its keyword arguments."""
     home: str = "dreamlab.nn"
     kind: type | None = None
     """None: a `torch.nn.Module`."""
@@ -110,8 +110,8 @@ def check_presets(config: Any) -> None:
         wanted = table.get(getattr(config, name), {})
         if wanted and not any(_has(getattr(config, k), v) for k, v in wanted.items()):
             raise ValueError(
-                f"{name}={getattr(config, name)} has no effect: whatever it stands for is given "
-                f"otherwise; set {name}=null"
+                f"{name}={getattr(config, name)} has no effect: it is overridden by another "
+                f"option; set {name}=null"
             )
 
 
@@ -264,13 +264,13 @@ def _convert_part(value: Any, path: str, base: Any) -> Part:
     if isinstance(value, str):
         value = {"_target_": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: expected a part's name or options, got {shown(value)}")
+        raise ConfigError(f"{path}: expected a component's name or options, got {shown(value)}")
     options = {k: v for k, v in value.items() if k != "_target_"}
     target = value.get("_target_", base.target)
     if not isinstance(target, str):
         raise ConfigError(f"{path}._target_: expected the name of a class, got {target!r}")
     if not target:
-        raise ConfigError(f"{path}: _target_ is missing: there is no default that it could mean")
+        raise ConfigError(f"{path}: _target_ is missing, and there is no default")
     found = replace(base, target=target).cls(path)
     under = base.config if base.target and _same_options(found, base) else None
     return Part.load(target, options, base.home, base.kind, path, under)
@@ -311,7 +311,7 @@ def _parameters(function: Callable[..., Any], path: str) -> Mapping[str, inspect
     try:
         return inspect.signature(function).parameters
     except (ValueError, TypeError):  # something built in, or not even a function
-        raise ConfigError(f"{path}: {shown(function)} does not tell its options") from None
+        raise ConfigError(f"{path}: {shown(function)} has no inspectable signature") from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ PARTS = {
     "sgd": "dreamlab.core.update_rules.SGD",
 }
 OPTIMIZERS = "dreamlab.core.optim"
-"""Where configuration looks up the short name of an optimizer."""
+"""The registry of optimizer names in the configuration."""
 KINDS: dict[type, type[Rule]] = {r.Config: r for r in (Adam, AdamW, LaProp, RMSprop, SGD)}
 
 
@@ -82,13 +82,13 @@ class Optimizer:
         self.accumulate = 1
         self.pending = 0
         self.sources: list[nn.Parameter] = self.params
-        """What losses are computed from: the parameters, or copies of lower precision."""
+        """The weights that losses use: the parameters, or lower-precision copies."""
         self.fused: Callable[[Grads], Tensor] | None = None
-        """Takes the whole step and returns the norm, where a GPU has a faster way."""
+        """A fused GPU step that replaces the default one and returns the gradient norm."""
         self.heard: Callable[[Grads], None] | None = None
-        """Hears the gradients of every step before they are clipped."""
+        """Called with the gradients of every step before clipping."""
         self.grad_norms: Tensor | None = None
-        """The norm of each parameter's last gradient before clipping, if somebody wants it."""
+        """The norm of each parameter's last gradient before clipping, if requested."""
         self.inner = rule(self.config, self.params, _groups(self.config, self.params, names or {}))
         self.average: list[Tensor] = []
 
@@ -326,16 +326,18 @@ def _group(config: OptimConfig, key: str, index: list[int], names: Iterable[str]
     where, options = f"optimizer.groups.{key}", config.groups[key]
     if not index:
         known = {n.rpartition(".")[0] for n in names} - {""}
-        raise ConfigError(unknown("parameter that begins so", key, known, where))
+        raise ConfigError(unknown("parameter prefix", key, known, where))
     given = {f.name: getattr(options, f.name) for f in fields(options)}
     changed = {k: v for k, v in given.items() if v is not None}
     scale = changed.pop("lr_scale", None)
     if scale is None and not changed:
-        raise ConfigError(f"{where}: says nothing; give it lr_scale, weight_decay or eps")
+        raise ConfigError(f"{where}: is empty; set lr_scale, weight_decay or eps")
     for option in changed:
         if not hasattr(config, option):
             kinds = ", ".join(k for k, cls in _configs().items() if hasattr(cls, option))
-            raise ConfigError(f"{where}.{option}: has no effect with this kind; known to {kinds}")
+            raise ConfigError(
+                f"{where}.{option}: has no effect with this kind; supported by {kinds}"
+            )
     try:
         return Group(index, replace(config, **changed), 1.0 if scale is None else scale)
     except ValueError as error:

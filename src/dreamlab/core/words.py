@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 PLAIN = re.compile(r"[\w./:+-]+")
+OTHER = re.compile(r"[+-]?[\d._]+(e[+-]?\d+)?|[+-]?inf|nan|true|false|null", re.IGNORECASE)
+"""Strings that would be read as a number, a boolean or null if they were not quoted."""
 
 
 def duration(seconds: float | None) -> str:
@@ -34,6 +36,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(text_of(v) for v in value) + "]"
     text = str(value)
-    if not isinstance(value, str) or PLAIN.fullmatch(text):
+    if not isinstance(value, str) or (PLAIN.fullmatch(text) and not OTHER.fullmatch(text)):
         return text
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

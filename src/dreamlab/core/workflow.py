@@ -80,11 +80,13 @@ class Workflow(nn.Module, ABC, Generic[C]):
 
     Config: ClassVar[type]
     tiny: ClassVar[dict[str, Any]] = {}
-    """Options that make it as small as it can be and still work: for debugging and for tests."""
+    """Options of the smallest working version, for debugging and tests."""
     plans: ClassVar[bool] = False
-    """Whether it plans, and has a policy that can act without."""
+    """Whether it plans and also has a policy that can act without planning."""
+    reads_padding: ClassVar[bool] = False
+    """Whether it masks the steps that a window repeats beyond its episode (`pad: edge`)."""
     former_names: ClassVar[dict[str, str]] = {}
-    """What is held under another name in older checkpoints: that name, and today's."""
+    """Renamed state of older checkpoints: old name to new name."""
 
     def __init__(self, config: C, spec: Spec) -> None:
         super().__init__()

@@ -96,8 +96,8 @@ class ChunkFiles:
             return load(Spec, read_json(self.folder / SPEC), SPEC)
         except MissingFileError:
             raise ConfigError(
-                f"{self.folder} does not tell what its steps look like: an older version wrote "
-                "them. Resume that run for a moment: it then writes it down"
+                f"{self.folder} has no description of its steps: it was written by an older "
+                f"version. Resume that run briefly to write one"
             ) from None
 
     def patches(self) -> list[tuple[int, int, Path]]:
@@ -198,7 +198,7 @@ def _read(path: Path) -> Any:
 def _verify(path: Path) -> None:
     """Raise if a file's content has not the checksum in its name; older files have none."""
     if (known := _named(path)["sum"]) and checksum_of(path) != known:
-        raise CheckpointError(f"{path} is damaged (its checksum differs)")
+        raise CheckpointError(f"{path} is corrupted (checksum mismatch)")
 
 
 def _named(path: Path) -> re.Match[str]:
@@ -214,4 +214,4 @@ def _map(path: Path) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # torch has no error of its own for a file that is cut short
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError(f"{path} is corrupted: {error}") from error

@@ -86,7 +86,7 @@ class DatasetSource:
         for name, spec in wanted.obs.items():
             if name not in scaled.obs:
                 text = unknown("observation", name, scaled.obs, where)
-                raise ConfigError(f"{text}\n  keys: {{NAME: FEATURE}} gives one another name")
+                raise ConfigError(f"{text}\n  rename one with keys: {{NAME: FEATURE}}")
             _check_alike(f"observation {name!r}", scaled.obs[name], spec, where)
         _check_alike("action", scaled.action, wanted.action, where)
         self._check_actions(wanted.action)
@@ -101,9 +101,9 @@ class DatasetSource:
         slack = 1e-3 * (spec.high - spec.low)
         if low < spec.low - slack or high > spec.high + slack:
             raise ConfigError(
-                f"{self.data.place}: its actions span {low:.4g} to {high:.4g}, the run takes "
-                f"{spec.low:.4g} to {spec.high:.4g}: normalize: {{action: min_max}} (or bounds), "
-                "with env.scale_actions=false"
+                f"{self.data.place}: its actions range from {low:.4g} to {high:.4g}, those of the "
+                f"run from {spec.low:.4g} to {spec.high:.4g}: set normalize: {{action: min_max}} "
+                "(or bounds) with env.scale_actions=false"
             )
 
     def _cameras(self, names: list[str]) -> dict[str, Camera]:
@@ -155,7 +155,7 @@ class DatasetSource:
             if short:
                 self.notes.append(
                     f"{self.data.place}: {len(short)} of {len(self.data.episodes)} episodes are "
-                    f"shorter than a window of {self.config.steps} steps and never drawn"
+                    f"shorter than a window of {self.config.steps} steps and never sampled"
                 )
 
     def __len__(self) -> int:
@@ -300,7 +300,7 @@ class DatasetSource:
         for name, value in rest.items():
             if (key := f"extras/{name}") not in self.store.data:
                 known = [k[7:] for k in self.store.data if k.startswith("extras/")]
-                raise ConfigError(unknown("extra stored by act()", name, known, "data set"))
+                raise ConfigError(unknown("extra stored by act()", name, known, "dataset"))
             values = value.detach().flatten(0, 1)
             at = send(torch.from_numpy(keep), values.device)
             self.store.patch(key, rows, values.index_select(0, at))
@@ -342,8 +342,8 @@ class DatasetSource:
         """Come back to a state; refuse if the data set is not the one of then."""
         if (state["fingerprint"], state["steps"]) != (self.data.fingerprint, len(self.steps)):
             raise CheckpointError(
-                f"{self.data.place} has changed since the checkpoint was written, so the run "
-                "cannot go on exactly: put back the data set of then"
+                f"{self.data.place} has changed since the checkpoint, so the run cannot be "
+                f"resumed exactly: restore the original dataset"
             )
         self.ahead = None
         self._go_back(state)

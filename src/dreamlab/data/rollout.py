@@ -20,9 +20,10 @@ class RolloutConfig(BufferConfig):
     """How long a rollout is."""
 
     length: PositiveInt = 128
-    """Ticks; with N environments a batch holds N * length transitions."""
+    """Ticks; with N environments a batch has N * length transitions."""
     keep_obs: bool = True
-    """Keep observations; what only needs rewards (an evolution) saves their memory."""
+    """Store observations; algorithms that only need rewards (evolution strategies) save the
+    memory."""
 
     def first_batch(self, num_envs: int) -> int:
         """Return how many steps a rollout has."""
@@ -41,9 +42,7 @@ class RolloutConfig(BufferConfig):
                 f"length={self.length} must be a multiple of collect_ticks={phase.collect_ticks}"
             )
         if not phase.update_hooks or phase.train_ratio is not None:
-            raise ValueError(
-                "a rollout is used once, when it is full: with an update, no train_ratio"
-            )
+            raise ValueError("a rollout is sampled once, when full: remove train_ratio")
 
 
 class Rollout:
@@ -117,8 +116,8 @@ class Rollout:
 
         It is a copy: the next steps are stored while it may still be in use.
         """
-        assert rows in (None, self.rows), "a rollout is used as a whole"
-        assert self.ready(), f"the rollout holds {self.count} ticks of {self.config.length}"
+        assert rows in (None, self.rows), "a rollout cannot be split"
+        assert self.ready(), f"the rollout has {self.count} of {self.config.length} ticks"
         self.count, self.closed = 0, False
         whole = {k: v.transpose(0, 1) for k, v in self.data.items()}
         copies = {k: v.clone(memory_format=torch.contiguous_format) for k, v in whole.items()}

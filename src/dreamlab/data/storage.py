@@ -63,7 +63,9 @@ class StepArrays:
         """Put one step of every environment into a slot."""
         if row.keys() != self.data.keys():
             names = sorted(row.keys() ^ self.data.keys())
-            raise ConfigError(f"replay: every step must have the same arrays; {names} come and go")
+            raise ConfigError(
+                f"replay: every step must have the same arrays; {names} are not in all of them"
+            )
         for name, value in row.items():
             if self.on_gpu:
                 self.data[name][:, slot] = send(as_tensor(value), self.device)

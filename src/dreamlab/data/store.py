@@ -17,7 +17,7 @@ class Taker(Protocol):
     """Takes the steps that a collector sees."""
 
     needs_next: bool
-    """Whether `finish` must be called when a collection ends, before a batch is drawn."""
+    """Whether `finish` must be called after a collection, before sampling."""
 
     def add(self, step: Step, decision: Decision) -> None:
         """Store one step of every environment, with the action and extras decided from it."""

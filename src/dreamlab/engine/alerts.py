@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from dreamlab.engine.watch import WatchConfig
 
 DEADLINE_S = 10.0
-"""How long an alert may take altogether, whatever the other side does meanwhile."""
+"""Timeout of one alert, in seconds."""
 LAST_S = 3.0
-"""How long all alerts together may still take once the run is over."""
+"""Timeout for all pending alerts at the end of a run, in seconds."""
 
 
 class Errand(threading.Thread):
@@ -45,7 +45,7 @@ class Errand(threading.Thread):
         if not self.is_alive():
             return self.fault and f"alerts: {self.place} {self.fault}"
         spent = time.monotonic() - self.began
-        return f"alerts: {self.place} took more than {spent:.0f} s and is left to itself"
+        return f"alerts: {self.place} took more than {spent:.0f} s and was abandoned"
 
 
 class Alerts:

@@ -28,10 +28,10 @@ FORMAT = 1
 CLEANED = "cleaned"
 DAMAGED = "damaged_"
 UNDONE = "undone_"
-GONE = "the checkpoints of this run are gone: put them back from a copy."
+GONE = "the checkpoints of this run are missing: restore them from a backup."
 NAME = re.compile(r"\d+(_\d+)?")
-"""Of a moment on the clock (`Clock.name`)."""
-AGAIN = "To train anew use another run.dir."
+"""Name of a checkpoint (`Clock.name`)."""
+AGAIN = "To start over use another run.dir."
 
 State = dict[str, Any]
 Take = Callable[[State], None]
@@ -48,16 +48,18 @@ class CheckpointConfig(EveryConfig):
     every_frames: Natural = 50_000
     every_updates: Natural = 10_000
     every_s: NonNegative = 600.0
-    """Also save after this many seconds; 0 saves by frames and updates only."""
+    """Also save every so many seconds; 0: only by frames and updates."""
     keep: Annotated[int, Range(2)] = 2
-    """Latest checkpoints kept; at least 2, so that a damaged one has a predecessor."""
+    """Number of latest checkpoints to keep; at least 2, as a fallback for a corrupted one."""
     keep_best: bool = True
-    """Save when an evaluation is the best so far, and keep that (or the best training return)."""
+    """Save and keep the checkpoint of the best evaluation return (else of the best training
+    return)."""
     keep_every_frames: Natural = 0
-    """Keep the first one after each multiple of this for good; 0 keeps none. Like the best, it can
-    be evaluated, but a replay keeps only the steps that the latest ones need."""
+    """Permanently keep the first checkpoint after each multiple of this; 0 keeps none. Like the
+    best, it can be evaluated, but the replay buffer stores only the steps that the latest ones
+    need."""
     keep_every_updates: Natural = 0
-    """The same for a run that collects nothing."""
+    """The same for offline runs, in updates."""
 
 
 class Checkpoints:
@@ -152,7 +154,7 @@ class Checkpoints:
         if which == "latest":
             state, _, passed = self._newest(lambda state: None, device)
             for error in passed.values():
-                self.say(f"{error}; using the checkpoint before it")
+                self.say(f"{error}; falling back to the previous checkpoint")
             return state
         return self._read(self._find(which), device)
 
@@ -170,7 +172,7 @@ class Checkpoints:
             return self._go_back(take, which)
         state, name, passed = self._newest(take, "cpu")
         for bad, error in passed.items():
-            self.say(f"{error}; using the checkpoint before it")
+            self.say(f"{error}; falling back to the previous checkpoint")
             self._set_aside(bad)
         if passed:
             write_text(self.folder / "latest", f"{name}\n")
@@ -198,7 +200,7 @@ class Checkpoints:
         path = self.named(which) or self.folder / which
         if path.name not in self.names():
             raise CheckpointError(
-                f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
+                f"{self.folder}: there is no checkpoint {which!r}; available: {self.names()}"
             )
         return path
 
@@ -217,9 +219,9 @@ class Checkpoints:
                 passed[name] = text if name in text else f"checkpoint {name} is unusable: {text}"
         if passed:
             raise CheckpointError(
-                f"{self.folder}: none of the checkpoints {list(passed)} is whole: "
-                f"{'; '.join(passed.values())}. Nothing was changed: put back what is damaged or "
-                f"missing from a copy. {AGAIN}"
+                f"{self.folder}: all checkpoints {list(passed)} are corrupted or incomplete: "
+                f"{'; '.join(passed.values())}. Nothing was changed: restore the files from a "
+                f"backup. {AGAIN}"
             )
         if left := self.traces():
             raise CheckpointError(f"{self.folder}: {GONE} Only {left} is left. {AGAIN}")
@@ -235,8 +237,8 @@ class Checkpoints:
     def _refuse_cleaned(self) -> None:
         if (self.folder / CLEANED).exists():
             raise CheckpointError(
-                f"{self.folder.parent}: `dreamlab cleanup` has removed the checkpoints of this "
-                f"run; its metrics are still there. {AGAIN}"
+                f"{self.folder.parent}: `dreamlab cleanup` has deleted the checkpoints of this "
+                f"run; its metrics were kept. {AGAIN}"
             )
 
     def _tidy(self) -> None:
@@ -261,7 +263,9 @@ class Checkpoints:
     def _read(self, path: Path, device: str) -> State:
         meta, file = _read_meta(path), path / "state.pt"
         if meta is None:
-            raise CheckpointError(f"checkpoint {path.name} is incomplete: its meta.json is no use")
+            raise CheckpointError(
+                f"checkpoint {path.name} is incomplete: its meta.json is missing or invalid"
+            )
         if meta["format"] > FORMAT:
             raise NewerFormatError(
                 f"checkpoint {path.name} was written by a newer version of dreamlab (format "
@@ -272,7 +276,7 @@ class Checkpoints:
         except OSError:  # not there, a folder, a link that leads nowhere
             raise CheckpointError(f"checkpoint {path.name} is incomplete") from None
         if damaged:
-            raise CheckpointError(f"checkpoint {path.name} is damaged (its checksum differs)")
+            raise CheckpointError(f"checkpoint {path.name} is corrupted (checksum mismatch)")
         try:
             return torch.load(file, map_location=device, weights_only=True)
         except Exception as error:

@@ -14,9 +14,9 @@ class EveryConfig:
     """How often something happens; 0 is never."""
 
     every_frames: Natural = 0
-    """Env frames between two times, in phases that collect."""
+    """Interval in env frames, in phases that collect."""
     every_updates: Natural = 0
-    """Updates between two times, in phases that do not."""
+    """Interval in updates, in phases that do not."""
 
 
 class Every:

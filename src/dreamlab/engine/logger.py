@@ -19,7 +19,7 @@ from dreamlab.engine.media import Media
 
 Record = dict[str, float]
 MACHINE = ("time/", "system/")
-"""What these begin is up to the clock and the machine: equal runs differ in it."""
+"""Metrics with these prefixes depend on the machine: identical runs differ in them."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class LogConfig(EveryConfig):
     every_frames: Natural = 1_000
     every_updates: Natural = 100
     terminal: Literal["auto", "live", "plain", "off"] = "auto"
-    """auto: a live view on a terminal, plain lines elsewhere."""
+    """auto: a live view in a terminal, plain lines otherwise."""
     chain: bool = True
-    """Write `chain.jsonl`, by which `dreamlab verify` compares a second run with this one."""
+    """Write `chain.jsonl`, the digests that `dreamlab verify` compares."""
     system: bool = True
-    """Add memory, cores and GPU to every record, under `system/`."""
+    """Log memory, CPU and GPU usage under `system/`."""
     norms: bool = False
-    """Add norms of gradients, weights and their changes by module, under `norms/`."""
+    """Log norms of gradients, weights and weight changes by module under `norms/`."""
     tensorboard: bool = False
     wandb: bool = False
     wandb_project: str | None = None

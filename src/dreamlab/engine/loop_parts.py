@@ -56,10 +56,10 @@ class LoopParts:
 
     workflow: Workflow[Any]
     collector: Collector | RemoteCollector | None
-    """None where no phase collects."""
+    """None if no phase collects."""
     buffers: Mapping[str, Buffer]
     evaluator: Evaluator | None
-    """None where no environment is named."""
+    """None if there is no environment."""
     logger: Logger
     terminal: Terminal
     run: RunLog
@@ -67,6 +67,6 @@ class LoopParts:
     floor: Floor = lambda frames: None
     observers: Observers = field(default_factory=Observers)
     scaling: Scaling = field(default_factory=Scaling)
-    """How the data that is learnt from is normalised: whoever acts needs it too."""
+    """Normalization of the training data, also needed to act."""
     background: BackgroundEvaluator | None = None
     """Where a run with actors is measured; None without them."""

@@ -115,7 +115,7 @@ class Orchestrator:
 
     def _request_stop(self) -> None:
         self.stop()
-        self.parts.terminal.say("stopping: saving a checkpoint (once more to stop at once)")
+        self.parts.terminal.say("stopping: saving a checkpoint (press again to stop immediately)")
 
     def _record_failure(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -123,8 +123,8 @@ class Orchestrator:
         self.run_log.update(status="failed")
         if isinstance(error, EnvError) and (names := self.checkpoints.names()):
             self.parts.terminal.say(
-                f"checkpoint {names[0]} is whole: `dreamlab resume {self.run_log.folder}` goes on "
-                "from there"
+                f"checkpoint {names[0]} is complete: `dreamlab resume {self.run_log.folder}` "
+                f"resumes from it"
             )
 
     def _do(self, action: str) -> None:
@@ -145,7 +145,7 @@ class Orchestrator:
 
     def _collect(self) -> None:
         phase, collector = self.scheduler.phase, self.parts.collector
-        assert collector is not None, "a run that collects has environments"
+        assert collector is not None, "a run that collects needs environments"
         with autocast(self.config, self.workflow.device):
             store, fresh = cast(Store, self.parts.buffers[phase.buffer]), phase.fresh_episodes
             done = collector.collect(phase.collect_ticks, store, phase.random_actions, fresh)
@@ -165,11 +165,11 @@ class Orchestrator:
 
     def _update(self) -> None:
         phase, source = self.scheduler.phase, self._source()
-        assert source is not None, "a phase that updates has a source"
+        assert source is not None, "a phase with updates needs a source"
         if not source.ready():
             if phase.type == "offline":
                 names = " and ".join(map(repr, phase.draws_from))
-                raise LabError(f"phase {phase.name!r}: {names} holds too little for a batch")
+                raise LabError(f"phase {phase.name!r}: {names} has too few steps for a batch")
             self.scheduler.advance()
             return
         drawn, reported = draws(source, phase), Metrics()
@@ -403,7 +403,7 @@ class Orchestrator:
         self.speed.wall_s = state["wall_s"]
         lost = self.parts.collector.set_state(state["collector"]) if self.parts.collector else []
         if lost:
-            self._say_and_record(f"environments {lost} cannot be restored and begin a new episode")
+            self._say_and_record(f"environments {lost} cannot be restored and start a new episode")
         self.run_log.update(exact_resume=not lost)
         self.run_log.event("resumed", **self._now(), lost_envs=lost)
         random.set_state(state["rng"])

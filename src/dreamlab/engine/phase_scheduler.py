@@ -35,7 +35,7 @@ def check_phases(
             if name not in names:
                 raise ConfigError(unknown("buffer", name, names, where))
         if phase.sources is not None and not phase.update_hooks:
-            raise ConfigError(f"{where}: sources have no effect: the phase draws no batch")
+            raise ConfigError(f"{where}: sources have no effect: the phase samples no batch")
         _check_proportional(phase, where)
         if phase.fresh_episodes and not phase.collects:
             raise ConfigError(f"{where}: fresh_episodes has no effect: the phase does not collect")
@@ -62,14 +62,14 @@ def _check_total(phases: Sequence[Phase], total_frames: int) -> None:
     if before >= total_frames:
         raise ConfigError(
             f"training.total_frames={total_frames} leaves nothing for phase {phases[last].name!r}: "
-            f"the phases before it collect {before} frames. Ask for more, or shorten those."
+            f"the phases before it collect {before} frames. Increase it, or shorten those."
         )
     late = [p.name for p in phases[last + 1 :] if p.collects]
     if late:
         raise ConfigError(
-            f"training.total_frames is used up by phase {phases[last].name!r}, the last measured "
-            f"in frames: phase {late[0]!r} after it could not collect. Give it duration_steps, "
-            "or leave total_frames out."
+            f"training.total_frames is used up by phase {phases[last].name!r}, the last one "
+            f"measured in frames: phase {late[0]!r} after it could not collect. Set its "
+            f"duration_steps, or remove total_frames."
         )
 
 
@@ -81,7 +81,7 @@ def _check_duration(phase: Phase, where: str) -> None:
     ]
     if len(given) != 1:
         raise ConfigError(
-            f"{where}: give exactly one of duration_steps, duration_updates, duration_cycles"
+            f"{where}: set exactly one of duration_steps, duration_updates, duration_cycles"
         )
     if phase.duration_steps is not None and not phase.collects:
         raise ConfigError(f"{where}: duration_steps counts env frames, so the phase must collect")

@@ -123,6 +123,6 @@ def _shown(envs: RecordedEnv, how: How) -> dict[str, Any]:
     if how.render:
         picture = envs.render()
         if picture is None:
-            raise LabError("the environment cannot be rendered: leave out --render")
+            raise LabError("the environment cannot be rendered: remove --render")
         frame[RENDERED] = picture
     return frame

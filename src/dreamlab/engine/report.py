@@ -21,12 +21,13 @@ class ReportConfig(EveryConfig):
     """How often to look inside; with 0 at the end only."""
 
     length: Annotated[int, Range(2)] = 33
-    """Steps of the sequences looked at: one that leads in, half of the rest seen, half dreamt."""
+    """Steps of an open-loop sequence: one burn-in step, half of the rest observed, half
+    predicted."""
     fps: Annotated[int, Range(1, 1_000)] = 15
 
 
 Paint = Callable[[Array], Array]
-"""An observation to a picture [h, w, 3]."""
+"""Convert an observation to an image [h, w, 3]."""
 BORDER_PIXELS = 6
 LARGEST = 6
 """Of more entries a picture shows the first."""

@@ -16,7 +16,7 @@ from dreamlab.core.types import Array
 
 SHEET_FRAMES = 25
 SHEET_PIXELS = 1600
-"""A picture of frames is at most about this wide."""
+"""Approximate maximum width of a contact sheet, in pixels."""
 GAP_PIXELS = 4
 
 
@@ -45,7 +45,7 @@ def no_films() -> str | None:
     try:
         import av  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        return f"pictures are written instead of films: av cannot be imported ({error})"
+        return f"writing image sheets instead of videos: av cannot be imported ({error})"
     return None
 
 

@@ -31,7 +31,7 @@ class Dreamer(Protocol):
 
 
 Start = Callable[[np.random.Generator], Any]
-"""Returns a state to begin an episode in."""
+"""Return the initial state of an episode."""
 
 
 class ImaginedEnv(gym.Env[Any, Any]):

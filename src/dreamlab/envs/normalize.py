@@ -18,7 +18,8 @@ class NormalizeConfig:
 
     clip: Positive = 10.0
     gamma: Share = 0.99
-    """Discount of the return whose deviation scales the reward; not used for observations."""
+    """Discount of the return whose standard deviation scales the reward; unused for
+    observations."""
 
 
 class RunningMoments:

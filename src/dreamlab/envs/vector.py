@@ -26,7 +26,7 @@ from dreamlab.envs.normalize import NormalizeConfig, Normalizer
 from dreamlab.envs.workers import Workers
 
 WITHIN = ("is_terminal", "raw_reward")
-"""What a suite may say of a step within an episode; all else is of the episode, at its end."""
+"""Info keys that are read at every step; all others only at the end of an episode."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,26 @@ class EnvConfig:
     """Which environment, how many of it, and what is done to what it shows."""
 
     id: str = ""
-    """A Gymnasium id, a user's `module:Class`, or a task of the suite; a run that only learns from
-    data may name none."""
+    """A Gymnasium id, a user's `module:Class`, or a task of the suite; optional for offline
+    runs."""
     suite: str = "gym"
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the suite's `make`."""
     num_envs: Annotated[int, Range(1, 65_536)] = 1
     vector: Literal["sync", "async"] = "sync"
     step_timeout_s: NonNegative = 300.0
-    """Seconds after which a reset or step that has not returned is an error; 0: none. With `sync` a
-    call that hangs outside of Python can only be reported."""
+    """Timeout of a reset or step, in seconds; 0: none. With `sync` a call that hangs in native code
+    can only be reported."""
     repeat: Annotated[int, Range(1, 1_000)] = 1
-    """Frames per decision, times what the suite repeats by itself (Atari: `frames_per_step`)."""
+    """Action repeat: frames per decision, multiplied by the suite's own (Atari:
+    `frames_per_step`)."""
     time_limit: PositiveInt | None = None
-    """Decisions after which an episode is cut off (not a termination)."""
+    """Decisions after which an episode is truncated."""
     size: tuple[Side, Side] | None = None
     gray: bool = False
     frame_stack: Annotated[int, Range(1, 1_000)] = 1
     scale_actions: bool = True
-    """Take continuous actions in [-1, 1] whatever the environment's own range is."""
+    """Rescale continuous actions from [-1, 1] to the environment's range."""
     normalize_obs: NormalizeConfig | None = None
     normalize_reward: NormalizeConfig | None = None
 
@@ -87,7 +88,7 @@ def make_own_env(config: EnvConfig) -> gym.Env[Any, Any]:
 
 def _of_suite(config: EnvConfig, index: int) -> gym.Env[Any, Any]:
     if not config.named:
-        raise ConfigError("env.id: no environment is named")
+        raise ConfigError("env.id is required: no environment is set")
     with making(config.id, index):
         return suites.make(config.suite, config.id, config.options)
 
@@ -136,7 +137,7 @@ def _plain_actions(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, An
         if not space.is_bounded():
             raise EnvError(
                 f"env {config.id!r}: the action space is unbounded, so it cannot be scaled to "
-                "[-1, 1]; give it bounds, or set env.scale_actions=false"
+                f"[-1, 1]; set bounds, or env.scale_actions=false"
             )
         env = wrappers.ScaleAction(env)
     return env
@@ -213,7 +214,7 @@ class Envs:
         self.raw_reward = np.zeros(self.num_envs, np.float32)
         self.finals: list[dict[str, float]] = []
         self.shown: dict[str, Array] = {}
-        """What the environments show, before it is normalised."""
+        """The raw observation specs, before normalization."""
 
     def reset(self) -> Step:
         """Begin the next episode of every environment."""

@@ -197,9 +197,9 @@ class NameObs(gym.ObservationWrapper[Any, Any, Any]):
         found = _flatten((), env.observation_space)
         self.paths = {_join(path): path for path, _ in found}
         if len(self.paths) != len(found):
-            raise EnvError(f"two observations share one of the names {sorted(self.paths)}")
+            raise EnvError(f"duplicate observation name among {sorted(self.paths)}")
         if not found:
-            raise EnvError(f"no observation of {env.observation_space} is made of numbers")
+            raise EnvError(f"no observation of {env.observation_space} is numeric")
         self.starts = {
             _join(path): int(s.start) for path, s in found if isinstance(s, spaces.Discrete)
         }
@@ -252,7 +252,7 @@ class FlatActions(gym.ActionWrapper[Any, Any, Any]):
         else:
             raise EnvError(
                 "an action space that mixes discrete and continuous parts is not supported: "
-                f"{env.action_space}; make all of its parts one kind in the environment"
+                f"{env.action_space}; use only one kind in the environment"
             )
 
     def action(self, action: Any) -> Any:
@@ -307,7 +307,7 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     episode_length: int | None = None
-    """Decisions of the longest one, where that is known."""
+    """Maximum decisions per episode, if known."""
     tasks: tuple[TaskSpec, ...] = ()
 
     def __init__(self, env: gym.Env[Any, Any], seed: int, index: int, context: int = 1) -> None:

@@ -65,7 +65,7 @@ def write_hub(
     require("safetensors", "export")
     require("huggingface_hub", "export")
     if folder.exists():
-        raise LabError(f"{folder} exists already: give the hub another folder")
+        raise LabError(f"{folder} already exists: choose another --hub folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -132,9 +132,9 @@ def load_statistics(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     needs = {k: np.size(v) for k, v in tree_leaves(like)}
     has = {k: v.numel() for k, v in found.items()}
     if {**has, "returns": 0} != {**needs, "returns": 0}:
-        raise LabError(f"{path}: the statistics do not fit its environment")
+        raise LabError(f"{path}: the normalization statistics do not fit its environment")
     if not all(v.isfinite().all() for v in found.values()):
-        raise LabError(f"{path}: the statistics are not finite")
+        raise LabError(f"{path}: the normalization statistics are not finite")
     out: dict[str, Any] = {"obs": {}, "returns": np.zeros(0)}
     for name, value in found.items():
         *parents, last = name.split("/")
@@ -184,7 +184,7 @@ def fetch(name: str) -> Path:
         repo, revision = found["repo"], found["revision"]
         got = hub.snapshot_download(repo, revision=revision, allow_patterns=list(FILES))
     if not is_hub(folder := Path(got)):
-        raise LabError(f"hub:{name} is not a policy of dreamlab: it has no model.safetensors")
+        raise LabError(f"hub:{name} is not a dreamlab policy: it has no model.safetensors")
     return folder
 
 
@@ -192,19 +192,21 @@ def push(folder: Path, name: str, message: str, *, private: bool = False) -> str
     """Upload a hub's folder as `OWNER/NAME`, made if it does not exist; return its address."""
     hub = require("huggingface_hub", "export")
     if _named(name)["revision"]:
-        raise LabError(f"{name}: a push goes to the main branch: leave out @REVISION")
+        raise LabError(f"{name}: pushes go to the main branch: remove @REVISION")
     with _one_line(f"push to {name}"):
         api = hub.HfApi(library_name="dreamlab", library_version=__version__)
         url = api.create_repo(name, private=private or None, exist_ok=True)
         if private and not api.repo_info(name).private:
-            raise LabError(f"push to {name}: it exists and is public; nothing was uploaded")
+            raise LabError(
+                f"push to {name}: the repository exists and is public; nothing was uploaded"
+            )
         api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
     return str(url)
 
 
 def _named(name: str) -> re.Match[str]:
     if (found := NAME.fullmatch(name)) is None:
-        raise LabError(f"{name!r} is no name on the hub: it looks like OWNER/NAME")
+        raise LabError(f"{name!r} is not a hub repository: expected OWNER/NAME")
     return found
 
 
@@ -225,13 +227,13 @@ def _reason(error: Exception, errors: Any) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return "there is no such revision"
     if isinstance(error, errors.GatedRepoError):
-        return "its owner has to let you in: ask on its page"
+        return "the repository is gated: request access on its page"
     if isinstance(error, errors.RepositoryNotFoundError):
         return f"there is no such repository, or it is private: {LOGIN}"
     if status == 401 or isinstance(error, errors.LocalTokenNotFoundError):
-        return f"the hub wants to know who you are: {LOGIN}"
+        return f"authentication required: {LOGIN}"
     if status == 403:
-        return "your token does not allow it: make one that may write there"
+        return "your token does not allow it: create one with write access"
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set"
     if status is None and isinstance(error, errors.HTTPError | ConnectionError):

@@ -36,7 +36,7 @@ class Actions:
     high: Array | None = None
     start: Array | int = 0
     data: Affine | None = None
-    """How the actions of the data that it learnt from were normalised."""
+    """Normalization of the training data's actions."""
 
     def __call__(self, action: Tensor) -> Tensor:
         if self.data is not None:
@@ -95,7 +95,7 @@ class Normalize(nn.Module):
 
 
 Moments = dict[str, tuple[Tensor, Tensor]]
-"""What is taken from an observation, and what it is divided by."""
+"""The mean subtracted from an observation, and the scale it is divided by."""
 
 
 def _moments(statistics: dict[str, Any]) -> Moments:

@@ -201,7 +201,9 @@ def action_of(weights: Weights) -> ArraySpec:
     if "pol/head/action/logits/kernel" in weights:
         return ArraySpec((), "int64", classes=weights["pol/head/action/logits/kernel"].shape[1])
     heads = sorted({k.split("/")[2] for k in weights if k.startswith("pol/head/")})
-    raise LabError(f"interop: one action called 'action' is supported, the policy has {heads}")
+    raise LabError(
+        f"interop: only a single action named 'action' is supported, the policy has {heads}"
+    )
 
 
 def spec_of(obs: Mapping[str, Array], weights: Weights) -> Spec:

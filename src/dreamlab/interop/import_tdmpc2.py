@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 def read_weights(path: Path) -> dict[str, Array]:
     """Return the weights of a checkpoint; nothing in the file is executed."""
     if not path.is_file():
-        raise LabError(f"import: {path} is no file: give the checkpoint itself, a .pt")
+        raise LabError(f"import: {path} is not a file: expected a .pt checkpoint")
     return read_checkpoint(path)
 
 
@@ -95,10 +95,10 @@ def misfits(weights: Weights, spec: Spec) -> list[str]:
     pairs = {
         "actions": (tdmpc2.action_dim(weights), spec.action.size),
         "tasks": (tasks, len(spec.tasks)),
-        "numbers observed": (
+        "observation dimensions": (
             tdmpc2.obs_dim(weights) or 0, sum(width(s) for s in seen.values() if not s.is_image)
         ),
-        "channels of images": (0 if conv is None else conv.shape[1], sum(channels)),
+        "image channels": (0 if conv is None else conv.shape[1], sum(channels)),
     }  # fmt: skip
     return [
         f"{name}: the weights have {theirs}, the environment {ours}"

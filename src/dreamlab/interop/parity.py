@@ -176,7 +176,7 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
         if name in found:
             yield compare(prefix + name, found[name], theirs)
         else:
-            yield Line(prefix + name, np.inf, np.inf, False, "not computed by us")
+            yield Line(prefix + name, np.inf, np.inf, False, "not computed by dreamlab")
     after = fixture.load(f"weights_step{number}.npz")
     names = dreamerv3.official_names(agent)
     params = dict(agent.named_parameters())

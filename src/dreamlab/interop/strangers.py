@@ -33,8 +33,8 @@ OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "
 # What is about the machine of whoever runs it: commands, addresses, folders, sinks.
 NOT_THEIRS = ("watch", "log", "run", "checkpoint", "report")
 ONLY = (
-    "A stranger's configuration may name only dreamlab's own classes, and registered environments "
-    "with plain options. If you trust whoever wrote it, add --trust-code (Python: trust_code=True)"
+    "An untrusted configuration may name only dreamlab's own classes, and registered environments "
+    "with plain options. If you trust its author, add --trust-code (Python: trust_code=True)"
 )
 MARKS = Path(".cache", "huggingface", "download")
 
@@ -82,7 +82,9 @@ def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> 
     """
     if not is_strange(folder):
         if trust_code:
-            raise ConfigError(f"--trust-code: {folder} is no policy from a hub: leave it out")
+            raise ConfigError(
+                f"--trust-code has no effect: {folder} is not a policy from a hub. Remove it"
+            )
         return load_config(read_yaml(folder / "config.yaml"))
     with guarded(folder, trust_code):
         _check_links(folder)
@@ -111,11 +113,11 @@ def _trust(whose: str, code: Sequence[tuple[str, str]], trusted: bool, quiet: bo
     """Say what will run that is not ours, or refuse it."""
     if code and not trusted:
         where, what = code[0]
-        raise LabError(f"{whose} wants to run {what[:120]} ({where}). {ONLY}")
+        raise LabError(f"{whose} would run {what[:120]} ({where}). {ONLY}")
     if code and not quiet:
         lines = (f"  {where:24s} {what}" for where, what in code)
         print(
-            f"{whose} is trusted to run what is not part of dreamlab:",
+            f"{whose} is trusted to run code outside dreamlab:",
             *lines,
             sep="\n",
             file=sys.stderr,
@@ -159,7 +161,7 @@ def read_plain(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a configuration")
     for where, value in tree_leaves(node):
         if "${" in where or (isinstance(value, str) and "${" in value):
-            raise ConfigError(f"{path}: {where.replace('/', '.')}: it may not refer to anything")
+            raise ConfigError(f"{path}: {where.replace('/', '.')}: interpolations are not allowed")
     return {str(k): v for k, v in node.items()}
 
 
@@ -168,11 +170,11 @@ def _check_events(path: Path, text: str) -> None:
     level = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            raise ConfigError(f"{path}: aliases are not read in a stranger's configuration")
+            raise ConfigError(f"{path}: aliases are not allowed in an untrusted configuration")
         level += isinstance(event, yaml.CollectionStartEvent)
         level -= isinstance(event, yaml.CollectionEndEvent)
         if level > MOST_LEVELS:
-            raise ConfigError(f"{path}: it is nested more than {MOST_LEVELS} levels deep")
+            raise ConfigError(f"{path}: nested deeper than {MOST_LEVELS} levels")
 
 
 def _check_links(folder: Path) -> None:
@@ -180,7 +182,7 @@ def _check_links(folder: Path) -> None:
     home = os.path.realpath(_repo(folder) or folder)
     for path in folder.iterdir():
         if os.path.commonpath([home, os.path.realpath(path)]) != home:
-            raise LabError(f"{label(folder)}: {path.name} is a link to another place")
+            raise LabError(f"{label(folder)}: {path.name} is a symlink out of the folder")
 
 
 def foreign_code(node: dict[str, Any]) -> list[tuple[str, str]]:

@@ -83,7 +83,7 @@ def learning_curves(
                 _band(axis, comparison.grid, band, _label(group), look(i))
         _draw_published(axis, (published or {}).get(task or "", {}))
         axis.set_xlim(0, 1.02 * comparison.grid[-1])  # as far as the runs go
-        axis.set_title(task or "all tasks, normalised", fontsize=10)
+        axis.set_title(task or "all tasks, normalized", fontsize=10)
         axis.xaxis.set_major_formatter(short_number)
         axis.locator_params(axis="x", nbins=5)
     for axis in axes[:, 0]:
@@ -147,7 +147,7 @@ def performance_profile(comparison: Comparison) -> Any:
     for i, (group, tasks) in enumerate(zip(comparison.groups, scores.values(), strict=True)):
         _steps(axes[0, 0], thresholds, stats.profile(tasks, thresholds), _label(group), look(i))
     axes[0, 0].set(
-        xlabel=f"x: {_at(comparison)}", ylabel="share of runs above x", ylim=(-0.03, 1.03)
+        xlabel=f"x: {_at(comparison)}", ylabel="fraction of runs above x", ylim=(-0.03, 1.03)
     )
     _legend(figure, axes, *_bands(comparison))
     return figure
@@ -192,7 +192,7 @@ def improvement(comparison: Comparison) -> Any:
     _rows(axes[0, 0], names)
     axes[0, 0].axvline(0.5, color="gray", lw=1, ls="--")
     axes[0, 0].set(xlim=(-0.03, 1.03))
-    about = "probability that a run is above one of the other group"
+    about = "probability that a run is above a run of the other group"
     figure.supxlabel(f"{about}\n{_at(comparison)}", fontsize=9)
     return figure
 

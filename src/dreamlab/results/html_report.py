@@ -24,19 +24,19 @@ from dreamlab.results.tables import INTERVALS, normalized, summary, words
 from dreamlab.runs.options import differences
 
 FILE_BYTES = 8 * 2**20
-"""A video or picture larger than this is named, not shown."""
+"""Larger videos and images are listed instead of embedded."""
 PAGE_BYTES = 48 * 2**20
 SHOWN_LINES = 6
 SHOWN_TASKS = 4
 SHOWN_RUNS = 20
-"""Of more sentences, tasks or runs a page folds what a reader may not want to see at once."""
+"""Longer lists of notes, tasks or runs are collapsed."""
 LONG_CHARACTERS = 60
-"""A cell with more than this may be broken into lines."""
+"""Longer cells may wrap."""
 SHOWN_CHARACTERS = 20_000
-"""Of a longer text the page shows the beginning; the file that it offers is whole."""
+"""Longer text is truncated on the page; the linked file is complete."""
 TITLES = {
     "curves": "Learning curves: interquartile mean over seeds",
-    "profile": "Performance profile: the share of runs above a score",
+    "profile": "Performance profile: fraction of runs above a score",
     "improvement": "Probability of improvement",
     "aggregates": "Interquartile mean, mean and median",
 }
@@ -113,7 +113,7 @@ def html_page(
         Section("Configuration", "configuration", _configuration(groups.groups)),
         Section("Runs", "tables", [_run_table(groups)]),
         Section("Environment", "tables", _machine_tables(groups.groups)),
-        Section("To reproduce", "commands", _commands(*again)),
+        Section("Reproduce", "commands", _commands(*again)),
     ]
     said = said or Said()
     return _template().render(
@@ -206,7 +206,7 @@ def _summary(comparison: Comparison) -> list[Folded]:
     if head[0] != "task":
         return [Folded(table([head, *rows], colors))]
     each = table([head, *rows[:-num]], colors)
-    tasks = f"Each of {len(comparison.tasks)} tasks" if len(comparison.tasks) > 1 else "As it is"
+    tasks = f"By task ({len(comparison.tasks)})" if len(comparison.tasks) > 1 else "Raw scores"
     shown = len(comparison.tasks) <= SHOWN_TASKS
     return [Folded(table([head, *rows[-num:]], colors)), Folded(each, tasks, shown)]
 
@@ -295,7 +295,7 @@ def _configuration(groups: Sequence[Group]) -> dict[str, Any]:
     texts: list[LongText] = []
     for group in groups:
         first = group.members[0]
-        about = f"Every option of {group.name} ({first.task}, seed {first.seed})"
+        about = f"All options of {group.name} ({first.task}, seed {first.seed})"
         texts.append(LongText(about, read_text(first.run.config_path)))
     found = table([head, *([k, *v] for k, v in rows.items())]) if rows else None
     return {"differences": found, "several": len(groups) > 1, "texts": texts}
@@ -331,7 +331,7 @@ def machine(member: Member) -> dict[str, str]:
     changed = f"{len(git.get('diff', '').splitlines())} lines of diff"
     found = {
         "commit": str(git.get("commit") or "unknown")[:12],
-        "changes after it": changed if git.get("dirty") else "none",
+        "uncommitted changes": changed if git.get("dirty") else "none",
     }
     found |= {k: _joined(v) or "none" if isinstance(v, list) else v for k, v in hardware.items()}
     return {k: str(v) for k, v in {**found, **(manifest.get("versions") or {})}.items()}

@@ -18,7 +18,7 @@ def learning_curve(records: list[dict[str, Any]], path: Path, title: str) -> Pat
     figure = draw_metrics(records, title)
     if figure is None:
         return None
-    with disk_errors("The training is whole; only this picture could not be drawn."):
+    with disk_errors("Training is not affected; only this figure could not be drawn."):
         return save_figure(figure, path)
 
 

@@ -20,10 +20,10 @@ from dreamlab.results.stats import Array
 
 RULES = ("auto", "none", "atari", "dmc", "minmax")
 WORDS = {
-    "atari": "human-normalised, 0 is random and 1 human",
+    "atari": "human-normalized: 0 is random, 1 is human",
     "dmc": "divided by 1,000",
-    "as_is": "as they are",
-    "minmax": "0 is the lowest and 1 the highest value of the compared runs",
+    "as_is": "raw",
+    "minmax": "0 is the lowest, 1 the highest value of the compared runs",
 }
 DMC_MOST = 1_000.0
 

@@ -22,7 +22,7 @@ RESAMPLES = 2_000
 CONFIDENCE = 0.95
 BOOTSTRAP_SEED = 0
 FEWEST_SEEDS = 3
-"""With fewer runs per task than this no winner is called."""
+"""With fewer seeds per task no winner is called."""
 
 
 def iqm(scores: Scores) -> Array:

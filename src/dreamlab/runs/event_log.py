@@ -46,7 +46,7 @@ class Story:
         self.files = {name: folder / f"{name}.jsonl" for name in ("events", "metrics")}
         self.ends = dict.fromkeys(self.files, 0)
         self.damage: list[str] = []
-        """What was not fit to be shown."""
+        """Unreadable files and lines."""
 
     def so_far(self) -> list[Line]:
         """Return the lines of a run in the order in which they happened."""

@@ -32,6 +32,6 @@ def find_runs(names: Iterable[str]) -> list[Run]:
     for name in names:
         below = list(runs_under(Path(name)))
         if not below:
-            raise LabError(f"{name}: there is no run")
+            raise LabError(f"{name}: no runs found")
         found.update({folder: Run(folder) for folder in below})
     return list(found.values())

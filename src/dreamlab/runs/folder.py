@@ -17,9 +17,9 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.runs.run import FolderLock
 
 BEGUN = ("metrics.jsonl", "chain.jsonl", "events.jsonl", "checkpoints", "buffers", "manifest.json")
-"""What a start makes after config.yaml, the manifest first."""
+"""Files created after config.yaml, the manifest first."""
 PASSING = re.compile(r"\.lock|\.(config\.yaml|manifest\.json)\.\d+\.tmp")
-"""What a killed start may leave before config.yaml is there."""
+"""Files that a killed start may leave before config.yaml exists."""
 SHOWN = 5
 
 
@@ -29,9 +29,9 @@ class Claim:
 
     folder: Path
     new: bool = False
-    """Nothing was in it: what has the name of a run's file was made here."""
+    """The folder was empty: run files in it were created here."""
     kept: bool = False
-    """The run has begun: nothing is taken back any more."""
+    """The run has started: nothing is rolled back any more."""
 
     def keep(self) -> None:
         """Let the folder be what it is now."""
@@ -64,12 +64,12 @@ def check_folder(folder: Path) -> None:
         return
     if "config.yaml" not in names and {"manifest.json", "metrics.jsonl", "checkpoints"} & {*lost}:
         raise ConfigError(
-            f"{folder} has {_listed(lost)}, but no config.yaml: a run cannot go on without it. "
-            "Nothing was changed. Put it back from a copy, or use another run.dir."
+            f"{folder} has {_listed(lost)}, but no config.yaml, so it cannot be resumed. Nothing "
+            f"was changed. Restore it from a backup, or use another run.dir."
         )
     raise ConfigError(
-        f"{folder} is not empty and not a run: it holds {_listed(names)}. Nothing was changed. "
-        "Use a run.dir that is new or empty."
+        f"{folder} is not empty and not a run: it contains {_listed(names)}. Nothing was changed. "
+        f"Use a new or empty run.dir."
     )
 
 

@@ -48,15 +48,15 @@ from dreamlab.runs.run_row import (
 )
 
 BEAT_S = 1.0
-"""A run is written at most this often, unless its status changes."""
+"""Minimum interval between writes of a run, unless its status changes."""
 BEAT_SHARE = 0.01
-"""... and so rarely that it takes no more than this share of the time, on a slow disk too."""
+"""Maximum share of time spent writing, also on a slow disk."""
 RETRY_S = 30.0
-"""After a failure a run waits this long before it tries the index again."""
+"""Wait after a failed write before the next attempt."""
 WRITE_S = 0.25
-"""Training waits no longer than this for others who write."""
+"""Maximum time that training waits for other writers."""
 CHUNK = 200
-"""Runs per transaction: short ones, so that nobody waits long."""
+"""Runs per transaction; short transactions keep waits short."""
 PUT_RUN = f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(COLUMNS))})"
 PUT_FACTS = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
 
@@ -65,7 +65,7 @@ PUT_FACTS = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
 
 
 Progress = Callable[[int, int], None]
-"""Is told how many of the changed runs have been read."""
+"""Progress callback: changed runs read, and their total."""
 
 
 def _silent(done: int, total: int) -> None:
@@ -79,7 +79,7 @@ class Listing:
     rows: list[Row]
     notes: list[str]
     read: int
-    """How many manifests had changed and were read."""
+    """Number of changed manifests that were read."""
 
 
 def read(
@@ -101,9 +101,9 @@ def read(
                 return _listing(db, root, paths, notes, changed)
         except (sqlite3.Error, OSError, ValueError) as error:  # the last: a column that is no JSON
             if _is_useless(error, ours) and remove(root):
-                notes = [f"{root / FILE} was of no use ({error}) and is made anew"]
+                notes = [f"{root / FILE} is unusable ({error}) and will be rebuilt"]
                 continue
-            notes = [f"{root / FILE} cannot be used ({error}): the folders are read instead"]
+            notes = [f"{root / FILE} cannot be used ({error}): reading the run directories instead"]
             break
     with closing(_in_memory(root)) as db:
         changed = _bring_up_to_date(db, root, progress)
@@ -170,10 +170,10 @@ def _doubts(rows: Iterable[Row]) -> Iterator[str]:
         if row["id"]:
             homes.setdefault(row["id"], []).append(row["folder"])
         if row["status"] == BROKEN:
-            yield next(problems(Path(row["folder"])), f"{row['folder']} is damaged")
+            yield next(problems(Path(row["folder"])), f"{row['folder']} is corrupted")
     for name, folders in homes.items():
         if len(folders) > 1:
-            yield f"run {name} is there {len(folders)} times: {', '.join(sorted(folders))}"
+            yield f"run {name} exists {len(folders)} times: {', '.join(sorted(folders))}"
 
 
 def _rows(db: sqlite3.Connection, paths: Sequence[str]) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from dreamlab.runs.run_row import COLUMNS, stamp_of
 
 FILE = "index.sqlite"
 ROOT = Path("experiments")
-"""Where runs live that were not told where to."""
+"""Default folder of runs."""
 SCHEMA = 3
 READ_S = 2.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs")
@@ -38,7 +38,7 @@ class ForeignError(sqlite3.DatabaseError):
     """The file has the name of an index and is something else."""
 
     def __init__(self) -> None:
-        super().__init__("it is no index of runs")
+        super().__init__("it is not a run index")
 
 
 def belongs(root: Path) -> bool:
@@ -60,7 +60,7 @@ def opened(root: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
         raise sqlite3.OperationalError("it is not a file")
     with held(root, shared=True, timeout_s=timeout_s) as shared:
         if not shared:
-            raise sqlite3.OperationalError("another process makes it anew")
+            raise sqlite3.OperationalError("another process is rebuilding it")
         with closing(connect(root, "rw", timeout_s)) as db:
             check_index(db)
             yield db
@@ -79,7 +79,7 @@ def make(root: Path, timeout_s: float = READ_S) -> None:
     """Make the index of a folder, with nothing in it yet."""
     with held(root, timeout_s=timeout_s) as alone:
         if not alone:
-            raise sqlite3.OperationalError("another process makes it anew")
+            raise sqlite3.OperationalError("another process is rebuilding it")
         with closing(connect(root, "rwc", timeout_s)) as db:
             if version_of(db) == 0:
                 _choose_journal(db, root)

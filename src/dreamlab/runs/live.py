@@ -39,11 +39,11 @@ class RunView:
     frames: int
     total: int | None
     returns: list[float] = field(default_factory=list)
-    """Of training episodes; of evaluations where there are none."""
+    """Returns of training episodes, or of evaluations if there are none."""
     eval: float | None = None
-    """The return of the last evaluation."""
+    """Return of the last evaluation."""
     speed: float | None = None
-    """Env frames per second of a run that goes on, evaluations and saving included."""
+    """Env frames per second of a running run, including evaluation and saving."""
     age_s: float | None = None
     alerts: list[Alert] = field(default_factory=list)
 

@@ -8,7 +8,7 @@ from typing import Any
 WITHOUT_EFFECT = (
     "run", "log", "watch", "checkpoint", "report", "schema", "shrunk", "env.step_timeout_s",
 )  # fmt: skip
-"""Options that change where a run lives and how it is looked at, and none of its numbers."""
+"""Options that affect where a run is stored and how it is monitored, but not its results."""
 ABSENT = "-"
 
 

@@ -25,10 +25,10 @@ from dreamlab.core.readers import (
 )
 
 NOT_FINITE = ("nan", "inf", "-inf")
-"""How metrics.jsonl writes numbers that JSON does not know."""
+"""How metrics.jsonl encodes NaN and infinity."""
 MOST_FRAMES = 2**62
 LAST_TIME = 2.5e11
-"""Seconds since 1970; the calendars that print them end in the year 9999."""
+"""Seconds since 1970, up to the year 9999, the last that datetime can print."""
 
 
 # -- manifest.json --------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ FIELDS: dict[str, Any] = {
     "final_eval": {"*": is_number},
     "cleaned": {"kinds": _is_list, "freed_bytes": is_number},
 }
-"""What the fields of a manifest are; one that is something else is left out, as if not written."""
+"""Types of the manifest's fields; fields of another type are ignored."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -191,4 +191,4 @@ def _pointers(folder: Path) -> None:
     for name in ("latest", "best"):
         path = folder / "checkpoints" / name
         if (target := read_pointer(path)) and not (path.parent / target).is_dir():
-            raise FileError(path, f"names {target}, which is not there")
+            raise FileError(path, f"names {target}, which does not exist")

@@ -38,7 +38,7 @@ PACKAGES = (
 
 GLANCE_S = 0.1
 VANISHING_S = 5.0
-"""A folder may vanish while it is locked: another start has failed and takes back what it made."""
+"""Attempts to lock: a failed start elsewhere may remove the folder meanwhile."""
 RETURNS = ("last_return", "last_eval", "last_success")
 
 
@@ -103,7 +103,7 @@ class Run:
             self.stamp = stamp_of(self.manifest_path)
         if problem := self.entry.write(self.manifest):
             with suppress(OSError):
-                self.event("message", text=f"the index is left alone for now: {problem}")
+                self.event("message", text=f"the index is not updated for now: {problem}")
 
     def _with_scores(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return new fields with the best return and the seconds spent; a return stays known."""
@@ -170,7 +170,7 @@ class FolderLock:
         self.path = folder / ".lock"
         self.handle = -1
         self.made: list[Path] = []
-        """What was not there before: folders, the deepest last, and the file."""
+        """Created paths: folders, the deepest last, and the file."""
 
     def __enter__(self) -> FolderLock:
         until = time.monotonic() + VANISHING_S
@@ -198,7 +198,7 @@ class FolderLock:
             holder = _holder(handle)
             os.close(handle)
             raise LabError(
-                f"{self.path.parent}: another process is writing into this run directory{holder}"
+                f"{self.path.parent}: another process is using this run directory{holder}"
             )
         if os.fstat(handle).st_nlink == 0:
             os.close(handle)
@@ -233,7 +233,7 @@ def make_folders(folder: Path) -> list[Path]:
     made: list[Path] = []
     for path in reversed(missing):
         if path.is_symlink():
-            raise LabError(f"{path} is a link that leads nowhere")
+            raise LabError(f"{path} is a broken symlink")
         with suppress(FileExistsError):  # another process was faster
             path.mkdir()
             made.append(path)

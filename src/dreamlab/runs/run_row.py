@@ -41,10 +41,10 @@ COLUMNS = {
     "commit": "TEXT",
     "diff": "TEXT",
 }
-"""`path` is relative to the index, `stamp` tells whether the manifest has changed since."""
+"""`path` is relative to the index, `stamp` detects changes of the manifest."""
 
 STALE_S = 60.0
-"""A run that has not been heard of for longer is alive only if a process holds its folder."""
+"""A run without updates for longer is alive only if a process holds its lock."""
 GOING = ("created", "running")
 BROKEN = "broken"
 

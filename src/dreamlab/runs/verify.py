@@ -47,12 +47,12 @@ def read_chain(folder: Path) -> list[Link]:
     path = folder / "chain.jsonl"
     if not path.exists():
         raise LabError(
-            f"{folder} has no chain.jsonl: it was made by an older version, or with "
-            "log.chain=false; there is nothing to compare with"
+            f"{folder} has no chain.jsonl: it was recorded by an older version or with "
+            f"log.chain=false, so there is nothing to compare"
         )
     found = read_jsonl(path, _is_link)
     if found.damaged:  # links are compared one by one: none may be missing between them
-        raise FileError(path, f"is damaged: {found.damaged} of its lines are no links of a chain")
+        raise FileError(path, f"is corrupted: {found.damaged} invalid lines")
     return found.records
 
 
@@ -105,7 +105,7 @@ def surroundings(run: Run) -> Rows:
         then = manifest.get(part, {})
         rows += [(f"{part}.{k}", a, b) for k, a, b in changes(then, now)]
     if manifest.get("exact_resume") is False:
-        rows.append(("resume", "some environments began a new episode", "never interrupted"))
+        rows.append(("resume", "some environments started a new episode", "never interrupted"))
     rows += _code("code", manifest.get("git", {}), git_state(), HERE)
     return [*rows, *_code("project", manifest.get("project", {}), project_state(), Path.cwd())]
 

@@ -65,10 +65,10 @@ class Job:
     """One training of a sweep; its name is a hash of what it overrides, and its seed."""
 
     root: Path
-    """The sweep's folder; runs are below `runs/`, logs and locks below `jobs/`."""
+    """The sweep folder, with runs in `runs/`, logs and locks in `jobs/`."""
     overrides: tuple[str, ...]
     parameters: dict[str, Any]
-    """What tells this job from the others, for tables."""
+    """The options that distinguish this job, for tables."""
     cwd: Path = field(default_factory=Path.cwd)
 
     @property

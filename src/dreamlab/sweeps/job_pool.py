@@ -142,7 +142,7 @@ def work(pool: JobPool, view: SweepProgress, tick: Callable[[], bool]) -> None:
         with pool.at_work():
             while tick():
                 if pool.stopping and not told:
-                    view.say("stopping: the runs save first (once more to kill them)")
+                    view.say("stopping: saving checkpoints (press again to kill the runs)")
                     told = True
                 time.sleep(TICK_S)
     finally:

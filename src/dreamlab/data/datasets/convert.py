@@ -17,7 +17,7 @@ from dreamlab.data.datasets.table import COUNTERS, SUCCESS, Camera, DataError, D
 from dreamlab.data.datasets.video import Film, VideoCamera
 
 BLOCK = 64
-"""Pictures that are in memory at once."""
+"""Number of images in memory at once."""
 
 
 def to_lerobot(data: Dataset, folder: Path, codec: str) -> Path:
@@ -77,7 +77,7 @@ def write_episodes(
             _add(writer, episode, task)
             yield episode
         if writer is None:
-            raise DataError(f"{folder}: no episode was recorded")
+            raise DataError(f"{folder}: no episodes were recorded")
         writer.close()
     except BaseException:
         if writer is not None:

@@ -17,7 +17,7 @@ from dreamlab.core.types import Array
 from dreamlab.data.datasets.table import Broken, Camera, Dataset
 
 FOLDER = "DREAMLAB_CACHE"
-"""The environment variable that says where decoded pictures and statistics go."""
+"""The environment variable that sets the cache folder of decoded images and statistics."""
 SUFFIX = ".frames"
 
 
@@ -101,7 +101,11 @@ def keep_frames(data: Dataset, key: str, size: tuple[int, int] | None, most_byte
     found = _find(path, need)
     if found is None:
         if fault := _no_room(path.parent, need, most_bytes):
-            return Kept(camera, {}, [f"{data.place}: {key} is decoded for every batch: {fault}"])
+            return Kept(
+                camera,
+                {},
+                [f"{data.place}: {key} is decoded for every batch, without cache: {fault}"],
+            )
         found = _decode(camera, path, data.num_rows)
     os.utime(path)
     return Kept(Mapped(path, data.num_rows, camera.shape), found, [])
@@ -140,7 +144,7 @@ def _no_room(folder: Path, need: int, most_bytes: int) -> str | None:
     gib = 2**30
     if need > most_bytes:
         most = f"cache_bytes allows {most_bytes / gib:.2f}"
-        return f"its pictures take {need / gib:.2f} GiB, {most}"
+        return f"its images take {need / gib:.2f} GiB, {most}"
     folder.mkdir(parents=True, exist_ok=True)
     kept = sorted(folder.glob(f"*{SUFFIX}"), key=lambda p: p.stat().st_mtime)
     used = sum(p.stat().st_size for p in kept)
@@ -150,5 +154,5 @@ def _no_room(folder: Path, need: int, most_bytes: int) -> str | None:
         oldest.unlink(missing_ok=True)
         oldest.with_suffix(".json").unlink(missing_ok=True)
     if (free := shutil.disk_usage(folder).free) < 1.1 * need:
-        return f"its pictures take {need / gib:.2f} GiB, the disk has {free / gib:.2f}"
+        return f"its images take {need / gib:.2f} GiB, the disk has {free / gib:.2f} free"
     return None

@@ -21,7 +21,7 @@ from dreamlab.data.datasets.table import (
 )
 
 FPS = 30.0
-"""Of formats that do not tell."""
+"""Default frame rate for formats without one."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Recorded:
         odd = [k for k, v in self.columns.items() if len(v) != self.length]
         if odd:
             return f"{odd[0]!r} has {len(self.columns[odd[0]])} frames, 'action' {self.length}"
-        return None if self.length else "it has no frame"
+        return None if self.length else "it has no frames"
 
 
 class ArrayCamera:
@@ -96,7 +96,7 @@ class Origin:
     fingerprint: str
     fps: float = FPS
     features: Mapping[str, Feature] = field(default_factory=dict[str, Feature])
-    """What is known of features beyond their type and shape."""
+    """Names and other metadata of features."""
 
 
 def gather(origin: Origin, episodes: Iterable[Recorded], broken: Broken | None = None) -> Dataset:
@@ -109,7 +109,7 @@ def gather(origin: Origin, episodes: Iterable[Recorded], broken: Broken | None =
         else:
             broken[episode.index] = fault
     if not good:
-        raise DataError(f"{origin.place}: no episode is whole: {next(iter(broken.values()), '')}")
+        raise DataError(f"{origin.place}: no intact episode: {next(iter(broken.values()), '')}")
     tasks = list(dict.fromkeys(e.task for e in good))
     numbers = [tasks.index(e.task) for e in good]
     lengths = [e.length for e in good]

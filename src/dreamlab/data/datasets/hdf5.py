@@ -34,7 +34,7 @@ from dreamlab.data.datasets.table import (
 SUFFIXES = (".hdf5", ".h5")
 STATE = "observation.state"
 SAME = 1e-6
-"""Below this distance an observation is the one that was said to come next."""
+"""Tolerance within which an observation equals the stored next observation."""
 DEMO = re.compile(r"demo_(\d+)")
 
 
@@ -49,14 +49,14 @@ def read_hdf5(path: Path) -> Dataset:
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        raise DataError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+        raise DataError(f"{path} is corrupted: {' '.join(str(error).split())}") from None
     if "data" in file and isinstance(file["data"], h5py.Group):
         return _read_robomimic(path, file)
     if {"observations", "actions", "rewards"} <= set(file):
         return _read_d4rl(path, file)
     raise DataError(
-        f"{path}: neither data/demo_N/actions (robomimic) nor observations, actions and rewards "
-        f"(D4RL) are in it, but {', '.join(sorted(file)) or 'nothing'}"
+        f"{path}: expected data/demo_N/actions (robomimic) or observations, actions and rewards "
+        f"(D4RL), found {', '.join(sorted(file)) or 'nothing'}"
     )
 
 
@@ -71,7 +71,7 @@ def _read_robomimic(path: Path, file: Any) -> Dataset:
     """Read `data/demo_N/{actions, rewards, dones, obs/KEY, next_obs/KEY}`."""
     found = {int(m[1]): m[0] for m in map(DEMO.fullmatch, file["data"]) if m}
     if not found:
-        raise DataError(f"{path}: data holds no demo_N")
+        raise DataError(f"{path}: data has no demo_N")
     broken: Broken = {}
     episodes: list[Recorded] = []
     for index, name in sorted(found.items()):
@@ -212,7 +212,7 @@ def write_d4rl(data: Dataset, path: Path) -> None:
     h5py = require("h5py", "data")
     names = [n for n in data.features if n.startswith("observation.")]
     if len(names) != 1 or names[0] in data.cameras:
-        raise DataError(f"{data.place}: D4RL's style has one vector of observations, not {names}")
+        raise DataError(f"{data.place}: the D4RL format has one observation vector, not {names}")
     rows = np.concatenate([np.arange(e.first, e.end) for e in data.episodes])
     last = np.concatenate([np.arange(e.first, e.end) == e.end - 1 for e in data.episodes])
     none = np.zeros(data.num_rows, bool)

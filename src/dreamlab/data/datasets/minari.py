@@ -34,8 +34,8 @@ def read_minari(name: str) -> Dataset:
     except FileNotFoundError:
         known = ", ".join(sorted(minari.list_local_datasets())) or "none"
         raise DataError(
-            f"minari:{name}: there is no such data set on this machine (minari download fetches "
-            f"it). There are: {known}"
+            f"minari:{name}: no such local dataset (fetch it with minari download). Available: "
+            f"{known}"
         ) from None
     folder = Path(found.storage.data_path)
     mark = fingerprint(folder, [p for p in folder.rglob("*") if p.is_file()])

@@ -33,7 +33,7 @@ def replay_folder(place: Path) -> Path | None:
     stored = [f for f in found if ChunkFiles(f).chunks()]
     if len(stored) > 1:
         names = ", ".join(f.name for f in stored)
-        raise DataError(f"{place} has several buffers with steps: name one of {buffers}/: {names}")
+        raise DataError(f"{place} has several replay buffers: choose one in {buffers}/: {names}")
     return stored[0] if stored else None
 
 

@@ -19,7 +19,7 @@ from dreamlab.data.datasets.table import Camera, DataError, Dataset, Feature
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
 IMAGE_PIXELS = 150
-"""Pictures are thinned out to about this size before they are counted, as LeRobot does."""
+"""Images are downsampled to about this size for statistics, as LeRobot does."""
 EPS = 1e-8
 MODES = {
     "mean_std": ("mean", "std"), "min_max": ("min", "max"), "quantiles": ("q01", "q99"),
@@ -27,7 +27,7 @@ MODES = {
 }  # fmt: skip
 
 Stats = dict[str, dict[str, Array]]
-"""By feature and by the name of the statistic."""
+"""Statistics by feature and name."""
 
 
 def array_statistics(values: Array) -> dict[str, Array]:
@@ -149,7 +149,7 @@ def affine(name: str, mode: str, stats: Mapping[str, Array], feature: Feature) -
                 known = ", ".join(stats) or "none"
                 raise DataError(
                     f"normalize.{name}: {mode} needs the statistic {wanted!r} of {name!r}, which "
-                    f"the data set does not have. It has: {known}"
+                    f"the dataset does not have. It has: {known}"
                 )
         low, high = (np.asarray(stats[k], np.float64).reshape(feature.shape) for k in MODES[mode])
     if mode == "mean_std":
@@ -161,7 +161,7 @@ def affine(name: str, mode: str, stats: Mapping[str, Array], feature: Feature) -
 def _bounds(name: str, feature: Feature) -> tuple[Array, Array]:
     if feature.low is None or feature.high is None:
         raise DataError(
-            f"normalize.{name}: bounds: the data set gives {name!r} no low and high: use min_max"
+            f"normalize.{name}: bounds: the dataset has no low and high of {name!r}: use min_max"
         )
     low, high = (np.asarray(x, np.float64) for x in (feature.low, feature.high))
     return np.broadcast_to(low, feature.shape), np.broadcast_to(high, feature.shape)

@@ -54,12 +54,12 @@ def observations(data: Dataset, keys: Mapping[str, str]) -> dict[str, str]:
             continue
         if (name := short_name(feature)) in found:
             raise DataError(
-                f"{data.place}: {found[name]!r} and {feature!r} would both be called {name!r}: "
-                "name observations with keys: {NAME: FEATURE}"
+                f"{data.place}: {found[name]!r} and {feature!r} would both be named {name!r}: "
+                "rename observations with keys: {NAME: FEATURE}"
             )
         found[name] = feature
     if not found:
-        raise DataError(f"{data.place}: no feature begins with {OBSERVATION!r}: name some in keys")
+        raise DataError(f"{data.place}: no feature starts with {OBSERVATION!r}: set keys")
     return found
 
 
@@ -70,7 +70,7 @@ def spec_of(data: Dataset, obs: Mapping[str, str], task: bool = False) -> Spec:
     tasks: tuple[TaskSpec, ...] = ()
     if task:
         if not data.tasks:
-            raise DataError(f"{data.place}: it has no tasks, but task: true asks for them")
+            raise DataError(f"{data.place}: task: true requires tasks, and it has none")
         specs[TASK] = ArraySpec((), "int64", classes=len(data.tasks))
         tasks = tuple(TaskSpec(name, action.size, length) for name in data.tasks)
     return Spec(specs, action, length, tasks)
@@ -93,7 +93,7 @@ def action_spec(data: Dataset) -> ArraySpec:
     if not feature.dtype.startswith(("int", "uint")):
         return ArraySpec(feature.shape, low=_least(feature.low), high=_most(feature.high))
     if not feature.is_scalar:
-        raise DataError(f"{data.place}: several discrete actions at once are not supported")
+        raise DataError(f"{data.place}: MultiDiscrete actions are not supported")
     return ArraySpec((), "int64", classes=_classes(data, feature))
 
 
@@ -115,13 +115,13 @@ class Steps:
 
     arrays: dict[str, Array]
     row: Array
-    """The frame of each step; of an episode's last step, its last frame."""
+    """The frame of each step; for an episode's last step, its last frame."""
     first: Array
     """For each step, the first step of its episode."""
     last: Array
-    """For each step, the last step of its episode, whose action is void."""
+    """For each step, the last step of its episode, whose action is unused."""
     episode: Array
-    """For each step, the place of its episode in the set."""
+    """For each step, the position of its episode in the dataset."""
 
     def __len__(self) -> int:
         return len(self.row)

@@ -16,9 +16,9 @@ from dreamlab.core.types import Array
 ACTION, REWARD, DONE = "action", "next.reward", "next.done"
 TRUNCATED, SUCCESS = "next.truncated", "next.success"
 COUNTERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""Columns that every frame has beside the features of its recording."""
+"""Columns that every frame has in addition to the recorded features."""
 TOLERANCE_S = 1e-4
-"""How far a time may be from that of a frame, as in LeRobot."""
+"""Timestamp tolerance, as in LeRobot."""
 WHOLE_BYTES = 2**20
 EDGE_BYTES = 2**16
 
@@ -66,7 +66,7 @@ class Episode:
 
 
 Broken = dict[int, str]
-"""What is wrong with episodes, by their index."""
+"""Corrupted episodes: their index and the reason."""
 
 
 class Camera(Protocol):
@@ -108,7 +108,7 @@ class Dataset:
     broken: Broken = field(default_factory=Broken)
     fingerprint: str = ""
     notes: list[str] = field(default_factory=list[str])
-    """What a user should know of it."""
+    """Warnings for the user."""
 
     @property
     def num_frames(self) -> int:
@@ -159,7 +159,7 @@ class Dataset:
             )
         found = [e for e in self.episodes if e.first <= row < e.end]
         if not found:
-            raise DataError(f"{self.place}: row {row} is of no episode that is used")
+            raise DataError(f"{self.place}: row {row} belongs to no episode in use")
         wanted = row + steps
         kept = np.clip(wanted, found[0].first, found[0].end - 1)
         return kept, kept != wanted
@@ -168,17 +168,17 @@ class Dataset:
         """Leave out episodes; return a sentence for each of them."""
         self.episodes = [e for e in self.episodes if e.index not in broken]
         if not self.episodes:
-            raise DataError(f"{self.place}: no episode is whole: {next(iter(broken.values()))}")
-        return [f"{self.place}: episode {i} is left out: {why}" for i, why in broken.items()]
+            raise DataError(f"{self.place}: no intact episode: {next(iter(broken.values()))}")
+        return [f"{self.place}: episode {i} is skipped: {why}" for i, why in broken.items()]
 
     def check_whole(self, broken: Broken, skip: bool) -> list[str]:
         """Raise if episodes are broken, or leave them out if that is wanted and say so."""
         if broken and not skip:
             index, why = next(iter(broken.items()))
-            more = f" ({len(broken) - 1} more episodes are damaged)" if len(broken) > 1 else ""
+            more = f" ({len(broken) - 1} more episodes are corrupted)" if len(broken) > 1 else ""
             raise DataError(
-                f"{self.place}: episode {index} is damaged: {why}{more}. skip_damaged: true "
-                "leaves such episodes out"
+                f"{self.place}: episode {index} is corrupted: {why}{more}. skip_damaged: true "
+                f"skips such episodes"
             )
         return self.without(broken) if broken else []
 

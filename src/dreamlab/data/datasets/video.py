@@ -19,11 +19,11 @@ from dreamlab.data.datasets.table import Broken, DataError
 
 MOST_OPEN = 8
 AHEAD_FRAMES = 16
-"""Up to here it is cheaper to decode on than to seek."""
+"""Number of frames up to which decoding forward is cheaper than seeking."""
 AV1 = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
 H264 = {"g": "2", "crf": "18"}
 CODECS = {"libsvtav1": ("av1", AV1), "libx264": ("h264", H264)}
-"""Encoders by name: what readers call the codec, and options as LeRobot has them."""
+"""Encoders by name: the decoder's codec name, and LeRobot's options."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class VideoCamera:
         """Decode a file; tell which of the rows were in it, and what was wrong with the others."""
         seen, why = (
             np.zeros(len(rows), bool),
-            "it has no frame at the time of a frame of the episode",
+            "it has no frame at a timestamp of the episode",
         )
         try:
             frames, fault = self._frames_of(number, rows)
@@ -104,7 +104,7 @@ class VideoCamera:
         picture: Array = frame.to_ndarray(format="rgb24")
         if picture.shape != self.shape:
             raise DataError(
-                f"{path}: pictures of {picture.shape}, not {self.shape} as the set says"
+                f"{path}: images of shape {picture.shape}, not {self.shape} as the dataset declares"
             )
         return picture
 
@@ -132,14 +132,14 @@ class VideoCamera:
         try:
             numbers, fault = self._frames_of(number, rows)
             if fault.any():
-                raise DataError("it has no frame at that time")
+                raise DataError("it has no frame at that timestamp")
             decoder = self._decoder(number)
             for i in np.argsort(numbers, kind="stable"):
                 out[places[i]] = self._picture(decoder.frame(int(numbers[i])), path)
         except (DataError, OSError, ValueError) as error:
             episode = int(self.clips.episode[rows[0]])
             raise DataError(
-                f"{path}: episode {episode} of {self.key} is damaged: {_one_line(error)}"
+                f"{path}: episode {episode} of {self.key} is corrupted: {_one_line(error)}"
             ) from error
 
     def _decoder(self, number: int) -> _Decoder:
@@ -151,7 +151,7 @@ class VideoCamera:
         return self.open[number]
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a camera belongs to the process that opened it")
+        raise TypeError("a camera can only be used in the process that opened it")
 
 
 class _Decoder:
@@ -204,7 +204,7 @@ def opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
     with av.open(str(path)) as container:
         if not container.streams.video:
-            raise DataError(f"{path}: it holds no video")
+            raise DataError(f"{path}: it contains no video")
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         yield container, stream
@@ -216,7 +216,7 @@ def presentation_times(path: Path) -> Array:
         stamps = [p.pts for p in container.demux(stream) if p.pts is not None and p.size]
         times = np.sort(np.array(stamps, np.float64)) * float(stream.time_base)
     if not len(times):
-        raise DataError(f"{path}: it holds no frame")
+        raise DataError(f"{path}: it contains no frames")
     return times
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from dreamlab.envs.suites.gym import make as make_gym
 
 TRACK = 84
-"""Rows of the picture that show the track; below them are instruments."""
+"""Image rows that show the track; the indicators are below."""
 
 
 class PaperView(gym.Wrapper[Any, Any, Any, Any]):

@@ -98,11 +98,11 @@ def make(
         deepmind_lab = require("deepmind_lab", "dmlab")
     except MissingExtraError:
         raise MissingExtraError(
-            "deepmind_lab is not installed, and no package index has it: build it as "
-            "https://github.com/google-deepmind/lab says, then pip install its wheel"
+            "deepmind_lab is not installed, and is not on PyPI: build it following "
+            "https://github.com/google-deepmind/lab, then pip install its wheel"
         ) from None
     if not task.replace("_", "").isalnum():  # a level is a script, looked up below one folder
-        raise ConfigError(f"env.id: {task!r} is no level of DMLab-30")
+        raise ConfigError(f"env.id: {task!r} is not a level of DMLab-30")
     language = task in LANGUAGE
     seen = ["RGB_INTERLEAVED"] + ["INSTR"] * language
     config = {"height": str(size[0]), "width": str(size[1]), "logLevel": "WARN"}

@@ -20,7 +20,7 @@ Info = dict[str, Any]
 TASK = "PushT-v0"
 WORLD = 512
 NAMES = {"agent_pos": "state", "environment_state": "environment_state", "pixels": "image"}
-"""Observations, and what LeRobot's data sets of this task call them."""
+"""Observations, and their names in LeRobot's datasets of this task."""
 KINDS = {
     "state": "state",
     "keypoints": "environment_state_agent_pos",

@@ -34,20 +34,21 @@ class Limits:
     """What one job may use."""
 
     cpus: Annotated[int, Range(0, 1_024)] = 0
-    """Cores and threads; 0 leaves both to the run."""
+    """CPU cores and threads per job; 0: decided by the run."""
     gpus: NonNegative | None = None
-    """GPUs, 0.5 for two jobs on each; 0 hides them. None: on this machine as many jobs share one
-    as its memory holds, elsewhere it is left to the run."""
+    """GPUs per job, 0.5 for two jobs per GPU; 0 hides them. None: locally as many jobs share a GPU
+    as fit in its memory, elsewhere decided by the run."""
     gpu_memory_gib: Positive | None = None
-    """GPU memory that one job needs, to tell how many share one; None: measured as by `plan`."""
+    """GPU memory per job, which decides how many share a GPU; None: measured as by `plan`."""
     memory_gb: Positive | None = None
-    """Memory of all its processes; beyond it a job saves, ends and counts as failed."""
+    """Memory limit per job over all its processes; beyond it the job saves and fails."""
     time_min: Positive | None = None
-    """Minutes of one attempt, after which it does the same; SLURM queues it again instead."""
+    """Time limit per attempt in minutes, after which the job saves and fails; SLURM requeues it
+    instead."""
 
     def __post_init__(self) -> None:
         if (self.gpus or 0) > 1 and (self.gpus or 0) % 1:
-            raise ValueError("gpus: above 1 only whole GPUs can be had")
+            raise ValueError("gpus: must be an integer above 1")
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class LauncherConfig:
 
     name: Literal["local", "slurm", "ray"] = "local"
     cluster: str | None = None
-    """Ray: the cluster's address. SLURM: `local` runs submitit without SLURM."""
+    """Ray: address of the cluster. SLURM: `local` runs submitit without SLURM."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Handed on: to submitit (`slurm_partition: gpu`) or to `ray.init` (`num_cpus: 2`)."""
+    """Passed to submitit (`slurm_partition: gpu`) or `ray.init` (`num_cpus: 2`)."""
     mps: bool = True
-    """Local: start NVIDIA's MPS where it is installed and jobs share a GPU."""
+    """Local: start NVIDIA MPS if it is installed and jobs share a GPU."""
 
 
 class Handle(Protocol):
@@ -96,9 +97,9 @@ class BufferContext:
     limits: Limits = field(default_factory=Limits)
     cores: tuple[int, ...] = ()
     gpus: str | None = None
-    """What it sees of them, as in CUDA_VISIBLE_DEVICES."""
+    """The GPUs visible to it, as in CUDA_VISIBLE_DEVICES."""
     mps: Mapping[str, str] = field(default_factory=dict)
-    """Where it finds MPS."""
+    """The MPS pipe directory."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -206,16 +207,16 @@ class Attempt:
         assert self.child is not None, self.job.name
         most_min, most_gb = self.where.limits.time_min, self.where.limits.memory_gb
         if most_min is not None and now - self.began > 60 * most_min:
-            return f"limits.time_min: it ran for {most_min:g} min"
+            return f"limits.time_min: exceeded {most_min:g} min"
         if most_gb is None or now - self.measured < MEMORY_EVERY_S:
             return ""
         self.measured, used = now, memory_bytes(self.child.pid) / 1e9
-        return f"limits.memory_gb: it held {used:.2f} GB of {most_gb:g}" if used > most_gb else ""
+        return f"limits.memory_gb: used {used:.2f} GB of {most_gb:g}" if used > most_gb else ""
 
     def _last_words(self, code: int) -> list[str]:
         if self.over:
             saved = self.job.manifest_status() == "interrupted"
-            rest = "saved, and goes on from there if tried again" if saved else "was killed"
+            rest = "saved; a retry resumes from there" if saved else "was killed"
             return [f"{self.over}, {rest}"]
         text = (self.job.folder / "stderr.log").read_text(errors="replace")
         lines = text.splitlines()[-ERROR_LINES:]
