@@ -30,7 +30,7 @@ from dreamlab.engine.actors.options import check_actors
 from dreamlab.engine.actors.worker import Worker
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
-from dreamlab.engine.feasible import check_feasible
+from dreamlab.engine.feasible import check_feasible, check_padding
 from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
 from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
@@ -57,6 +57,7 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     check_phases(training.phases, cls, config.buffers, training.total_frames)
     check_actors(config.actors, training.phases, config.buffers)
     check_feasible(training.phases, training.total_frames, config.buffers, env_of_all(config))
+    check_padding(training.phases, config.buffers, cls)
     check_measured(config)
     if config.compile and config.watch.check_every_update:
         raise ConfigError(

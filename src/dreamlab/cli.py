@@ -14,8 +14,10 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from dreamlab import __version__
+from dreamlab.commands.foreign_lines import LINES, retyped, translated, verb_like
 from dreamlab.commands.printing import hang_up
-from dreamlab.core.errors import LabError
+from dreamlab.core.errors import LabError, UnknownOptionError
+from dreamlab.core.foreign_words import BY_NAME
 from dreamlab.core.text import one_line, print
 
 VERBS = {
@@ -79,6 +81,8 @@ class Verbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            if answer := verb_like(name, args[1:]):
+                raise LabError(answer)
             near = get_close_matches(name, self.list_commands(ctx), n=1)
             hint = f"Did you mean {near[0]!r}? " if near else ""
             raise LabError(f"there is no command {one_line(name)!r}. {hint}All: dreamlab --help")
@@ -130,12 +134,18 @@ def _run(args: list[str]) -> int:
     if not args or args[0] == "help":
         args = [*args[1:], "--help"]
     try:
-        with app.make_context("dreamlab", args) as context:
+        with app.make_context("dreamlab", list(args)) as context:
             return app.invoke(context) or 0
     except click.exceptions.Exit as end:
         return end.exit_code
+    except click.NoSuchOption as error:
+        print(f"LabError: {_unknown_option(error, args)}", file=sys.stderr)
+        return 2
     except click.ClickException as error:
         print(f"LabError: {one_line(_mistake(error))}", file=sys.stderr)
+        return 2
+    except UnknownOptionError as error:
+        print(f"ConfigError: {retyped(args, error) or error}", file=sys.stderr)
         return 2
     except LabError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -143,6 +153,20 @@ def _run(args: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; the last checkpoint is complete", file=sys.stderr)
         return 130
+
+
+def _unknown_option(error: click.NoSuchOption, args: list[str]) -> str:
+    """Return what is wrong with an option; a line of another program is answered as a whole."""
+    own = one_line(_mistake(error))
+    known = error.option_name.lstrip("-").replace("-", "_") in (*BY_NAME, *LINES)
+    if error.possibilities and not known:
+        return own
+    verb, words = (args[0], args[1:]) if args[0] in SUMMARIES else ("train", args)
+    try:
+        answer = translated(verb, words)
+    except LabError as fault:
+        return f"{own}\n  {fault}"
+    return f"{verb}: {answer}" if answer else own
 
 
 def _mistake(error: click.ClickException) -> str:

@@ -17,7 +17,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dreamlab.config_files import GROUPS, choices, config_dir
+from dreamlab.config_files import GROUPS, choices, config_dir, experiments_like
 from dreamlab.core import readers
 from dreamlab.core.config import Part, dump, load
 from dreamlab.core.errors import ConfigError, UnknownOptionError, unknown
@@ -38,6 +38,7 @@ LONGEST_ARGUMENT = 10_000
 MOST_INTERPOLATED = 2_000
 FIRST = ("schema", "name", "seed", "workflow", "env", "buffers", "training")
 """Order of the first sections; the others follow."""
+MOST_LIKE = 8
 LONGEST_SAID = 300  # Hydra repeats what it could not read
 
 
@@ -238,13 +239,17 @@ def _prepare(argument: str, extra: Path) -> str:
     if key == "actors" and isinstance(value, int):
         return f"++actors.num={value}"
     plain = override.type.name == "CHANGE"
-    return f"++{argument}" if plain and key not in GROUPS else argument
+    of_group = key in GROUPS and not isinstance(value, dict)
+    return f"++{argument}" if plain and not of_group else argument
 
 
 def _experiment(argument: str) -> str:
     """Return a word that stands for an experiment: its name, or a file."""
     _check_length(argument)
     if not argument.endswith((".yaml", ".yml")) and argument not in choices("experiment"):
+        if like := experiments_like(argument):
+            among = ", ".join(like[:MOST_LIKE])
+            raise ConfigError(f"there is no experiment {shown(argument)}. Did you mean {among}?")
         expected = "expected an experiment, a YAML file or key=value"
         raise ConfigError(unknown("experiment", argument, choices("experiment"), expected))
     return argument

@@ -10,6 +10,7 @@ from typing import Any
 from dreamlab.core.config import dump
 from dreamlab.core.errors import ConfigError, UnknownOptionError
 from dreamlab.core.foreign_words import Found, find, spoken
+from dreamlab.core.words import text_of
 from dreamlab.runs.options import flatten
 
 Node = dict[str, Any]
@@ -71,18 +72,7 @@ def without_unknown(
 
 def assignments(options: dict[str, Any]) -> list[str]:
     """Return options as words of a command line."""
-    return [f"{key}={written(value)}" for key, value in options.items()]
-
-
-def written(value: Any) -> str:
-    """Return a value as a command line has it."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(written, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {written(v)}" for k, v in value.items()) + "}"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return [f"{key}={text_of(value)}" for key, value in options.items()]
 
 
 def _keys(path: str) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dreamlab.build import build, build_workflow, check, find_spec
+from dreamlab.accel import dispatch
+from dreamlab.build import build, build_evaluator, build_workflow, check, find_spec
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core.affine import ACTION, Affine, Scaling, scaled_spec
 from dreamlab.core.config import dump, load
@@ -20,7 +21,9 @@ from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
 from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
+from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
@@ -94,7 +97,10 @@ def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
     return Opened(run, merged, True, keep)
 
 
-MAY_CHANGE = ("eval", "training.total_frames")
+MAY_CHANGE = (
+    "eval", "training.total_frames",
+    *(f"actors.{f.name}" for f in fields(ActorsConfig) if f.name != "num"),
+)  # fmt: skip
 """Options that a later command may change on a started run, beside those without effect."""
 
 
@@ -236,6 +242,16 @@ def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     name = state.get("at", which)  # older checkpoints do not know
     _check_finite(workflow, f"{folder}: checkpoint {name}", {"normalizer": statistics})
     return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
+
+
+def measure(
+    trained: Trained, folder: Path, how: EvalConfig, film: bool = False, trust_code: bool = False
+) -> EvalResult:
+    """Play episodes with a policy that was loaded from `folder`, and return what they came to."""
+    dispatch.set_reference(trained.config.accel == "off")
+    evaluator = build_evaluator(replace(trained.config, eval=how))
+    with strangers.guarded(folder, trust_code):
+        return evaluator.run(trained.workflow, trained.statistics, film=film)
 
 
 def scaling_of(state: dict[str, Any]) -> Scaling:

@@ -75,7 +75,7 @@ def test_slow_environments_give_nearly_as_many_times_the_frames(tmp_path):
     for num in (0, 4):
         options = [*SAC, "env.id=slow", "training.phases.1.train_ratio=1"]
         options += [f"actors={num}"] if num else []
-        loop = open_loop(tmp_path / str(num), *options, f"training.total_frames={100 + 100 * num}")
+        loop = open_loop(tmp_path / str(num), *options, f"training.total_frames={250 + 100 * num}")
         loop.run()
         seconds = [r["time/wall_s"] for r in read_metrics(tmp_path / str(num)).records]
         frames = [r["env_frames"] for r in read_metrics(tmp_path / str(num)).records]

@@ -13,6 +13,7 @@ from dreamlab.cli import main
 from dreamlab.commands.tune import _trials
 from dreamlab.config import compose, load_config
 from dreamlab.core.errors import ConfigError, MissingExtraError
+from dreamlab.sweeps.asking import put_back, suggest, valid
 from dreamlab.sweeps.job import Job, Lock, text_of
 from dreamlab.sweeps.job_pool import JobPool
 from dreamlab.sweeps.launch.local import Limits, Local
@@ -24,10 +25,7 @@ from dreamlab.sweeps.tune import (
     importances,
     make_pruner,
     open_study,
-    put_back,
     retry_failed,
-    suggest,
-    valid,
     write_results,
 )
 from tests.helpers import need

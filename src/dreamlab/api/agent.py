@@ -11,8 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from dreamlab import build, training
-from dreamlab.accel import dispatch
+from dreamlab import training
 from dreamlab.config import LabConfig
 from dreamlab.core.affine import ACTION
 from dreamlab.core.errors import LabError, unknown
@@ -138,12 +137,9 @@ class Agent:
         """
         config = self.config
         sample = config.eval.sample if deterministic is None else not deterministic
-        changed = replace(config.eval, episodes=episodes, seed=seed, sample=sample)
-        dispatch.set_reference(config.accel == "off")
-        evaluator = build.build_evaluator(replace(config, eval=changed))
-        with strangers.guarded(Path(self.source), self.trust_code):
-            result = evaluator.run(self.workflow, self.trained.statistics, film=video is not None)
-        self.workflow.eval()
+        how = replace(config.eval, episodes=episodes, seed=seed, sample=sample)
+        film = video is not None
+        result = training.measure(self.trained, Path(self.source), how, film, self.trust_code)
         if video is not None and result.frames:
             result.video = Films(_raise).write(Path(video), result.frames)
         return result
@@ -194,7 +190,7 @@ class Agent:
     def _batch(self, obs: Observation) -> tuple[dict[str, Array], bool]:
         """Return observations [n, ...] as the workflow wants them; tell if there was one only."""
         spec = self.spec.obs
-        named = dict(obs) if isinstance(obs, Mapping) else {self._only_name(): obs}
+        named = self.named(obs)
         for name in spec.keys() - named.keys():
             raise LabError(f"obs: {name!r} is missing; expected {', '.join(spec)}")
         for name in named.keys() - spec.keys():
@@ -206,13 +202,19 @@ class Agent:
         single = batches == {0}
         arrays = {k: a[None] if single else a for k, a in arrays.items()}
         if len({len(a) for a in arrays.values()}) > 1:
-            raise LabError(f"obs: batches differ: { ({k: len(a) for k, a in arrays.items()}) }")
+            sizes = ", ".join(f"{k} {len(a)}" for k, a in arrays.items())
+            raise LabError(f"obs: the batches have different sizes: {sizes}")
+        if not len(next(iter(arrays.values()))):
+            raise LabError("obs: the batch is empty")
         return {k: self.normalizer.scale(k, a) for k, a in arrays.items()}, single
 
-    def _only_name(self) -> str:
+    def named(self, obs: Observation) -> dict[str, Any]:
+        """Return observations by name; an array is the only one that there is."""
+        if isinstance(obs, Mapping):
+            return dict(obs)
         if len(self.spec.obs) > 1:
             raise LabError(f"obs: expected a dictionary of {', '.join(self.spec.obs)}")
-        return next(iter(self.spec.obs))
+        return {next(iter(self.spec.obs)): obs}
 
     def own_actions(self, action: Array) -> Any:
         """Return actions [n, ...] in the environment's own units; a list if they are no arrays."""

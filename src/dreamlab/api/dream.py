@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,19 +117,19 @@ def from_episode(agent: Agent, horizon: int, actions: Any, context: int, seed: i
                 raise LabError(f"imagine: the episode ended after {step} steps: lower context")
             action, state = agent.predict(obs, state)
         dream = from_state(agent, horizon, state, actions)
-        return Dream(dream.obs, dream.reward, dream.cont, dream.action, _real(env, dream.action))
+        return replace(dream, real=_real(agent, env, dream.action))
     finally:
         env.close()
 
 
-def _real(env: Any, actions: Any) -> Real:
+def _real(agent: Agent, env: Any, actions: Any) -> Real:
     """Carry actions out and return what was seen, up to the end of the episode."""
     seen: list[Any] = []
     rewards: list[float] = []
     conts: list[float] = []
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(action)
-        seen.append(obs if isinstance(obs, dict) else {"": obs})
+        seen.append(agent.named(obs))
         rewards.append(float(reward))
         conts.append(float(not terminated))
         if terminated or truncated:

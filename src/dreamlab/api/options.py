@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamlab.config import LabConfig, compose, dump, load_config
+from dreamlab.config import FIRST, LabConfig, compose, dump, load_config
 from dreamlab.config_files import GROUPS
 from dreamlab.core.errors import ConfigError
 from dreamlab.sweeps.job import text_of
@@ -33,7 +33,19 @@ def to_words(base: Sequence[str], options: Mapping[str, Any]) -> list[str]:
     if not short:
         return words
     known = list(paths(dump(load_config(compose(words)))))
+    for name, value in short.items():
+        if not ends_with(name, known):
+            _check_foreign([*words, word(name, value)])
     return [*words, *(word(full_name(k, known), v) for k, v in short.items())]
+
+
+def _check_foreign(words: Sequence[str]) -> None:
+    """Raise if the last word is an option of another program, with what it is called here."""
+    try:
+        load_config(compose(words))
+    except ConfigError as error:
+        if getattr(error, "instead", None) is not None:
+            raise
 
 
 def word(key: str, value: Any) -> str:
@@ -60,13 +72,13 @@ def plain(value: Any) -> Any:
 
 def full_name(name: str, known: Sequence[str]) -> str:
     """Return the one option that ends with this name; raise with the candidates or the nearest."""
-    found = [k for k in known if k.rpartition(".")[2] == name]
+    found = ends_with(name, known)
     if len(found) == 1:
         return found[0]
     if found:
         raise ConfigError(
             f"{name}: {len(found)} options have this name: {', '.join(found)}. "
-            f'Write the one you mean: **{{"{found[0]}": ...}}'
+            f'Write the one you mean, as in **{{"{found[0]}": ...}}'
         )
     ends = {k.rpartition(".")[2]: k for k in reversed(known)}
     near = get_close_matches(name, ends, n=1)
@@ -74,6 +86,13 @@ def full_name(name: str, known: Sequence[str]) -> str:
     raise ConfigError(
         f"there is no option {name!r}.{hint} `dreamlab train EXPERIMENT --cfg job` prints all."
     )
+
+
+def ends_with(name: str, known: Sequence[str]) -> list[str]:
+    """Return the options whose last part is this name, of the most interesting section first."""
+    found = [k for k in known if k.rpartition(".")[2] == name]
+    order = {section: i for i, section in enumerate(FIRST)}
+    return sorted(found, key=lambda k: order.get(k.partition(".")[0], len(order)))
 
 
 def paths(node: Any, path: str = "") -> Iterator[str]:

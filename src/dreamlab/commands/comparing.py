@@ -34,16 +34,12 @@ class Asked:
 
     def compare(self) -> tuple[Groups, dict[str, Comparison]]:
         """Return the groups, and a comparison for each metric as the user named it."""
-        from dreamlab.results.compare import compare, usual_metrics
+        from dreamlab.results.compare import compare_all
         from dreamlab.results.groups import read_groups
 
         groups = read_groups(self.groups)
         warn(groups.damage)
-        found: dict[str, Comparison] = {}
-        for name in self.metrics or usual_metrics(groups):
-            many = compare(groups, name, self.at, self.normalize)
-            found |= {c.metric: c for c in many} if len(many) > 1 else {name: many[0]}
-        return groups, found
+        return groups, compare_all(groups, self.metrics, self.at, self.normalize)
 
     def published(self, comparisons: list[Comparison]) -> Curves | None:
         """Return the requested published curves."""

@@ -61,10 +61,8 @@ def command(**given: Any) -> int:
     Prints returns and lengths and writes them to report/eval.json; videos go to videos/. The device
     and `accel` are those of the run. Hub folders are read-only.
     """
-    from dreamlab import build, training
-    from dreamlab.accel import dispatch
+    from dreamlab import training
     from dreamlab.export import hub
-    from dreamlab.interop import strangers
 
     options = Options(**given)
     folder = hub.resolve(options.folder)
@@ -73,10 +71,7 @@ def command(**given: Any) -> int:
         raise LabError("eval: hub folders are read-only: add --out FOLDER")
     trained = training.load_policy(folder, options.checkpoint, options.trust_code)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
-    dispatch.set_reference(trained.config.accel == "off")
-    evaluator = build.build_evaluator(replace(trained.config, eval=changed))
-    with strangers.guarded(folder, options.trust_code):
-        result = evaluator.run(trained.workflow, trained.statistics, film=options.video)
+    result = training.measure(trained, folder, changed, options.video, options.trust_code)
     metrics = _finite({"env_frames": trained.env_frames, **result.metrics()})
     measured = {**metrics, "returns": result.returns}
     faults = _keep(result, measured, out, f"eval_seed{options.seed}.mp4")

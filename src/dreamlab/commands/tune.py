@@ -69,8 +69,8 @@ def command(ctx: click.Context, **given: Any) -> int:
 def _trials(study: Any) -> Any:
     from rich.table import Table
 
+    from dreamlab.sweeps.asking import valid
     from dreamlab.sweeps.progress import cell
-    from dreamlab.sweeps.tune import valid
 
     trials = study.get_trials(deepcopy=False)
     counted = {t.number for t in valid(trials)}

@@ -137,7 +137,8 @@ def of_phase(name: str, change: Change = same) -> Callable[[Any, Flat], Answer]:
 
 def of_buffer(name: str, change: Change = same) -> Callable[[Any, Flat], Answer]:
     def answer(value: Any, flat: Flat) -> Answer:
-        return {key: change(value, flat)} if (key := _buffer(flat, name)) else {}
+        key = _buffer(flat, name)
+        return {key: change(value, flat)} if flat.get(key) is not None else {}
 
     return answer
 

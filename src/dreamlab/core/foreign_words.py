@@ -72,7 +72,8 @@ WORDS: tuple[Word, ...] = (
     _word("q_lr critic_lr value_lr vf_lr learning_rate_critic",
           say.option("workflow.critic_optimizer.lr", *LR), 1e-3, "", CLEANRL, TORCH),
     _word("max_grad_norm grad_clip_norm grad_clip gradient_clip_val clip_grad "
-          "optimizer.grad_clip_norm", say.option(*(f"{o}.clip" for o in OPTIMIZERS)), 0.5, "", *BOTH, TDMPC2, LEROBOT),
+          "optimizer.grad_clip_norm", say.option(*(f"{o}.clip" for o in OPTIMIZERS)), 0.5, "",
+          *BOTH, TDMPC2, LEROBOT),
     _word("agc opt.agc agent.opt.agc", say.option("workflow.optimizer.agc"), 0.3, "", DREAMER),
     _word("adam_eps optimizer_eps opt.eps agent.opt.eps",
           say.option(*(f"{o}.eps" for o in OPTIMIZERS)), 1e-5, "", CLEANRL, DREAMER),
@@ -141,7 +142,7 @@ WORDS: tuple[Word, ...] = (
     _word("policy_kwargs net_arch hidden_sizes hidden_dims fc_dims",
           say.option("workflow.network.hidden", "workflow.actor.hidden", "workflow.policy.hidden",
                      change=say.layers), [64, 64]),
-    _word("model_size size agent.size", say.size, "12m", "", DREAMER, TDMPC2),
+    _word("model_size size agent.size", say.size, "1m", "", DREAMER, TDMPC2),
     _word("imag_length imag_horizon horizon_imagine agent.imag_length",
           say.option("workflow.imagine"), 15, "", DREAMER, TORCH),
     _word("dyn_deter dyn.rssm.deter agent.dyn.rssm.deter",
@@ -154,9 +155,9 @@ WORDS: tuple[Word, ...] = (
           "diffusion, flow, gaussian, autoregressive, categorical", LEROBOT),
     _word("policy.horizon chunk_size policy.chunk_size", say.option("workflow.policy.horizon"), 16,
           "", LEROBOT),
-    _word("policy.n_action_steps n_action_steps", say.option("workflow.policy.execute"), 8, "",
+    _word("policy.n_action_steps n_action_steps", say.option("workflow.policy.execute"), 1, "",
           LEROBOT),
-    _word("policy.n_obs_steps n_obs_steps", say.option("workflow.policy.obs_steps"), 2, "",
+    _word("policy.n_obs_steps n_obs_steps", say.option("workflow.policy.obs_steps"), 1, "",
           LEROBOT),
     # environments
     _word("action_repeat frame_skip env.dmc.repeat env.atari.repeat repeat",
@@ -189,7 +190,7 @@ WORDS: tuple[Word, ...] = (
           FRAMES, *BOTH, DREAMER, LEROBOT),
     _word("verbose progress_bar", say.fixed({"log.terminal": "plain"}), 1, "", SB3),
     _word("tensorboard_log tensorboard", say.switch("log.tensorboard"), True,
-          "written into the run's folder", SB3, ZOO),
+          "written into the run directory", SB3, ZOO),
     _word("track use_wandb enable_wandb wandb.enable wandb", say.switch("log.wandb"), True, "",
           CLEANRL, ZOO, LEROBOT, TDMPC2),
     _word("wandb_project_name wandb_project wandb.project project",
@@ -201,14 +202,14 @@ WORDS: tuple[Word, ...] = (
     _word("from_checkpoint pretrained_path policy.path load_run trained_agent run.from_checkpoint "
           "training.resume_path policy.pretrained_path",
           say.option("start", change=lambda value, flat: {"run": str(value)}), "runs/first",
-          "a run's folder; to go on with a run: dreamlab resume", ZOO, DREAMER, LEROBOT, RLLAB),
+          "a run directory; to resume a run: dreamlab resume", ZOO, DREAMER, LEROBOT, RLLAB),
     # no option here
     _word("use_sde sde_sample_freq", say.none, True, "no policy here explores so", SB3),
     _word("optimize_memory_usage", say.none, True, "a replay stores each step once already", SB3),
     _word("vec_env vec_env_type", say.option("env.vector", change=say.vector), "subproc", "", ZOO),
     _word("num_workers dataset.num_workers", say.none, 4, "one thread gets batches ready", LEROBOT),
     _word("push_to_hub policy.push_to_hub policy.repo_id", say.none, False,
-          "dreamlab export-policy RUN --to hub writes what a hub needs", LEROBOT),
+          "dreamlab export-policy RUN --hub FOLDER --push OWNER/NAME", LEROBOT),
 )  # fmt: skip
 BY_NAME = {name: word for word in WORDS for name in word.names}
 
@@ -238,9 +239,10 @@ def find(name: str, value: Any, flat: Flat) -> Found | None:
     for part in _endings(name):
         if word := BY_NAME.get(part):
             try:
-                return Found(word, word.answer(value, flat))
+                answer = word.answer(value, flat)
             except (TypeError, ValueError):  # a value that is none of its kind
-                return Found(word, word.answer(word.example, flat))
+                answer = word.answer(word.example, flat)
+            return Found(word, {k.removesuffix("._target_"): v for k, v in answer.items()})
     return None
 
 

@@ -83,6 +83,8 @@ class Workflow(nn.Module, ABC, Generic[C]):
     """Options of the smallest working version, for debugging and tests."""
     plans: ClassVar[bool] = False
     """Whether it plans and also has a policy that can act without planning."""
+    reads_padding: ClassVar[bool] = False
+    """Whether it masks the steps that a window repeats beyond its episode (`pad: edge`)."""
     former_names: ClassVar[dict[str, str]] = {}
     """Renamed state of older checkpoints: old name to new name."""
 

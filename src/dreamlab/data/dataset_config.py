@@ -81,6 +81,10 @@ class DatasetConfig(BufferConfig):
             raise ValueError(f"context={self.context} must be below the {self.steps} steps")
 
     @property
+    def pads(self) -> bool:
+        return self.pad == "edge"
+
+    @property
     def steps(self) -> int:
         """Return the steps in a window."""
         return self.length or self.before + 1 + self.after

@@ -20,6 +20,11 @@ class BufferConfig:
     stores: ClassVar[bool] = True
     """Whether steps can be added to it."""
 
+    @property
+    def pads(self) -> bool:
+        """Tell whether windows repeat steps that did not happen."""
+        return False
+
     def window(self) -> tuple[int, int, int] | None:
         """Return batch, length and context of what is drawn; None if it is used as a whole."""
         return None

@@ -29,6 +29,7 @@ from dreamlab.engine.loop_parts import EngineConfig, LoopParts
 from dreamlab.engine.phase_scheduler import UPDATE, PhaseScheduler
 from dreamlab.engine.report import write_report
 from dreamlab.engine.signals import on_stop
+from dreamlab.engine.speed import Speed
 from dreamlab.engine.video import Films
 from dreamlab.engine.watch import Watch, not_finite, private
 
@@ -62,8 +63,7 @@ class Orchestrator:
         self.films = Films(self._say_and_record)
         self.batch: Batch | None = None
         self.score: float | None = None
-        self.wall_s = 0.0
-        self.mark = (time.monotonic(), 0, 0)
+        self.speed = Speed()
         self.saved_at = time.monotonic()
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -256,11 +256,12 @@ class Orchestrator:
         path = self.run_log.folder / "videos" / f"eval_{self.scheduler.clock().name}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
         statistics = self.parts.collector.statistics() if self.parts.collector else None
-        result = self.parts.evaluator.run(
-            self.workflow, statistics, wanted, lambda: self.stop_requested
-        )
-        if result.frames:
-            result.video = self.films.write(path, result.frames)
+        with self.speed.paused():
+            result = self.parts.evaluator.run(
+                self.workflow, statistics, wanted, lambda: self.stop_requested
+            )
+            if result.frames:
+                result.video = self.films.write(path, result.frames)
         metrics = result.metrics()
         self.parts.logger.add(metrics)
         self.score = metrics["eval/return"]
@@ -276,7 +277,7 @@ class Orchestrator:
         batch = source.peek(clock.count, self.config.report.length) if source and ready else None
         if batch is None:
             return []
-        with random.fork(clock.count):
+        with self.speed.paused(), random.fork(clock.count):
             report = self.workflow.report(batch)
         if report is None:
             return []
@@ -286,18 +287,13 @@ class Orchestrator:
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""
-        now, frames, updates = time.monotonic(), self.counters.env_frames, self.counters.updates
-        then, frames_then, updates_then = self.mark
-        elapsed = max(now - then, 1e-9)
+        frames, updates = self.counters.env_frames, self.counters.updates
         fixed = {
             **asdict(self.counters),
             **self.scheduler.clock().record(),
             "phase": float(self.scheduler.index),
-            "time/frames_per_s": (frames - frames_then) / elapsed,
-            "time/updates_per_s": (updates - updates_then) / elapsed,
-            "time/wall_s": self.wall_s + elapsed,
+            **self.speed.record(frames, updates),
         }
-        self.wall_s, self.mark = self.wall_s + elapsed, (now, frames, updates)
         for tell in self.observers.flushing:
             tell(fixed)
         record = self.parts.logger.flush(fixed)
@@ -328,7 +324,7 @@ class Orchestrator:
             self.run_log.event("phase", name=s.phase.name, **self._now())
 
     def _restart_clock(self) -> None:
-        self.mark = (time.monotonic(), self.counters.env_frames, self.counters.updates)
+        self.speed.restart(self.counters.env_frames, self.counters.updates)
         self.saved_at = time.monotonic()
 
     # -- state ------------------------------------------------------------------------------------
@@ -368,7 +364,7 @@ class Orchestrator:
             "at": clock.name,
             "score": self.score,
             "owed": self.owed,
-            "wall_s": self.wall_s,
+            "wall_s": self.speed.wall_s,
         }
         marks = {k: {m: v for m, v in s.items() if isinstance(v, int)} for k, s in buffers.items()}
         path = self.checkpoints.save(state, clock, self.score, marks)
@@ -398,7 +394,7 @@ class Orchestrator:
             due.set_state(state["due"][name])
         self.score = None if self._evaluates() else state["score"]
         self.owed = state.get("owed", False)  # older checkpoints have none
-        self.wall_s = state["wall_s"]
+        self.speed.wall_s = state["wall_s"]
         lost = self.parts.collector.set_state(state["collector"]) if self.parts.collector else []
         if lost:
             self._say_and_record(f"environments {lost} cannot be restored and start a new episode")

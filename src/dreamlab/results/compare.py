@@ -263,6 +263,17 @@ def compare(
     return [_compare(groups, metric, at, normalize) for metric in found]
 
 
+def compare_all(
+    groups: Groups, metrics: Sequence[str] | None, at: int | None = None, normalize: str = "auto"
+) -> dict[str, Comparison]:
+    """Return a comparison by what each metric was called; without names, of the usual ones."""
+    found: dict[str, Comparison] = {}
+    for name in metrics or usual_metrics(groups):
+        many = compare(groups, name, at, normalize)
+        found |= {c.metric: c for c in many} if len(many) > 1 else {name: many[0]}
+    return found
+
+
 def _compare(groups: Groups, metric: str, at: int | None, rule: str) -> Comparison:
     members = groups.members
     check_units(members)

@@ -16,29 +16,13 @@ from filelock import lock_descriptor
 from dreamlab.core.clock import moment_of
 from dreamlab.core.files import write_json
 from dreamlab.core.readers import FileError, MissingFileError, is_number, read_json
+from dreamlab.core.words import text_of as text_of
 from dreamlab.runs.locks import RETRY_S, acquire
 from dreamlab.runs.readers import problems, read_manifest
 from dreamlab.runs.run_row import BROKEN
 
 Status = Literal["waiting", "running", "interrupted", "failed", "pruned", "finished"]
 Outcome = Literal["finished", "failed", "interrupted", "taken"]
-PLAIN = re.compile(r"[\w./:+-]+")
-
-
-def text_of(value: Any) -> str:
-    """Return a value as an override writes it: `true`, `null`, `[64,64]`, quoted where needed."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{k}:{text_of(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(text_of(v) for v in value) + "]"
-    text = str(value)
-    if not isinstance(value, str) or PLAIN.fullmatch(text):
-        return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 class Lock:

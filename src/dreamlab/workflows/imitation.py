@@ -38,6 +38,7 @@ class Imitation(Workflow[ImitationConfig]):
     """One supervised update. Batches are windows of at least `horizon` steps, from any source."""
 
     Config = ImitationConfig
+    reads_padding: ClassVar[bool] = True
     tiny: ClassVar[dict[str, Any]] = {"policy": {"hidden": (8, 8)}}
 
     def build(self, spec: Spec) -> None:

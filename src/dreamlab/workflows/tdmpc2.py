@@ -287,7 +287,11 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             first(batch.reward[:, 1:]),
             first(batch.is_terminal[:, 1:]).float(),
             self.model.task_of({k: v[0] for k, v in obs.items()}),
-            {k: first(v[:, :-1]) for k, v in batch.extras.items() if v.ndim > 1},
+            {
+                k: first(v[:, :-1])
+                for k, v in batch.extras.items()
+                if v.ndim > 1 and v.is_floating_point()
+            },
         )
 
     @compilable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -70,6 +71,7 @@ class BackgroundEvaluator:
             target=measure_all, args=(theirs, self.make), name="evaluation"
         )
         self.process.start()
+        atexit.register(self.close)
         theirs.close()
         self.results = queue.Queue()  # what an earlier process still sends is of nobody's interest
         arguments = (self.process, self.connection, self.results)
@@ -114,6 +116,7 @@ class BackgroundEvaluator:
         """Drop what is under way and end the process."""
         if self.process is None:
             return
+        atexit.unregister(self.close)
         self.task = None
         connection, process, self.process = self.connection, self.process, None
         assert connection is not None

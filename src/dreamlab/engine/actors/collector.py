@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dreamlab.core import rng as random
 from dreamlab.core.errors import EnvError, LabError
 from dreamlab.core.types import Array, Batch, Metrics, Spec
 from dreamlab.core.workflow import Workflow
@@ -69,7 +70,8 @@ class RemoteCollector(Observer):
         self.deaths = [0] * config.num
         self.generation = 0
         self.weights = Published()
-        self.waited_s, self.busy_s, self.since = 0.0, 0.0, time.monotonic()
+        self.waited_s, self.published_s, self.busy_s = 0.0, 0.0, 0.0
+        self.since = time.monotonic()
         self.lost = 0
         self.loop: Orchestrator | None = None
         observers.add(self)
@@ -106,9 +108,15 @@ class RemoteCollector(Observer):
 
         Episodes that are running, and steps that are not stored yet, are lost.
         """
+        num = self.envs.num_envs
+        rng = np.random.default_rng(self.generation)  # of a plain loop that goes on from here
         return {
             "envs": {"envs": [], "normalizer": self.statistics()},
-            "state": (),
+            "step": None,
+            "state": self.workflow.initial_state(num),
+            "returns": np.zeros(num),
+            "lengths": np.zeros(num, np.int64),
+            "rng": random.generator_state(rng),
             "generation": self.generation,
             "lost": self.lost,
         }
@@ -199,9 +207,13 @@ class RemoteCollector(Observer):
     def started(self, loop: Orchestrator) -> None:
         """Start all actors with the weights of this moment."""
         self.loop = loop
-        self._publish()
-        for index in range(self.config.num):
-            self.transport.start(index, self.generation)
+        try:
+            self._publish()
+            for index in range(self.config.num):
+                self.transport.start(index, self.generation)
+        except BaseException:
+            self.transport.close()
+            raise
         self.since = time.monotonic()
 
     def updated(self, batch: Batch, metrics: Metrics) -> None:
@@ -210,8 +222,9 @@ class RemoteCollector(Observer):
             self._publish()
 
     def _publish(self) -> None:
-        version = self.weights.next()
+        began, version = time.monotonic(), self.weights.next()
         self.transport.publish(version, pack(self.workflow, version, self.statistics()))
+        self.published_s += time.monotonic() - began
 
     def flushing(self, record: dict[str, float]) -> None:
         """Report how old the weights were, what waits in the queue and who waited for whom."""
@@ -220,9 +233,10 @@ class RemoteCollector(Observer):
         record |= self.weights.pop_ages()
         record["actors/queue_ticks"] = float(np.mean([s.ticks for s in self.streams]))
         record["actors/learner_waited"] = self.waited_s / elapsed
+        record["actors/learner_published"] = self.published_s / elapsed
         record["actors/busy"] = self.busy_s / elapsed / self.config.num
         record["actors/replaced"] = float(self.lost)
-        self.waited_s, self.busy_s = 0.0, 0.0
+        self.waited_s, self.published_s, self.busy_s = 0.0, 0.0, 0.0
 
     def finished(self, status: str) -> None:
         """End all actors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pickle
@@ -51,6 +52,9 @@ class LocalActors:
 
     def start(self, index: int, generation: int) -> None:
         assert self.board is not None, "weights are published first"
+        if not self.children:
+            # whatever happens: Python waits at its end for children that are no daemons
+            atexit.register(self.close)
         context = context_of(self.make)
         ours, theirs = context.Pipe()
         board = (self.board.memory.name, self.board.capacity)
@@ -101,6 +105,7 @@ class LocalActors:
         for child in self.children.values():
             end(child.process, max(0.0, until - time.monotonic()))
         self.children = {}
+        atexit.unregister(self.close)
         if self.board is not None:
             self.board.close(remove=True)
             self.board = None
