@@ -109,7 +109,7 @@ def test_a_run_tells_what_it_is(run):
     assert dump(same.config)["workflow"]["optimizer"]["lr"] == 2e-3
     assert same.tag("good", "old") == ["good", "old"]
     assert same.tag(remove=["old"]) == same.tags == ["good"]
-    with pytest.raises(dreamlab.LabError, match="is not a run folder"):
+    with pytest.raises(dreamlab.LabError, match="is not a run directory"):
         dreamlab.Run(str(run.folder.parent))
 
 
