@@ -24,7 +24,7 @@ class Word:
     example: Any
     """A value that it could have."""
     note: str = ""
-    """What differs: a unit, a meaning, or why it is no option here."""
+    """What differs: a unit, a meaning, or why it is not an option here."""
     programs: tuple[str, ...] = BOTH
 
 
