@@ -117,7 +117,7 @@ def _refuse_period(config: LabConfig, name: str, why: str) -> None:
 def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
     """Return the workflow on its device, with the seed of the run."""
     random.seed_all(config.seed)
-    with accelerate.one_thread():  # the weights it begins with are those of its seed alone
+    with accelerate.one_thread():  # the weights it starts with are those of its seed alone
         workflow: Workflow[Any] = config.workflow.build(spec)
     workflow.to(accelerate.pick_device(config.device))
     for optimizer in workflow.optimizers.values():
@@ -197,7 +197,7 @@ def make_worker(config: LabConfig, scaling: Scaling, index: int, generation: int
 
 
 def make_evaluation(config: LabConfig, scaling: Scaling) -> tuple[Evaluator, Workflow[Any]]:
-    """Return what an evaluation in a process of its own needs: on the CPU, one thread."""
+    """Return what an evaluation in its own process needs: on the CPU, one thread."""
     config = replace(config, device="cpu", threads=1, compile=False)
     workflow = build_workflow(config, find_spec(config, scaling))
     accelerate.set_up(config, workflow, 1)
@@ -205,7 +205,7 @@ def make_evaluation(config: LabConfig, scaling: Scaling) -> tuple[Evaluator, Wor
 
 
 def find_scaling(config: LabConfig) -> Scaling:
-    """Return how the data that is learnt from is normalised, by observation and for the action."""
+    """Return how the data that is learned from is normalized, by observation and for the action."""
     found: Scaling = {}
     owner: dict[str, str] = {}
     for name, part in sorted(config.buffers.items()):
@@ -224,7 +224,7 @@ def find_scaling(config: LabConfig) -> Scaling:
 
 
 def _check_scaling(env: EnvConfig, scaling: Scaling, owner: dict[str, str]) -> None:
-    """Raise if an environment would normalise a second time what the data's statistics do."""
+    """Raise if an environment would normalize a second time what the data's statistics do."""
     if ACTION in scaling and env.scale_actions:
         raise ConfigError(
             f"buffers.{owner[ACTION]}.normalize: the dataset's actions are in the environment's "
@@ -350,7 +350,7 @@ def buffer_bytes(part: Part, workflow: Workflow[Any], num_envs: int) -> int:
     spec = workflow.spec
     extras = sum(v[0].nbytes for v in _example(workflow).extras.values())
     options = part.config
-    mapped = getattr(options, "maps_images", False)  # pictures that stay on the disk
+    mapped = getattr(options, "maps_images", False)  # images that stay on the disk
     obs = sum(s.nbytes for s in spec.obs.values() if not (mapped and s.is_image))
     step = obs + spec.action.nbytes + extras + 4 + 3
     total = options.most_steps(num_envs) * (step + 8)

@@ -1,4 +1,4 @@
-"""Opens a run directory, trains in it, goes on with it, and loads what was trained."""
+"""Opens a run directory, trains in it, resumes it, and loads what was trained."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def open_run(
 ) -> Iterator[Opened]:
     """Hold the run directory of this configuration, made new or found.
 
-    The run remembers the `command` that began it; None: that of this process.
+    The run remembers the `command` that started it; None: that of this process.
 
-    A folder that holds a run already goes on with what it was made with: an option that would
+    A folder that already contains a run keeps its configuration: an option that would
     change the numbers is refused. The length may grow (`training.total_frames`), and how a run is
     watched, logged and saved may change. Any other folder must be empty.
     """
@@ -138,7 +138,7 @@ def resume(
     trust_code: bool = False,
     checkpoint: str = "latest",
 ) -> tuple[Run, str]:
-    """Go on with a run by its own configuration, read when nobody else can change it.
+    """Resume a run by its own configuration, read when nobody else can change it.
 
     From another checkpoint than the latest the run goes its way again: later ones are set aside.
     """
@@ -235,7 +235,7 @@ def load_policy(source: Path | str, which: str = "latest", trust_code: bool = Fa
 
 
 def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
-    _ = Run(folder)  # a manifest that is damaged is told before anything is built
+    _ = Run(folder)  # a manifest that is corrupted is told before anything is built
     if hub.is_hub(folder):
         own = find_spec(config, {})
         given = (config.env.normalize_obs, config.env.normalize_reward)
@@ -276,12 +276,12 @@ def measure(
 
 
 def scaling_of(state: dict[str, Any]) -> Scaling:
-    """Return how the data was normalised that a policy learnt from; older states have none."""
+    """Return how the data was normalized that a policy learned from; older states have none."""
     return {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
 
 
 def _blank_scaling(config: LabConfig, spec: Spec) -> Scaling:
-    """Return the form of the normalisation that a configuration asks for."""
+    """Return the form of the normalization that a configuration requests."""
     names = {
         name
         for part in config.buffers.values()

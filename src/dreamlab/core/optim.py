@@ -76,7 +76,7 @@ class Optimizer:
         params: Iterable[nn.Parameter],
         names: Mapping[int, str] | None = None,
     ) -> None:
-        """Begin with no step taken; `names` of parameters, by their `id`, are for groups."""
+        """Start with no step taken; `names` of parameters, by their `id`, are for groups."""
         rule, self.config = _kind_of(config)
         self.params = list(params)
         self.accumulate = 1
@@ -134,7 +134,7 @@ class Optimizer:
             self.heard(new)
         if self.grad_norms is not None:
             self._note(new, self.grad_norms)
-        if self.config.ema:  # the average begins with the weights that nothing has moved yet
+        if self.config.ema:  # the average starts with the weights that nothing has moved yet
             self.allocate()
         if self.fused is not None:
             norm = self.fused(new)
@@ -188,7 +188,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Forget the steps taken, where weights go on to learn something else; they stay."""
+        """Forget the steps taken, where weights continue to learn something else; they stay."""
         self.pending = 0
         if self.inner.steps is not None:
             moments = [x for name in self.inner.names for x in getattr(self.inner, name)]
@@ -219,7 +219,7 @@ class Optimizer:
 
     @torch.no_grad()
     def adopt_average(self) -> None:
-        """Go on with the averages, if there are any, as weights."""
+        """Continue with the averages, if there are any, as weights."""
         for p, average in zip(self.params, self.average, strict=False):
             p.copy_(average)
 
@@ -288,7 +288,7 @@ def _both(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def clip_each(grads: Grads, params: Sequence[Tensor], share: float) -> list[Tensor | None]:
-    """Return gradients no longer than a share of their parameters (Brock et al. 2021)."""
+    """Return gradients no longer than a fraction of their parameters (Brock et al. 2021)."""
     used = [i for i, g in enumerate(grads) if g is not None]
     there: Any = [grads[i] for i in used]
     with torch.no_grad():
@@ -363,7 +363,7 @@ def _widened(grads: Grads, params: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _unread(x: Tensor) -> bool:
-    """Tell whether looking at a number would cost more than not knowing it."""
+    """Return whether looking at a number would cost more than not knowing it."""
     return torch.compiler.is_compiling() or x.device.type != "cpu"
 
 

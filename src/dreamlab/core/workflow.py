@@ -27,7 +27,7 @@ def hook(method: F) -> F:
 
     A hook takes a Batch and the phase; it returns metrics, or metrics and extras [b, t] to write
     back into the buffer at the last t steps of `batch.index`. Before it runs, optimizers with a
-    schedule are told how much of the training is over.
+    schedule are told the progress of training.
     """
 
     @wraps(method)
@@ -138,7 +138,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
         return None
 
     def with_action(self, decision: Decision, action: Tensor) -> Decision:
-        """Return a decision for another action than the policy's: random filling asks for it."""
+        """Return a decision for another action than the policy's: random filling requests it."""
         return replace(decision, action=action)
 
     def decided(self, num: int) -> None:
@@ -181,7 +181,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
     @property
     def device(self) -> torch.device:
         """Return where the parameters and buffers live now."""
-        # one of them is found once, its device asked for each time: a workflow may move
+        # one of them is found once, its device requested each time: a workflow may move
         if "anchor" not in self.__dict__:
             held = chain(self.parameters(), self.buffers())  # one that learns nothing has buffers
             object.__setattr__(self, "anchor", next(held))

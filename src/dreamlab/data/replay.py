@@ -180,7 +180,7 @@ class Replay:
         return same == self.episode[(tick + reach) % self.ticks, env]
 
     def ready(self) -> bool:
-        """Tell whether enough is stored to draw a batch."""
+        """Return whether enough is stored to draw a batch."""
         enough = min(self.config.min_steps, self.ticks * self.num_envs)
         return self.drawable and self.added > self.config.length and len(self) >= enough
 
@@ -195,8 +195,8 @@ class Replay:
         """Draw windows of consecutive steps by the sampler's choice.
 
         `is_first` is set on the first step of every window because whatever came before it is
-        unknown; `is_last` is set before a seam even if the episode was abandoned there.
-        `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
+        unknown; `is_last` is set before an episode boundary even if the episode was abandoned
+        there. `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
         """
         assert self.sampler is not None, "nothing is stored yet"
         ids, weight = self.sampler.draw(self.window(), rows or self.config.batch, self.rng)

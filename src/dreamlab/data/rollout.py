@@ -104,7 +104,7 @@ class Rollout:
         self.closed = True
 
     def ready(self) -> bool:
-        """Tell whether the rollout is complete."""
+        """Return whether the rollout is complete."""
         return self.closed and self.count == self.config.length
 
     @property
@@ -112,7 +112,7 @@ class Rollout:
         return self.place.num_envs
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Return the whole rollout, environments first, and begin a new one.
+        """Return the whole rollout, environments first, and start a new one.
 
         It is a copy: the next steps are stored while it may still be in use.
         """

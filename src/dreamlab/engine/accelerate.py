@@ -58,7 +58,7 @@ class ComputeConfig:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device asked for, or raise saying what there is."""
+    """Return the device requested, or raise saying what there is."""
     available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
@@ -74,7 +74,7 @@ def pick_device(name: str) -> torch.device:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: several add up in another order, and give other last digits."""
+    """Compute on one thread: several threads sum in another order and change the last digits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

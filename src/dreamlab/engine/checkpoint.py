@@ -69,7 +69,7 @@ class Checkpoints:
     latest                               the name of the newest
     best                                 the name of the best
     undone_000000050000/                 set aside by a run that went back to an earlier one
-    damaged_000000050000/                set aside by the process that trains, once it goes on
+    damaged_000000050000/                set aside by the process that trains, once it continues
     cleaned                              there instead of `latest` once they were removed for good
     """
 
@@ -120,7 +120,7 @@ class Checkpoints:
         return final
 
     def would_be_best(self, score: float | None) -> bool:
-        """Tell whether a checkpoint with this score would be kept as the best."""
+        """Return whether a checkpoint with this score would be kept as the best."""
         best = self.named("best")
         if score is None or not math.isfinite(score) or not self.config.keep_best:
             return False
@@ -145,10 +145,10 @@ class Checkpoints:
         return path if name and (path := self.folder / name).is_dir() else None
 
     def load(self, which: str = "latest", device: str = "cpu") -> State | None:
-        """Return the newest state that is whole, or the one asked for; None if none was saved.
+        """Return the newest state that is whole, or the one requested; None if none was saved.
 
-        A checkpoint that is damaged is passed over, with a message, for the one before it. Nothing
-        is changed: whoever only reads may do so while the run trains.
+        A checkpoint that is corrupted is passed over, with a message, for the one before it.
+        Nothing is changed: whoever only reads may do so while the run trains.
         """
         self._refuse_cleaned()
         if which == "latest":
@@ -333,7 +333,7 @@ def _replace_folder(source: Path, target: Path) -> None:
 
 
 def _read_meta(path: Path) -> dict[str, Any] | None:
-    """Return what is known of a checkpoint; None if the file is missing or damaged."""
+    """Return what is known of a checkpoint; None if the file is missing or corrupted."""
     try:
         meta = read_json(path / "meta.json")
     except FileError:

@@ -1,4 +1,4 @@
-"""The observers that a run's own options ask for."""
+"""The observers that a run's own options request."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Sink(Protocol):
         ...
 
     def restart(self) -> None:
-        """Forget every record: the run begins from nothing."""
+        """Forget every record: the run starts from nothing."""
         ...
 
     def close(self) -> None: ...
@@ -158,7 +158,7 @@ class Jsonl:
 class Logger:
     """Averages what was reported since the last flush and hands it to every sink.
 
-    Tensors are added up where they are and read when flushed: reporting never waits for a GPU.
+    Tensors are summed where they are and read when flushed: reporting never waits for a GPU.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:

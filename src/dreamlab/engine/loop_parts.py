@@ -31,7 +31,7 @@ class RunLog(Protocol):
 
     @property
     def saved(self) -> bool:
-        """Tell whether a checkpoint was ever saved."""
+        """Return whether a checkpoint was ever saved."""
         ...
 
     def event(self, kind: str, **data: Any) -> None: ...

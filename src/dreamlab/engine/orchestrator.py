@@ -218,7 +218,7 @@ class Orchestrator:
             self.score = None  # what is saved from now on has not been measured
 
     def _interrupt(self) -> str:
-        """Save; what the end would have done is done when the run goes on."""
+        """Save; what the end would have done is done when the run continues."""
         self.owed = self.owed or self.scheduler.next_action() is None
         self.save()
         self.run_log.event("interrupted", **self._now())
@@ -250,7 +250,7 @@ class Orchestrator:
         return result
 
     def evaluate(self, video: bool = False) -> EvalResult | None:
-        """Measure the policy and report it under `eval/`; raise if a stop was asked for.
+        """Measure the policy and report it under `eval/`; raise if a stop was requested.
 
         Return None where there is no environment to measure it on.
         """
@@ -336,7 +336,7 @@ class Orchestrator:
     # -- state ------------------------------------------------------------------------------------
 
     def _evaluates(self) -> bool:
-        """Tell whether the policy is measured while it is trained."""
+        """Return whether the policy is measured while it is trained."""
         return bool(self.config.eval.every_frames or self.config.eval.every_updates)
 
     def _dues(self) -> dict[str, Due]:
@@ -385,7 +385,7 @@ class Orchestrator:
     def load(self, which: str = "latest") -> bool:
         """Continue from the newest checkpoint that is whole, with all that it needs, or from one.
 
-        Return False if none was ever saved: a run that died before its first one begins anew, and
+        Return False if none was ever saved: a run that died before its first one starts over, and
         so do its records.
         """
         state = self.checkpoints.restore(self._take, self.run_log.saved, which)
@@ -410,7 +410,7 @@ class Orchestrator:
         return True
 
     def _take(self, state: dict[str, Any]) -> None:
-        """Take over what may be damaged or diverged; raise if it is."""
+        """Take over what may be corrupted or diverged; raise if it is."""
         bad = not_finite(self.workflow, state["workflow"], private(state["collector"]))
         if bad is not None:
             raise CheckpointError(f"{bad}: the run had diverged")

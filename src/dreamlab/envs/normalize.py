@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards: running, over all environments of a run, or given."""
+"""Normalization of observations and rewards: running, over all environments of a run, or given."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunningMoments:
 
 
 class Normalizer:
-    """Normalises the steps of N environments; with neither config it passes them on untouched.
+    """Normalizes the steps of N environments; with neither config it passes them on untouched.
 
     `frozen` stops the statistics, for evaluation with those of training. A `scaling` is that of the
     data a policy learns from: observations by it, and actions back.
@@ -91,7 +91,7 @@ class Normalizer:
         return self.scaling[ACTION].invert(action) if ACTION in self.scaling else action
 
     def scale(self, name: str, value: Array) -> Array:
-        """Return one observation normalised by the statistics so far, without counting it."""
+        """Return one observation normalized by the statistics so far, without counting it."""
         if name in self.scaling:
             return self.scaling[name].apply(value)
         if name not in self.moments or self.obs is None:
@@ -129,7 +129,7 @@ class Normalizer:
         return {**state, "scaling": given} if given else state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from saved statistics."""
+        """Continue from saved statistics."""
         for name, moments in self.moments.items():
             moments.set_state(state["obs"][name])
         returns = np.array(state["returns"])

@@ -33,7 +33,7 @@ class Lock:
         self.file: Any = None
 
     def take(self, wait: bool = False) -> bool:
-        """Take the lock and tell whether that worked; with `wait`, when it is free."""
+        """Take the lock and return whether that worked; with `wait`, when it is free."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a")
         try:
@@ -53,7 +53,7 @@ class Lock:
             self.file = None
 
     def held(self) -> bool:
-        """Tell whether anybody holds it, ourselves included."""
+        """Return whether anybody holds it, ourselves included."""
         if not self.path.exists():
             return False
         with self.path.open("a") as file:
@@ -108,7 +108,7 @@ class Job:
         return self.folder / "stop"
 
     def command(self, threads: int = 0) -> list[str]:
-        """Return what to run: `train`, or `resume` where the run has begun."""
+        """Return what to run: `train`, or `resume` where the run has started."""
         if (self.run_folder / "config.yaml").exists():
             return [*program(), "resume", str(self.run_folder)]
         limit = [f"threads={threads}"] if threads else []
@@ -116,7 +116,7 @@ class Job:
         return [*program(), "train", *self.overrides, *limit, place]
 
     def record(self) -> dict[str, Any]:
-        """Return what was written down of earlier attempts; they failed if that is damaged."""
+        """Return what was written down of earlier attempts; they failed if that is corrupted."""
         try:
             return _checked(read_json(self.folder / "job.json"))
         except MissingFileError:

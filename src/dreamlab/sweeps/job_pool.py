@@ -84,7 +84,7 @@ class JobPool:
         return [b.job for b in self.busy.values()]
 
     def start(self, job: Job) -> bool:
-        """Start a job; False if another process has it in hand or it is over."""
+        """Start a job; False if another process has it in hand or it has ended."""
         owner = job.owner_lock
         if not owner.take():
             return False

@@ -262,7 +262,7 @@ def _extremes(values: Sequence[Any]) -> list[Any]:
 
 
 class Sweep:
-    """Runs the jobs that are not over; what is over is told by their files alone."""
+    """Runs the unfinished jobs; their files alone say which have ended."""
 
     def __init__(
         self, jobs: Sequence[Job], pool: JobPool, view: SweepProgress, retry_failed: bool
@@ -285,7 +285,7 @@ class Sweep:
         return 0 if set(self.states.values()) <= {"finished"} else 1
 
     def _tick(self) -> bool:
-        """Start and reap jobs; tell whether there is more to do."""
+        """Start and reap jobs; return whether there is more to do."""
         for job, outcome in self.pool.poll():
             self._ended(job, outcome)
         if not self.pool.stopping:

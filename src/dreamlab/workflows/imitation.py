@@ -49,7 +49,7 @@ class Imitation(Workflow[ImitationConfig]):
         return acting.initial_state(self.policy, self.spec, num_envs, self.device)
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Go on with the chunk of actions, or sample the next one."""
+        """Continue the chunk of actions, or sample the next one."""
         return acting.act(self.policy, obs, is_first, state, mode)
 
     @hook

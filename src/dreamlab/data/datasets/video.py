@@ -1,4 +1,4 @@
-"""Pictures in video files: which frame of which file belongs to a row, decoded with PyAV."""
+"""Images in video files: which frame of which file belongs to a row, decoded with PyAV."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clips:
 
 
 class VideoCamera:
-    """A camera whose pictures are frames of video files, several episodes in each or one.
+    """A camera whose images are frames of video files, several episodes in each or one.
 
     A row's frame is the one nearest to its time, which must be less than half a frame away: times
     are float32 and drift in long files.
@@ -226,7 +226,7 @@ def presentation_times(path: Path) -> Array:
 
 
 class VideoWriter:
-    """Encodes pictures of one size as one file that can be sought in."""
+    """Encodes images of one size as one file that can be sought in."""
 
     def __init__(self, path: Path, fps: float, size: tuple[int, int], codec: str) -> None:
         import av
@@ -241,7 +241,7 @@ class VideoWriter:
         self.num_frames, self.num_bytes = 0, 0
 
     def add(self, picture: Array) -> None:
-        """Append a picture [h, w, 3]."""
+        """Append an image [h, w, 3]."""
         import av
 
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
@@ -262,14 +262,14 @@ class VideoWriter:
 
 @dataclass(frozen=True)
 class Film:
-    """A whole video file as it is, and some of its pictures for statistics."""
+    """A whole video file as it is, and some of its images for statistics."""
 
     path: Path
     sampled: Array
 
 
 class VideoCopier:
-    """Puts whole video files one behind the other, without encoding anything anew."""
+    """Puts whole video files one behind the other, without encoding anything again."""
 
     def __init__(self, path: Path, fps: float, like: Path) -> None:
         import av
@@ -282,7 +282,7 @@ class VideoCopier:
         self.fps, self.num_frames, self.num_bytes = fps, 0, 0
 
     def fits(self, path: Path) -> bool:
-        """Tell whether a file was encoded so that it can follow the ones before it."""
+        """Return whether a file was encoded so that it can follow the ones before it."""
         with opened(path) as (_, stream):
             return _header(stream) == self.header
 

@@ -41,7 +41,7 @@ class Begun:
     clock: Clock
     record: dict[str, float]
     due: list[int]
-    """What was due before it began: a run that is resumed does it again."""
+    """What was due before it started: a run that is resumed does it again."""
 
 
 class ActorLoop(Orchestrator):
@@ -50,8 +50,8 @@ class ActorLoop(Orchestrator):
     learner      update update update update update ...
     evaluation      └─ weights at frame f ──▶ result: a record of frame f, marked `late`
 
-    What is measured is saved when the measuring begins, so that the best can be kept. Evaluations
-    that a phase asks for by its hooks, and the one at the end, are waited for.
+    What is measured is saved when the measuring starts, so that the best can be kept. Evaluations
+    that a phase requests by its hooks, and the one at the end, are waited for.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Handle(Protocol):
     """A job that was started."""
 
     def poll(self) -> Outcome | None:
-        """Return how it ended, or None while it goes on."""
+        """Return how it ended, or None while it continues."""
         ...
 
     def interrupt(self) -> None:
@@ -137,7 +137,7 @@ def _unblocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 class Attempt:
-    """A job's training as a child process, in a session of its own: a Ctrl-C does not reach it."""
+    """A job's training as a child process, in its own session: a Ctrl-C does not reach it."""
 
     def __init__(self, job: Job, where: BufferContext) -> None:
         self.job, self.where = job, where
@@ -148,7 +148,7 @@ class Attempt:
         self.over = ""  # which limit it went beyond
 
     def start(self) -> bool:
-        """Start it; False if another process runs it or it is over."""
+        """Start it; False if another process runs it or it has ended."""
         if not self.lock.take():
             return False
         job = self.job
@@ -288,7 +288,7 @@ class Local:
     def __init__(
         self, limits: Limits, slots: int, gpus: Sequence[str] = (), mps: Mps | None = None
     ) -> None:
-        if sys.platform == "win32":  # a job has a session of its own and inherits a locked file
+        if sys.platform == "win32":  # a job has its own session and inherits a locked file
             raise LabError("sweeps need Linux or macOS: on Windows run them in WSL")
         self.limits, self.slots, self.gpus, self.mps = limits, slots, gpus, mps
 

@@ -57,7 +57,7 @@ class Cluster:
             options = {"log_to_driver": False, **config.options}
             self.ray.init(address=config.cluster, **options)
         self.limits = limits
-        # a lost machine's jobs are sent once more, and go on from their checkpoints
+        # a lost machine's jobs are sent once more, and continue from their checkpoints
         self.task = self.ray.remote(_task).options(
             num_cpus=limits.cpus or 1,
             num_gpus=limits.gpus or 0,
