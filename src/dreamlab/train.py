@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.orchestrator import Orchestrator
+from dreamlab.engine.signals import PREEMPTED
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
 from dreamlab.envs.normalize import Normalizer
@@ -168,6 +170,13 @@ def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest"
     score = "".join(f", {k} {v:.4g}" for k, v in told.items() if v is not None)
     terminal.say(f"{status}: {run.folder}{score}")
     return status
+
+
+def exit_code(run: Run, status: str) -> int:
+    """Return what a command ends with: 0, 130 if it was stopped, 75 if it was preempted."""
+    if status == "finished":
+        return 0
+    return PREEMPTED if run.manifest.get("stopped_by") == signal.SIGUSR1.name else 130
 
 
 @dataclass(frozen=True)

@@ -47,5 +47,5 @@ def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_cod
         frames = convert(int(value), PositiveInt, key)
     from dreamlab import train
 
-    _, status = train.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
-    return 130 if status == "interrupted" else 0
+    run, status = train.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
+    return train.exit_code(run, status)

@@ -22,6 +22,7 @@ WIDE = 130
     "dreamlab train ppo_cartpole seed=1 run.dir=experiments/first",
     "dreamlab train dqn_cartpole seed=1,2,3 training.total_frames=20_000",
     "dreamlab train my_experiment.yaml env=Acrobot-v1 --cfg job",
+    "dreamlab train ppo_cartpole launcher.name=slurm limits.gpus=1 limits.time_min=240",
 )
 @overrides
 @cfg
@@ -32,25 +33,35 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
     The configuration is an experiment and whatever is changed in it. A run gets a folder of its own
     below experiments/ unless run.dir names one; the same command in the same folder goes on.
     `seed=1,2,3` trains each seed in turn. Without arguments the experiments are listed.
+    With launcher.name=slurm or ray a cluster trains it, with what `limits` ask for.
     Lengths are in env frames, action repeat included.
     """
     if not overrides and not cfg:
         return _list()
     from dreamlab import train
+    from dreamlab.commands.submit import place_of, submit
     from dreamlab.config import compose, load_config, to_yaml
     from dreamlab.interop import strangers
 
-    strange_file = strangers.check_files(overrides, trust_code)
-    for words in each_seed(list(overrides)):
+    place, own = place_of(overrides)
+    strange_file = strangers.check_files(own, trust_code)
+    if place is not None and trust_code:
+        raise ConfigError("--trust-code: code from a hub is trained on this machine only")
+    for words in each_seed(own):
         config = load_config(compose(words))
         if cfg:
             print(to_yaml(config), end="")
             continue
+        if place is not None:
+            if code := submit(place, words, config):
+                return code
+            continue
         strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
         if trust_code and not (strange_file or strange_run):
             raise ConfigError("--trust-code: nothing here is from a hub: leave it out")
-        if train.train(config, trust_code=trust_code and strange_run)[1] == "interrupted":
-            return 130
+        run, status = train.train(config, trust_code=trust_code and strange_run)
+        if code := train.exit_code(run, status):
+            return code
     return 0
 
 

@@ -19,7 +19,7 @@ import torch
 from dreamlab.core.clock import Clock
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json, write_text
-from dreamlab.core.limits import Natural, NonNegative, Range
+from dreamlab.core.limits import Natural, NonNegative, Positive, Range
 from dreamlab.core.readers import FileError, read_json, read_pointer
 from dreamlab.core.tree import to_plain
 from dreamlab.engine.every import EveryConfig
@@ -49,6 +49,9 @@ class CheckpointConfig(EveryConfig):
     every_updates: Natural = 10_000
     every_s: NonNegative = 600.0
     """Also save after this many seconds; 0 saves by frames and updates only."""
+    deadline_s: Positive | None = None
+    """Seconds that SIGTERM and SIGUSR1 leave to save and end; beyond them the last checkpoint
+    counts. None: as long as it takes."""
     keep: Annotated[int, Range(2)] = 2
     """Latest checkpoints kept; at least 2, so that a damaged one has a predecessor."""
     keep_best: bool = True

@@ -28,7 +28,7 @@ from dreamlab.engine.every import Due
 from dreamlab.engine.loop_parts import EngineConfig, LoopParts
 from dreamlab.engine.phase_scheduler import UPDATE, PhaseScheduler
 from dreamlab.engine.report import write_report
-from dreamlab.engine.signals import on_stop
+from dreamlab.engine.signals import Deadline, on_stop
 from dreamlab.engine.video import Films
 from dreamlab.engine.watch import Watch, not_finite, private
 
@@ -57,6 +57,7 @@ class Orchestrator:
         self.log_due, self.eval_due = Due(config.log), Due(config.eval)
         self.save_due, self.report_due = Due(config.checkpoint), Due(config.report)
         self.stop_requested = False
+        self.deadline = Deadline(config.checkpoint.deadline_s, self._say_and_record)
         self.owed = False  # an evaluation that was interrupted, to be made up for first
         self.said_cut = False
         self.films = Films(self._say_and_record)
@@ -80,7 +81,7 @@ class Orchestrator:
         self.run_log.update(status="running")
         status = "failed"
         try:
-            with on_stop(lambda: self.stop_requested, self._request_stop):
+            with on_stop(lambda: self.stop_requested, self._request_stop, self.deadline):
                 try:
                     self._loop()
                     status = self._interrupt() if self.stop_requested else self._finish()
@@ -113,7 +114,7 @@ class Orchestrator:
 
     def _request_stop(self) -> None:
         self.stop()
-        self.parts.terminal.say("stopping: saving a checkpoint (once more to stop at once)")
+        self.parts.terminal.say("stopping: saving a checkpoint (Ctrl-C to stop at once)")
 
     def _record_failure(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -219,8 +220,8 @@ class Orchestrator:
         """Save; what the end would have done is done when the run goes on."""
         self.owed = self.owed or self.scheduler.next_action() is None
         self.save()
-        self.run_log.event("interrupted", **self._now())
-        self.run_log.update(status="interrupted")
+        self.run_log.event("interrupted", **self._now(), stopped_by=self.deadline.signal)
+        self.run_log.update(status="interrupted", stopped_by=self.deadline.signal)
         return "interrupted"
 
     def _finish(self) -> str:
