@@ -137,7 +137,11 @@ class Slurm:
     def start(self, job: Job, slot: int) -> Handle | None:
         """Submit a job; one that another process runs ends there at once, as taken."""
         job.stop_file.unlink(missing_ok=True)
-        submitted = self.executor.submit(Errand(job, self.limits, self.config))
+        submitit = require("submitit", "slurm")
+        try:
+            submitted = self.executor.submit(Errand(job, self.limits, self.config))
+        except (submitit.core.utils.FailedJobError, OSError) as error:
+            raise LabError(f"launcher.name=slurm: {error}") from None
         job.write(status="submitted", queue_id=str(submitted.job_id))
         return Queued(job, submitted)
 
