@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config
 from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import hardware
@@ -86,7 +86,7 @@ class Lengths:
 def run_one(folder: Path, options: list[str]) -> dict[str, float]:
     """Train a run; return its scores at the end and the seconds it took."""
     began = time.monotonic()
-    run, _ = train.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
+    run, _ = training.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
     final = run.manifest["final_eval"]
     found = {"return": final["eval/return"], "seconds": time.monotonic() - began}
     if "eval/policy_return" in final:

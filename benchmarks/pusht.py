@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config
 
 RESULTS = Path(__file__).parent / "results"
@@ -47,7 +47,7 @@ def run(name: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
         f"eval.episodes={args.episodes}", "eval.num_envs=25", "log.every_updates=200",
         "log.terminal=off", "eval.video=false",
     ]  # fmt: skip
-    finished, _ = train.train(load_config(compose(words)))
+    finished, _ = training.train(load_config(compose(words)))
     last = [r for r in finished.metrics() if "eval/log/score" in r][-1]
     found = {k: last[f"eval/{v}"] for k, v in (("score", "log/score"), ("success", "success"))}
     print(f"{name:20s} seed {seed} {found}", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import compose, load_config
 from dreamlab.core.types import Mode
 from dreamlab.envs.vector import Envs
@@ -12,11 +12,11 @@ from dreamlab.envs.vector import Envs
 
 def main() -> None:
     overrides = ["+experiment=ppo_cartpole", "training.total_frames=6_000", "eval.video=false"]
-    run, status = train.train(load_config(compose(overrides)))
+    run, status = training.train(load_config(compose(overrides)))
     print(status, run.folder)
 
     # a folder is all it takes: weights, configuration and normalisation come from it
-    trained = train.load_policy(run.folder)
+    trained = training.load_policy(run.folder)
     evaluator = build.build_evaluator(
         replace(trained.config, eval=replace(trained.config.eval, episodes=5))
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.engine.logger import MACHINE
 from dreamlab.engine.observer import StopWhen
@@ -43,9 +43,9 @@ def open_config(folder: Path, config: LabConfig) -> Orchestrator:
         run=replace(config.run, dir=str(folder)),
         log=replace(config.log, terminal="off"),
     )
-    with train.open_run(config) as opened:
+    with training.open_run(config) as opened:
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
-        train.begin(opened, loop)
+        training.begin(opened, loop)
         opened.keep()
     return loop
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import compose, load_config
 from dreamlab.core.errors import LabError
 from dreamlab.core.files import disk_errors
@@ -25,7 +25,10 @@ def run_demo(overrides: list[str]) -> int:
     config = load_config(compose([*options, *overrides]))
     terminal = Terminal(config.log.terminal, f"DreamerV3 learns {config.env.id} in its dreams")
     began = time.monotonic()
-    with disk_errors("Give the run another place with run.dir"), train.open_run(config) as opened:
+    with (
+        disk_errors("Give the run another place with run.dir"),
+        training.open_run(config) as opened,
+    ):
         run, config, folder = opened.run, opened.config, opened.run.folder
         if opened.found:
             raise LabError(f"{folder} holds a run already: the demo needs another run.dir")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.components.world_models.protocol import map_latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.core.errors import ConfigError
@@ -50,7 +50,7 @@ def _as_observed(value: Tensor, dtype: str) -> Array:
     return np.clip(array * 255, 0, 255).astype(np.uint8) if dtype == "uint8" else array
 
 
-def visited(trained: train.Trained, agent: WorldModelWorkflow, num: int) -> list[Any]:
+def visited(trained: training.Trained, agent: WorldModelWorkflow, num: int) -> list[Any]:
     """Return latent states that the run's policy passes in its real environment."""
     workflow = trained.workflow
     latents: list[Any] = []
@@ -74,7 +74,7 @@ def visited(trained: train.Trained, agent: WorldModelWorkflow, num: int) -> list
 @lru_cache(maxsize=4)
 def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDreamer, list[Any]]:
     """Return a run's dreamer and its starts; environments of one run share them."""
-    trained = train.load_policy(Path(task), trust_code=trust_code)
+    trained = training.load_policy(Path(task), trust_code=trust_code)
     workflow = trained.workflow.eval()
     if not isinstance(workflow, WorldModelWorkflow):
         name = type(workflow).__name__

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dreamlab import build, cli, train
+from dreamlab import build, cli, training
 from dreamlab.core.clock import Clock, moment_of
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
@@ -239,4 +239,4 @@ def test_a_run_with_an_offline_phase_keeps_the_checkpoints_of_it(tmp_path):
     assert [int(n.split("_")[1]) for n in suffixed] == [3, 6]
     counts = [(r["env_frames"], r["updates"]) for r in metrics(tmp_path) if r["phase"] == 1.0]
     assert [u for _, u in counts] == [2, 4, 6]
-    assert train.load_policy(tmp_path, suffixed[0]).env_frames == counts[0][0]
+    assert training.load_policy(tmp_path, suffixed[0]).env_frames == counts[0][0]

@@ -21,7 +21,7 @@ from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.watch import not_finite
 from dreamlab.envs.dummy import Identity
-from dreamlab.train import load_policy
+from dreamlab.training import load_policy
 from tests.helpers import metrics, open_loop
 
 RUN = (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.cli import main
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import Mode
@@ -103,7 +103,7 @@ def test_a_run_needs_no_environment(tmp_path: Path):
     assert (spec.action.low, spec.action.high, spec.obs["state"].shape) == (-1, 1, (3,))
     assert loop.run() == "finished"
     assert loop.counters.env_frames == 0
-    trained = train.load_policy(tmp_path / "a")
+    trained = training.load_policy(tmp_path / "a")
     assert trained.workflow.spec == spec
 
 
@@ -123,7 +123,7 @@ def test_a_policy_acts_in_the_units_of_its_data(tmp_path: Path):
             assert np.array_equal(two.obs["state"], expected)
         raw = Envs(raw.config, 0)
     (tmp_path / "data").rename(tmp_path / "elsewhere")  # a policy needs its data no more
-    trained = train.load_policy(tmp_path / "a")
+    trained = training.load_policy(tmp_path / "a")
     assert trained.workflow.spec.action.high == 1
     evaluator = build.build_evaluator(trained.config)
     again = evaluator.run(trained.workflow, trained.statistics)
@@ -161,7 +161,7 @@ def test_an_exported_policy_holds_the_statistics_of_its_data(tmp_path: Path):
     assert main(["export-policy", run, "--hub", str(tmp_path / "hub")]) == 0
     results = [
         build.build_evaluator(t.config).run(t.workflow, t.statistics).returns
-        for t in (train.load_policy(tmp_path / "a"), train.load_policy(tmp_path / "hub"))
+        for t in (training.load_policy(tmp_path / "a"), training.load_policy(tmp_path / "hub"))
     ]
     assert results[0] == results[1]
 

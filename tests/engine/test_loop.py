@@ -19,7 +19,7 @@ from dreamlab.core.errors import DivergedError, LabError
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.evaluator import EvalResult, Evaluator
 from dreamlab.engine.observer import Observer
-from dreamlab.train import load_policy
+from dreamlab.training import load_policy
 from tests.helpers import config_of, metrics, open_loop, run_for, some_of
 
 SMALL = (
@@ -291,7 +291,7 @@ def test_a_replay_lives_where_its_training_is_if_it_fits(tmp_path, monkeypatch):
 
 
 def test_normalisation_statistics_are_saved_and_used_for_evaluation(tmp_path):
-    from dreamlab.train import load_policy
+    from dreamlab.training import load_policy
 
     options = (*SMALL, "++env.normalize_obs={}", "++env.normalize_reward={}")
     loop = open_loop(tmp_path / "r", *options)

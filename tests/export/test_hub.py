@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.cli import main
 from dreamlab.core.errors import LabError
 from dreamlab.envs.suites import make
@@ -56,7 +56,7 @@ def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path):
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: dreamlab")
     assert "| eval/return |" in card
-    original, back = train.load_policy(trained(name)), train.load_policy(folder)
+    original, back = training.load_policy(trained(name)), training.load_policy(folder)
     assert back.env_frames == original.env_frames > 0
     assert hub.weights(back.workflow).keys() == hub.weights(original.workflow).keys()
     for key, value in hub.weights(original.workflow).items():
@@ -133,15 +133,15 @@ def test_a_hub_folder_is_not_overwritten_and_a_wrong_one_is_refused(trained, tmp
     assert main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "mine")]) == 2
     assert "exists already" in capsys.readouterr().err
     with pytest.raises(LabError, match="is not a run folder"):
-        train.load_policy(tmp_path / "mine")
+        training.load_policy(tmp_path / "mine")
     main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
     text = (tmp_path / "hub" / "config.yaml").read_text()
     (tmp_path / "hub" / "config.yaml").write_text(text.replace("num_critics: 2", "num_critics: 3"))
     with pytest.raises(LabError, match="the weights do not fit its configuration: online"):
-        train.load_policy(tmp_path / "hub")
+        training.load_policy(tmp_path / "hub")
     (tmp_path / "hub" / "model.safetensors").write_bytes(b"half a file")
     with pytest.raises(LabError, match=r"model.safetensors cannot be read"):
-        train.load_policy(tmp_path / "hub")
+        training.load_policy(tmp_path / "hub")
 
 
 # -- the hub of Hugging Face, its client for real, its server in this process ---------------------
@@ -299,13 +299,13 @@ def test_the_cache_is_enough_without_a_network(trained, tmp_path):
     before = files(tmp_path / "cache")
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     code = f"""
-from dreamlab import train
+from dreamlab import training
 from dreamlab.cli import main
 from dreamlab.envs.suites import make
 assert main(["eval", "hub:me/policy", "--episodes", "1"]) == 0
 assert main(["eval", "hub:me/policy@{COMMIT}", "--episodes", "1"]) == 0
 make("imagined", "hub:me/policy", {{"length": 5, "starts": 10}}).reset(seed=1)
-assert train.load_policy("hub:me/policy").env_frames >= 200
+assert training.load_policy("hub:me/policy").env_frames >= 200
 assert main(["eval", "hub:me/elsewhere"]) == 2
 """
     command = [sys.executable, "-c", code]

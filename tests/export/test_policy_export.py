@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.cli import main
 from dreamlab.envs.vector import Envs, make_env
 from dreamlab.export import policy_export as px
@@ -73,10 +73,10 @@ def test_a_written_policy_acts_like_the_original(name, kind, trained, tmp_path, 
     assert about["batch"] is None
     assert {i["shape"][0] for i in about["inputs"]} == {"batch"}
     for rows in (1, 5):
-        assert distance(train.load_policy(trained(name)), path, rows) < 1e-4
+        assert distance(training.load_policy(trained(name)), path, rows) < 1e-4
 
 
-def distance(trained: train.Trained, path: Path, rows: int) -> float:
+def distance(trained: training.Trained, path: Path, rows: int) -> float:
     """Return how far a file is from a policy's two steps, the second with the first's memory."""
     env = trained.config.env
     actions = px.actions_of(px.action_wrapper(make_env(env, 0, 0)))
@@ -118,7 +118,7 @@ def test_onnx_runtime_alone_takes_raw_observations_and_gives_the_environments_ac
 
     folder = trained("ppo-continuous")
     main(["export-policy", str(folder), "--out", str(tmp_path / "p.onnx")])
-    policy = train.load_policy(folder)
+    policy = training.load_policy(folder)
     moments = policy.statistics["obs"]["state"]
     session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"))
     raw = np.array([[0.3, -0.8, 4.0]], np.float32)
@@ -183,7 +183,7 @@ def test_a_missing_extra_is_one_message(trained, tmp_path, capsys, caplog, monke
 
 
 def test_a_file_that_differs_is_noticed(trained):
-    policy = train.load_policy(trained("sac"))
+    policy = training.load_policy(trained("sac"))
     exported = px.Exported(policy.workflow, px.Normalize(None, {}), px.Actions())
     envs = Envs(policy.config.env, 0)
     steps = pf.record(exported, policy.workflow, envs, 8)

@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.cli import main
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.envs.allowed import foreign
@@ -116,7 +116,7 @@ CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another class": put("workflow", {"_target_": "subprocess.Popen", "args": "touch ../canary"}),
     "a module here": put(TARGET, "evil.Flow"),
     "a module here, with a colon": put(TARGET, "evil:Flow"),
-    "a function of ours": put(TARGET, "dreamlab.train.load_policy"),
+    "a function of ours": put(TARGET, "dreamlab.training.load_policy"),
     "a module of ours": put(TARGET, "dreamlab.cli.main"),
     "through ours": put(TARGET, "dreamlab.workflows.ppo.torch.hub.load"),
     "the contract itself": put(TARGET, "dreamlab.core.workflow.Workflow"),
@@ -314,7 +314,7 @@ def test_commands_addresses_folders_and_sinks_of_a_stranger_have_no_effect(made,
         node["run"]["dir"] = str(canary)
 
     config = strangers.read_config(tampered(made, tmp_path, change))
-    usual = train.load_policy(made[1]).config
+    usual = training.load_policy(made[1]).config
     assert (config.watch, config.log, config.run) == (usual.watch, usual.log, usual.run)
     assert (config.watch.command, config.watch.file, config.watch.webhook) == (None, None, None)
     assert (config.log.wandb, config.run.dir) == (False, None)
@@ -347,7 +347,7 @@ def test_trusted_code_runs_and_is_named_before(made, canary, tmp_path, capsys):
     folder = tampered(made, tmp_path, env("gym", "evil:Env", sutton_barto_reward=False))
     assert "wants to run 'evil:Env'" in refused(folder, capsys)
     with pytest.raises(LabError, match="trust_code=True"):
-        train.load_policy(folder)
+        training.load_policy(folder)
     assert not canary.exists()
     assert main(["eval", str(folder), "--episodes", "1", "--trust-code"]) == 0
     said = capsys.readouterr()

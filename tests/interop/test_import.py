@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab import cli, train
+from dreamlab import cli, training
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
 from dreamlab.core.types import Mode, Step
 from dreamlab.envs.vector import EnvConfig, make_env, spec_of
@@ -90,7 +90,7 @@ def test_a_pickle_becomes_a_run_with_the_same_policy_that_evaluates_and_resumes(
     assert cli.main(["import", "dreamerv3", *arguments]) == 0, capsys.readouterr().err
     assert "without the optimizer's moments" in capsys.readouterr().out
     assert Run(run).manifest["status"] == "imported"
-    imported = train.load_policy(run).workflow
+    imported = training.load_policy(run).workflow
     for ours, theirs in zip(decide(imported), decide(source), strict=True):
         assert torch.equal(ours, theirs)
     assert cli.main(["eval", str(run), "--episodes", "1"]) == 0
@@ -108,7 +108,7 @@ def test_moments_of_the_optimizer_come_along(tmp_path):
     run = tmp_path / "run"
     args = ["dreamerv3", str(tmp_path), f"run.dir={run}", *ENV["identity"], *SMALL]
     assert cli.main(["import", *args]) == 0
-    inner = train.load_policy(run).workflow.optimizers["agent"].inner
+    inner = training.load_policy(run).workflow.optimizers["agent"].inner
     theirs = source.optimizers["agent"].inner
     assert float(inner.count) == 1
     for a, b in zip([*inner.mean, *inner.square], [*theirs.mean, *theirs.square], strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab import cli, train
+from dreamlab import cli, training
 from dreamlab.core.config import load
 from dreamlab.core.errors import CheckpointError, ConfigError
 from dreamlab.core.types import ArraySpec, Mode, Spec
@@ -184,7 +184,7 @@ def test_an_imported_agent_evaluates_and_goes_on_learning(form, tmp_path):
     file, folder = write(tmp_path / "a.pt", form(agent)), tmp_path / "run"
     args = [*ENV, *QUICK, f"run.dir={folder}"]
     assert cli.main(["import", "tdmpc2", str(file), *args]) == 0
-    found = train.load_policy(folder).workflow
+    found = training.load_policy(folder).workflow
     assert isinstance(found, TDMPC2)
     obs = {"state": torch.randn(2, 4)}
     first = torch.ones(2, dtype=torch.bool)

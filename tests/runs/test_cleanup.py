@@ -18,7 +18,7 @@ from dreamlab.runs import cleanup
 from dreamlab.runs.cleanup import clean, survey, totals
 from dreamlab.runs.run import FolderLock, Run
 from dreamlab.runs.run_row import read_row
-from dreamlab.train import load_policy
+from dreamlab.training import load_policy
 from tests.helpers import open_loop
 
 QUICK = (

@@ -14,7 +14,9 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from dreamlab.core.errors import LabError
@@ -403,10 +405,12 @@ def test_a_full_disk_stops_neither_training_nor_listing(root):
 
 
 def test_a_network_file_system_gets_no_write_ahead_log(root, monkeypatch):
-    mounts = root / "mounts"
-    mounts.write_text(f"none / ext4 rw 0 0\nhost:/x {root}/far nfs4 rw 0 0\n")
-    assert index_file.is_network(root / "far" / "runs", mounts)
-    assert not index_file.is_network(root / "near", mounts)
+    mounts = [("none", "/", "ext4"), ("host:/x", f"{root}/far", "nfs4")]
+    found = [SimpleNamespace(device=d, mountpoint=m, fstype=f) for d, m, f in mounts]
+    with monkeypatch.context() as patch:
+        patch.setattr(psutil, "disk_partitions", lambda all: found)
+        assert index_file.is_network(root / "far" / "runs")
+        assert not index_file.is_network(root / "near")
     monkeypatch.setattr(index_file, "is_network", lambda root: True)
     begun(root / "a").update(status="finished")
     with closing(sqlite3.connect(root / index.FILE)) as db:

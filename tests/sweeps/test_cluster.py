@@ -25,7 +25,7 @@ from dreamlab.sweeps.launch.ranks import Ranks
 from dreamlab.sweeps.launch.slurm import parameters
 from dreamlab.sweeps.progress import SweepProgress
 from dreamlab.sweeps.sweep import Sweep, SweepConfig
-from dreamlab.train import exit_code
+from dreamlab.training import exit_code
 from tests.helpers import metrics, need, open_loop
 from tests.sweeps.many import QUICK, holders, wait_for
 

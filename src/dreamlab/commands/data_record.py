@@ -30,7 +30,7 @@ from dreamlab.core.text import one_line, print
 if TYPE_CHECKING:
     from dreamlab.data.datasets.table import Feature
     from dreamlab.envs.vector import Envs
-    from dreamlab.train import Trained
+    from dreamlab.training import Trained
 
 MODES = ("eval", "sample", "train")
 
@@ -79,7 +79,7 @@ def record(**given: Any) -> int:
     Observations and actions are in the environment's own units. Success is recorded where the
     environment reports it.
     """
-    from dreamlab import train
+    from dreamlab import training
     from dreamlab.accel import dispatch
     from dreamlab.envs.vector import Envs
     from dreamlab.export import hub
@@ -87,7 +87,7 @@ def record(**given: Any) -> int:
 
     options = Options(**given)
     folder = hub.resolve(options.folder)
-    trained = train.load_policy(folder, options.checkpoint, options.trust_code)
+    trained = training.load_policy(folder, options.checkpoint, options.trust_code)
     if not trained.config.env.named:
         raise LabError(f"{folder}: it names no environment to record in")
     dispatch.set_reference(trained.config.accel == "off")

@@ -61,7 +61,7 @@ def command(**given: Any) -> int:
     Returns and lengths are printed and kept in report/eval.json; a video goes to videos/. The
     device and `accel` are those of the run. Into a hub's folder nothing is written.
     """
-    from dreamlab import build, train
+    from dreamlab import build, training
     from dreamlab.accel import dispatch
     from dreamlab.export import hub
     from dreamlab.interop import strangers
@@ -71,7 +71,7 @@ def command(**given: Any) -> int:
     out = options.out or (None if hub.is_hub(folder) else folder)
     if options.video and out is None:
         raise LabError("eval: nothing is written into a hub's folder: add --out FOLDER")
-    trained = train.load_policy(folder, options.checkpoint, options.trust_code)
+    trained = training.load_policy(folder, options.checkpoint, options.trust_code)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
     dispatch.set_reference(trained.config.accel == "off")
     evaluator = build.build_evaluator(replace(trained.config, eval=changed))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dreamlab.envs.vector import EnvConfig
     from dreamlab.export.policy_export import Actions
     from dreamlab.export.policy_files import Format, Parity, Runner
-    from dreamlab.train import Trained
+    from dreamlab.training import Trained
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Options:
 @trust_code
 def command(**given: Any) -> int:
     """Write a run's policy for other programs, compared with the original before it counts."""
-    from dreamlab import train
+    from dreamlab import training
     from dreamlab.export import hub
     from dreamlab.interop import strangers
 
@@ -80,7 +80,7 @@ def command(**given: Any) -> int:
     to_hub = options.hub or options.push
     if hub.is_hub(options.folder) and not (options.out or to_hub):
         raise ConfigError("export-policy: nothing is written into a hub's folder: add --out FILE")
-    trained = train.load_policy(options.folder, options.checkpoint, options.trust_code)
+    trained = training.load_policy(options.folder, options.checkpoint, options.trust_code)
     with disk_errors(every=True), strangers.guarded(options.folder, options.trust_code):
         return _export_to_hub(trained, options) if to_hub else _export(trained, options)
 
@@ -113,7 +113,7 @@ def _export(trained: Trained, options: Options) -> int:
     from dreamlab.export import policy_export as exporting
     from dreamlab.export import policy_files as files
     from dreamlab.runs.run import Run
-    from dreamlab.train import scaling_of
+    from dreamlab.training import scaling_of
 
     torch.set_num_threads(1)  # a row at a time is too little work to share
     env = trained.config.env

@@ -42,7 +42,7 @@ def command(program: str, path: Path, overrides: tuple[str, ...], trust_code: bo
     """
     if program not in PROGRAMS:
         raise LabError(unknown("program to import from", program, PROGRAMS, "import"))
-    from dreamlab import build, train
+    from dreamlab import build, training
 
     import_run = import_module(PROGRAMS[program])
     check_trust(overrides, trust_code)
@@ -51,7 +51,10 @@ def command(program: str, path: Path, overrides: tuple[str, ...], trust_code: bo
     if config.run.dir and (Path(config.run.dir) / "config.yaml").exists():
         raise LabError(f"{config.run.dir} holds a run already: import into another run.dir")
     import_run.check_fit(weights, config)
-    with disk_errors("Give the run another place with run.dir"), train.open_run(config) as opened:
+    with (
+        disk_errors("Give the run another place with run.dir"),
+        training.open_run(config) as opened,
+    ):
         run = opened.run
         if opened.found:  # another process was faster
             raise LabError(f"{run.folder} holds a run already: import into another run.dir")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.core.errors import DivergedError, LabError
 from dreamlab.core.files import disk_errors
@@ -49,7 +49,7 @@ def _stop_at(frames: int) -> StopWhen:
 
 def _open(config: LabConfig, folder: Path) -> Orchestrator:
     """Return the loop of a new run folder."""
-    with train.open_run(replace(config, run=replace(config.run, dir=str(folder)))) as opened:
+    with training.open_run(replace(config, run=replace(config.run, dir=str(folder)))) as opened:
         if opened.found:
             raise LabError(f"{folder} holds a run already: choose another run.dir")
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))

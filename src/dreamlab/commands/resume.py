@@ -45,7 +45,7 @@ def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_cod
                 "for other options start a new run"
             )
         frames = convert(int(value), PositiveInt, key)
-    from dreamlab import train
+    from dreamlab import training
 
-    run, status = train.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
-    return train.exit_code(run, status)
+    run, status = training.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
+    return training.exit_code(run, status)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
 from dreamlab.core.clock import moment_of
 from dreamlab.core.errors import ConfigError, LabError
@@ -112,7 +112,7 @@ def again(folder: Path, links: int) -> int:
     run = Run(folder)
     config = load_config(read_yaml(run.config_path))
     loop = build.build(config, run, Terminal("off", config.name))
-    train.begin(train.Opened(run, config, True, lambda: None), loop)
+    training.begin(training.Opened(run, config, True, lambda: None), loop)
     loop.observers.add(StopAfterLinks(loop, links))
     loop.run()
     return 0

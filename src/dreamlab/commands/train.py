@@ -38,7 +38,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
     """
     if not overrides and not cfg:
         return _list()
-    from dreamlab import train
+    from dreamlab import training
     from dreamlab.commands.submit import place_of, submit
     from dreamlab.config import compose, load_config, to_yaml
     from dreamlab.interop import strangers
@@ -59,8 +59,8 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
         strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
         if trust_code and not (strange_file or strange_run):
             raise ConfigError("--trust-code: nothing here is from a hub: leave it out")
-        run, status = train.train(config, trust_code=trust_code and strange_run)
-        if code := train.exit_code(run, status):
+        run, status = training.train(config, trust_code=trust_code and strange_run)
+        if code := training.exit_code(run, status):
             return code
     return 0
 

@@ -13,7 +13,9 @@ from dreamlab.core.errors import Stopped
 
 PREEMPTED = 75
 """Exit code of a run that was preempted (EX_TEMPFAIL): the same command goes on with it."""
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+PREEMPTION = "SIGUSR1"
+HANDLED = [n for n in signal.Signals if n.name in ("SIGINT", "SIGTERM", PREEMPTION)]
+"""Not every system has all of them."""
 
 
 class Deadline:

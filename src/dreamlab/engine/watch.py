@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -241,7 +241,7 @@ def _output_check(name: str) -> Callable[[nn.Module, Any, Any], None]:
 
 def memory_limit() -> int:
     """Return the memory this process may use: the machine's, or its container's if that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = int(psutil.virtual_memory().total)
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             total = min(total, int((Path("/sys/fs/cgroup") / name).read_text()))
@@ -252,14 +252,7 @@ def memory_limit() -> int:
 
 def memory_available() -> int:
     """Return the bytes that can still be allocated."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
-    except (OSError, StopIteration):  # not Linux
-        free = memory_limit()
-    return min(free, memory_limit())
+    return min(int(psutil.virtual_memory().available), memory_limit())
 
 
 def memory_used_share() -> float:

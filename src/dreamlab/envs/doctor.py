@@ -18,6 +18,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import torch
 
 from dreamlab.core.errors import LabError
@@ -92,20 +93,9 @@ def _resources() -> Iterator[Finding]:
     free = shutil.disk_usage(Path.cwd()).free / GB
     level = "ok" if free > 10 else "warning"
     yield Finding(level, f"{free:.0f} GB of disk free here, where runs are kept")
-    memory = _memory_gb()
-    if memory is not None:
-        level = "ok" if memory > 4 else "warning"
-        yield Finding(level, f"{memory:.0f} GB of memory available, {os.cpu_count()} CPU cores")
-
-
-def _memory_gb() -> float | None:
-    """Return the memory that can still be used, where the system tells."""
-    table = Path("/proc/meminfo")
-    if not table.exists():
-        return None
-    rows = (line.split() for line in table.read_text().splitlines())
-    kb = next((int(row[1]) for row in rows if row[0] == "MemAvailable:"), None)
-    return None if kb is None else kb / 1024**2
+    memory = psutil.virtual_memory().available / GB
+    level = "ok" if memory > 4 else "warning"
+    yield Finding(level, f"{memory:.0f} GB of memory available, {os.cpu_count()} CPU cores")
 
 
 def _video() -> Finding:

@@ -60,7 +60,7 @@ Trained for {frames:,} env frames with seed {seed}, with dreamlab {version}.
 |---|---|
 {rows}
 
-Measure it with `dreamlab eval {source}`, load it with `dreamlab.train.load_policy("{source}")`.
+Measure it with `dreamlab eval {source}`, load it with `dreamlab.load("{source}")`.
 """
 
 

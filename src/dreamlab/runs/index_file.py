@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from dreamlab.runs.locks import held
 from dreamlab.runs.run_row import COLUMNS, stamp_of
 
@@ -115,14 +117,14 @@ def _choose_journal(db: sqlite3.Connection, root: Path) -> None:
     db.execute("PRAGMA journal_mode = DELETE")
 
 
-def is_network(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+def is_network(folder: Path) -> bool:
     """Tell whether a folder lies on a file system that several machines share."""
     try:
-        lines = [line.split() for line in mounts.read_text().splitlines()]
+        mounts = psutil.disk_partitions(all=True)
     except OSError:
         return False
     place = folder.resolve()
-    above = [(len(m[1]), m[2]) for m in lines if place.is_relative_to(m[1])]
+    above = [(len(m.mountpoint), m.fstype) for m in mounts if place.is_relative_to(m.mountpoint)]
     return bool(above) and max(above)[1] in NETWORK
 
 

@@ -195,7 +195,7 @@ class FolderLock:
             return False
         # whoever looks whether a run is alive holds this lock for a moment
         if not acquire(handle, GLANCE_S):
-            holder = _holder(os.read(handle, 4096))
+            holder = _holder(handle)
             os.close(handle)
             raise LabError(
                 f"{self.path.parent}: another process is writing into this run folder{holder}"
@@ -217,7 +217,8 @@ class FolderLock:
     def _sign(self, about: dict[str, Any]) -> None:
         with suppress(OSError):  # a full disk must not keep anybody from cleaning up
             os.ftruncate(self.handle, 0)
-            os.pwrite(self.handle, json.dumps(about).encode(), 0)
+            os.lseek(self.handle, 0, os.SEEK_SET)
+            os.write(self.handle, json.dumps(about).encode())
 
     def undo(self) -> None:
         """Remove the file and the folders that were made for it, as far as they are empty."""
@@ -239,12 +240,12 @@ def make_folders(folder: Path) -> list[Path]:
     return made
 
 
-def _holder(text: bytes) -> str:
+def _holder(handle: int) -> str:
     """Return what a process wrote about itself when it took a lock."""
     try:
-        about = json.loads(text)
+        about = json.loads(os.read(handle, 4096))
         return f" (process {about['pid']} on {about['host']}, since {about['since']})"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):  # Windows keeps a locked file to its holder
         return ""
 
 

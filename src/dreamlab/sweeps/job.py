@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import re
 import shlex
@@ -12,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import lock_descriptor
+
 from dreamlab.core.clock import moment_of
 from dreamlab.core.files import write_json
 from dreamlab.core.readers import FileError, MissingFileError, is_number, read_json
+from dreamlab.runs.locks import RETRY_S, acquire
 from dreamlab.runs.readers import problems, read_manifest
 from dreamlab.runs.run_row import BROKEN
 
@@ -51,12 +53,14 @@ class Lock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            taken = lock_descriptor(file.fileno(), blocking=wait, poll_interval=RETRY_S)
         except OSError:
+            taken = False
+        if taken:
+            self.file = file
+        else:
             file.close()
-            return False
-        self.file = file
-        return True
+        return taken
 
     def release(self) -> None:
         """Let go; a child that inherited the lock keeps it."""
@@ -69,11 +73,7 @@ class Lock:
         if not self.path.exists():
             return False
         with self.path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+            return not acquire(file.fileno(), 0, shared=True)
 
 
 @dataclass(frozen=True)

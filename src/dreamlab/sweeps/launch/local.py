@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
+from dreamlab.core.errors import LabError
 from dreamlab.engine.signals import PREEMPTED
 from dreamlab.sweeps.gpu_sharing import Mps
 from dreamlab.sweeps.job import Job, Outcome
@@ -245,27 +249,33 @@ class Attempt:
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started and that live."""
     try:
-        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
+        return [c.pid for c in psutil.Process(pid).children()]
+    except psutil.Error:  # it has ended meanwhile
         return []
 
 
 def memory_bytes(session: int) -> int:
     """Return the memory of all processes of a session; what they share is counted once.
 
-    Pages of mapped files are not counted: the system takes them back where it needs memory. It is
-    0 where there is no /proc.
+    Pages of mapped files are not counted: the system takes them back where it needs memory. Other
+    systems than Linux do not tell them apart, and what is shared counts for each.
     """
     total = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[3]) != session:
-                continue
-            rollup = stat.with_name("smaps_rollup").read_text()
-        except OSError:  # it has ended meanwhile
-            continue
-        total += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", rollup, re.MULTILINE)))
-    return 1024 * total
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.Error):  # it has ended meanwhile
+            if os.getsid(pid) == session:
+                total += _own_bytes(pid)
+    return total
+
+
+def _own_bytes(pid: int) -> int:
+    """Return what a process adds to the memory in use."""
+    if not sys.platform.startswith("linux"):
+        return int(psutil.Process(pid).memory_info().rss)
+    # psutil's PSS has the pages of mapped files in it, among them a replay on disk
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    found = re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", rollup, re.MULTILINE)
+    return 1024 * sum(map(int, found))
 
 
 def carry_out(job: Job, attempt: Attempt) -> Outcome:
@@ -301,6 +311,8 @@ class Local:
     def __init__(
         self, limits: Limits, slots: int, gpus: Sequence[str] = (), mps: Mps | None = None
     ) -> None:
+        if sys.platform == "win32":  # a job has a session of its own and inherits a locked file
+            raise LabError("sweeps need Linux or macOS: on Windows run them in WSL")
         self.limits, self.slots, self.gpus, self.mps = limits, slots, gpus, mps
 
     @cached_property

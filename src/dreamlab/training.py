@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.orchestrator import Orchestrator
-from dreamlab.engine.signals import PREEMPTED
+from dreamlab.engine.signals import PREEMPTED, PREEMPTION
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
 from dreamlab.envs.normalize import Normalizer
@@ -176,7 +175,7 @@ def exit_code(run: Run, status: str) -> int:
     """Return what a command ends with: 0, 130 if it was stopped, 75 if it was preempted."""
     if status == "finished":
         return 0
-    return PREEMPTED if run.manifest.get("stopped_by") == signal.SIGUSR1.name else 130
+    return PREEMPTED if run.manifest.get("stopped_by") == PREEMPTION else 130
 
 
 @dataclass(frozen=True)
