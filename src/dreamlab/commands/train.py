@@ -37,6 +37,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
     if not overrides and not cfg:
         return _list()
     from dreamlab import train
+    from dreamlab.commands import several
     from dreamlab.config import compose, load_config, to_yaml
     from dreamlab.interop import strangers
 
@@ -49,8 +50,13 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
         strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
         if trust_code and not (strange_file or strange_run):
             raise ConfigError("--trust-code: nothing here is from a hub: leave it out")
-        if train.train(config, trust_code=trust_code and strange_run)[1] == "interrupted":
-            return 130
+        trusted = trust_code and strange_run
+        flags = ["--trust-code"] if trust_code else []
+        with several.processes_of(config, ["train", *words, *flags]) as here:
+            if here.mine:
+                here.ended(train.train(here.config, trust_code=trusted)[1])
+        if here.code:
+            return here.code
     return 0
 
 

@@ -39,6 +39,7 @@ class World:
     size: int = 1
     local_rank: int = 0
     """The number of this process on its machine: the GPU it takes."""
+    local_size: int = 1
 
 
 _here = World()
@@ -59,6 +60,11 @@ def local_rank() -> int:
     return _here.local_rank
 
 
+def local_size() -> int:
+    """Return how many of the processes are on this machine."""
+    return _here.local_size
+
+
 def is_main() -> bool:
     """Tell whether this process writes the run folder, the logs and the videos."""
     return _here.rank == 0
@@ -72,10 +78,11 @@ def launched() -> World | None:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     try:
-        numbers = [int(os.environ.get(k, "0")) for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        return World(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
     except ValueError:
         raise LabError("RANK, WORLD_SIZE and LOCAL_RANK of torchrun must be numbers") from None
-    return World(*numbers)
 
 
 @contextmanager
@@ -147,12 +154,13 @@ class _Mean(torch.autograd.Function):
         return _reduce(x, "sum") / dist.get_world_size()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _reduce(grad, "sum") / dist.get_world_size()
 
 
 def _reduce(x: Tensor, op: str) -> Tensor:
-    reduced = collectives.all_reduce(x.contiguous(), op, dist.group.WORLD)
+    group: Any = dist.group.WORLD
+    reduced = collectives.all_reduce(x.contiguous(), op, group)
     if torch.compiler.is_compiling():
         return reduced
     with _heard():
@@ -161,7 +169,7 @@ def _reduce(x: Tensor, op: str) -> Tensor:
 
 def mean(x: Tensor) -> Tensor:
     """Return the mean of a tensor over all processes; gradients flow through it."""
-    return x if _here.size == 1 else _Mean.apply(x)  # pyright: ignore
+    return x if _here.size == 1 else _Mean.apply(x)
 
 
 def total(x: Tensor) -> Tensor:
