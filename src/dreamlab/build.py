@@ -11,6 +11,7 @@ import torch
 
 from dreamlab.config import LabConfig
 from dreamlab.core import rng as random
+from dreamlab.core import world
 from dreamlab.core.affine import ACTION, Scaling, scaled_spec
 from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import ConfigError, LabError
@@ -92,6 +93,8 @@ def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
     random.seed_all(config.seed)
     with accelerate.one_thread():  # the weights it begins with are those of its seed alone
         workflow: Workflow[Any] = config.workflow.build(spec)
+    if world.rank() > 0:  # from the same weights each goes its own way
+        random.seed_all(world.derive(config.seed, 3))
     workflow.to(accelerate.pick_device(config.device))
     for optimizer in workflow.optimizers.values():
         optimizer.accumulate = config.training.accumulate
@@ -101,16 +104,21 @@ def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
 def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orchestrator:
     """Return the loop for a run folder that exists already."""
     check(config)
+    if config.processes not in (1, world.size()):
+        raise ConfigError(
+            f"distributed.processes={config.processes}, but this process is one of {world.size()}: "
+            "start it with `dreamlab train` or torchrun"
+        )
     terminal = terminal or Terminal(config.log.terminal, config.name)
     collects = any(p.collects for p in config.training.phases)
     scaling = find_scaling(config)
-    envs = Envs(config.env, random.derive(config.seed, 0), scaling) if collects else None
+    envs = Envs(config.env, world.derive(config.seed, 0), scaling) if collects else None
     workflow = build_workflow(config, find_spec(config, scaling) if envs is None else envs.spec)
     buffers = build_buffers(config, workflow, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
     accelerate.set_up(config, workflow, workflow.rows_per_step(steps))
     observers = Observers()
-    seed = random.derive(config.seed, 1)
+    seed = world.derive(config.seed, 1)
     collector = Collector(envs, workflow, seed, observers) if envs is not None else None
     paints = config.env.named and type(workflow).report is not Workflow.report
     parts = LoopParts(
@@ -194,7 +202,9 @@ def build_evaluator(config: LabConfig, scaling: Scaling | None = None) -> Evalua
 
 
 def build_logger(config: LabConfig, run: Run, terminal: Terminal) -> Logger:
-    """Return the logger with every sink that is switched on."""
+    """Return the logger with every sink that is switched on; rank 0 alone has any."""
+    if not world.is_main():
+        return Logger([])
     sinks: list[Sink] = [Jsonl(run.folder / "metrics.jsonl"), terminal]
     if config.log.tensorboard:
         sinks.append(TensorBoard(run.folder / "tensorboard"))
@@ -208,12 +218,13 @@ def build_buffers(
 ) -> dict[str, Buffer]:
     """Return the buffers by name; one that does not fit into memory goes to disk, or is refused."""
     buffers: dict[str, Buffer] = {}
-    room, on_gpu = memory_available(), 0
+    room, on_gpu = memory_available() // world.local_size(), 0
     spec, num_envs = workflow.spec, config.env.num_envs
     extras = _example(workflow).extras if config.buffers else {}
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name
-        seed = random.derive(config.seed, 2, number)
+        folder = folder / f"rank{world.rank()}" if world.rank() else folder
+        seed = world.derive(config.seed, 2, number)
         place = BufferContext(spec, num_envs, seed, workflow.device, folder, extras)
         need = buffer_bytes(part, workflow, num_envs)
         chosen = _choose(part, on_gpu + need, workflow.device)
@@ -274,7 +285,7 @@ def _example(workflow: Workflow[Any]) -> Decision:
     obs = {k: np.zeros((1, *s.shape), s.dtype) for k, s in workflow.spec.obs.items()}
     flags = np.zeros(1, bool)
     step = Step(obs, np.zeros(1, np.float32), np.ones(1, bool), flags, flags)
-    with random.fork(0):
+    with random.fork(0), world.alone():
         saved = {k: v.clone() for k, v in workflow.named_buffers()}
         decision = workflow.act(step, workflow.initial_state(1), Mode.TRAIN)
         for k, v in workflow.named_buffers():

@@ -39,6 +39,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
     if not overrides and not cfg:
         return _list()
     from dreamlab import training
+    from dreamlab.commands import several
     from dreamlab.commands.submit import place_of, submit
     from dreamlab.config import compose, load_config, to_yaml
     from dreamlab.interop import strangers
@@ -59,9 +60,14 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
         strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
         if trust_code and not (strange_file or strange_run):
             raise ConfigError("--trust-code: nothing here is from a hub: leave it out")
-        run, status = training.train(config, trust_code=trust_code and strange_run)
-        if code := training.exit_code(run, status):
-            return code
+        trusted = trust_code and strange_run
+        flags = ["--trust-code"] if trust_code else []
+        with several.processes_of(config, ["train", *words, *flags]) as here:
+            if here.mine:
+                done = training.train(here.config, trust_code=trusted)
+                here.ended(training.exit_code(*done))
+        if here.code:
+            return here.code
     return 0
 
 

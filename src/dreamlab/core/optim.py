@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core import world
 from dreamlab.core.config import Part, optional_part, part
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.update_rules import (
@@ -129,7 +130,12 @@ class Optimizer:
         )
 
     def follow(self, new: Grads) -> Tensor:
-        """Clip gradients and move the weights along them; return the norm before clipping."""
+        """Clip gradients and move the weights along them; return the norm before clipping.
+
+        Of several processes each brings its own; all of them follow the mean.
+        """
+        if world.size() > 1:
+            new = world.mean_gradients(new)
         if self.heard is not None:
             self.heard(new)
         if self.grad_norms is not None:

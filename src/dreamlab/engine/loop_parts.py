@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dreamlab.core.affine import Scaling
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
@@ -16,6 +17,7 @@ from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.observer import Observers
+from dreamlab.engine.processes import DistributedConfig
 from dreamlab.engine.report import Paint, ReportConfig
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, WatchConfig
@@ -44,6 +46,20 @@ class EngineConfig(ComputeConfig):
     report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes are to train, whichever option says so."""
+        return max(self.devices, self.distributed.processes)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.devices > 1 and self.distributed.processes not in (1, self.devices):
+            raise ConfigError(
+                f"devices={self.devices} and distributed.processes={self.distributed.processes} "
+                "contradict each other: leave one of them out"
+            )
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 
 from dreamlab.core.errors import Stopped
 
-PREEMPTED = 75
-"""Exit code of a run that was preempted (EX_TEMPFAIL): the same command goes on with it."""
+PREEMPTED = 85
+"""Exit code of a run that was preempted (HTCondor's too): the same command goes on with it."""
 PREEMPTION = "SIGUSR1"
 HANDLED = [n for n in signal.Signals if n.name in ("SIGINT", "SIGTERM", PREEMPTION)]
 """Not every system has all of them."""
