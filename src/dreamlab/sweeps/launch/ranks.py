@@ -44,9 +44,9 @@ class Ranks:
             return ["--standalone", *shared]
         return [
             f"--nnodes={self.nodes}",
-            f"--node-rank={self.node}",
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={self.address}",
             f"--rdzv-id={self.id}",
+            f"--rdzv-conf=is_host={int(self.node == 0)}",  # names of hosts do not always tell
             *shared,
         ]
