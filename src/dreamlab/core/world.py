@@ -150,7 +150,7 @@ class _Mean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return _reduce(x, "sum") / dist.get_world_size()
 
     @staticmethod

@@ -113,7 +113,7 @@ class Checkpoints:
         self, temporary: Path, final: Path, clock: Clock, score: float | None, parts: list[Part]
     ) -> None:
         """Make a checkpoint of what every process has written."""
-        meta = {
+        meta: dict[str, Any] = {
             "format": FORMAT,
             "clock": {"unit": clock.unit, "count": clock.count, "updates": clock.updates},
             "score": score,
