@@ -15,6 +15,7 @@ from dreamlab.core import world
 from dreamlab.core.affine import ACTION, Scaling, scaled_spec
 from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.sharded_init import build_sharded
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer, BufferContext
@@ -92,12 +93,22 @@ def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
     """Return the workflow on its device, with the seed of the run."""
     random.seed_all(config.seed)
     with accelerate.one_thread():  # the weights it begins with are those of its seed alone
-        workflow: Workflow[Any] = config.workflow.build(spec)
+        workflow = _made(config, spec)
     if world.rank() > 0:  # from the same weights each goes its own way
         random.seed_all(world.derive(config.seed, 3))
     workflow.to(accelerate.pick_device(config.device))
     for optimizer in workflow.optimizers.values():
         optimizer.accumulate = config.training.accumulate
+    return workflow
+
+
+def _made(config: LabConfig, spec: Spec) -> Workflow[Any]:
+    """Return a workflow as it begins: whole, or this process's part of it."""
+    options = config.distributed
+    if not options.shard or world.all_processes() == 1:
+        return config.workflow.build(spec)
+    workflow = build_sharded(lambda: config.workflow.build(spec), options.shard_least)
+    workflow.sharded = True
     return workflow
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core import sharding
 from dreamlab.core.config import Part
 from dreamlab.core.optim import OptimConfig, Optimizer
 from dreamlab.core.phase import Phase
@@ -34,7 +35,10 @@ def hook(method: F) -> F:
     def called(self: Workflow[Any], batch: Batch, *, phase: Phase) -> Any:
         for opt in self.optimizers.values():
             opt.at(phase.progress)
-        return method(self, batch, phase=phase)
+        if not self.sharded:
+            return method(self, batch, phase=phase)
+        with sharding.regathered():
+            return method(self, batch, phase=phase)
 
     called.is_hook = True  # type: ignore[attr-defined]
     return cast(F, called)
@@ -83,6 +87,8 @@ class Workflow(nn.Module, ABC, Generic[C]):
     """Options that make it as small as it can be and still work: for debugging and for tests."""
     plans: ClassVar[bool] = False
     """Whether it plans, and has a policy that can act without."""
+    sharded = False
+    """Whether several processes keep a part of each weight."""
     former_names: ClassVar[dict[str, str]] = {}
     """What is held under another name in older checkpoints: that name, and today's."""
 

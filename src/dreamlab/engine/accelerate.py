@@ -128,8 +128,11 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     threads = config.threads or _threads(workflow, rows)
     torch.set_num_threads(threads)
-    dispatch.set_reference(config.accel == "off")
-    if config.accel == "auto" and config.compile is not False:
+    plain = (
+        config.accel == "off" or workflow.sharded
+    )  # kernels and graphs read weights by themselves
+    dispatch.set_reference(plain)
+    if not plain and config.compile is not False:
         speed_up(config, workflow)
 
 

@@ -35,7 +35,7 @@ def add_default_observers(loop: Orchestrator, say: Callable[[str], None]) -> Non
 
 def _checks_weights(loop: Orchestrator) -> int:
     """Return after how many updates the weights of all processes are compared; 0: never."""
-    wanted = loop.config.distributed.check_every_updates
+    wanted = 0 if loop.config.distributed.shard else loop.config.distributed.check_every_updates
     usual = CHECK_EVERY if loop.config.watch.check_every_update else 0
     return (usual if wanted is None else wanted) if world.size() > 1 else 0
 

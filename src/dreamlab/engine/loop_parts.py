@@ -60,6 +60,15 @@ class EngineConfig(ComputeConfig):
                 f"devices={self.devices} and distributed.processes={self.distributed.processes} "
                 "contradict each other: leave one of them out"
             )
+        if self.distributed.shard:
+            self._check_shard()
+
+    def _check_shard(self) -> None:
+        """Raise on what does not go together with sharded weights."""
+        if self.compile:
+            raise ConfigError("compile: sharded weights are gathered outside of compiled code")
+        if self.log.norms:
+            raise ConfigError("log.norms: with distributed.shard no process has whole weights")
 
 
 @dataclass

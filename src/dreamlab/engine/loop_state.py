@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dreamlab.core import rng as random
-from dreamlab.core import world
+from dreamlab.core import sharding, world
 from dreamlab.core.clock import Counters
 from dreamlab.core.errors import CheckpointError
 from dreamlab.engine.watch import not_finite, private
@@ -27,7 +27,7 @@ def save(loop: Orchestrator) -> Path | None:
     """Write a checkpoint of everything the next step depends on; None if it is not finite."""
     loop.saved_at = time.monotonic()
     collector = loop.parts.collector.get_state() if loop.parts.collector is not None else {}
-    workflow = loop.workflow.state_dict()
+    workflow = sharding.whole_state(loop.workflow)
     found = world.gather(not_finite(loop.workflow, workflow, private(collector)))
     bad = next((b for b in found if b is not None), None)
     if not loop.watch.may_save(bad, loop.checkpoints.names(), loop.say_and_record):
@@ -110,6 +110,6 @@ def _take(loop: Orchestrator, state: State) -> None:
     bad = not_finite(loop.workflow, state["workflow"], private(state["collector"]))
     if bad is not None:
         raise CheckpointError(f"{bad}: the run had diverged")
-    loop.workflow.load_state_dict(state["workflow"])
+    sharding.take_state(loop.workflow, state["workflow"])
     for name, buffer in loop.parts.buffers.items():
         buffer.load(state["buffers"][name])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dreamlab.core import rng as random
-from dreamlab.core import world
+from dreamlab.core import sharding, world
 from dreamlab.core.clock import Counters
 from dreamlab.core.errors import EnvError, LabError
 from dreamlab.core.phase import Phase
@@ -273,12 +273,13 @@ class Orchestrator:
         if self.parts.evaluator is None:
             return None
         result, finished = None, True
-        if world.is_main():  # the others wait
-            try:
-                with world.alone():
-                    result = self._play(self.parts.evaluator, video)
-            except UnfinishedError:
-                finished = False
+        with sharding.assembled(self.workflow):
+            if world.is_main():  # the others wait
+                try:
+                    with world.alone():
+                        result = self._play(self.parts.evaluator, video)
+                except UnfinishedError:
+                    finished = False
         self.score, finished = world.broadcast((self.score, finished))
         if not finished:
             raise UnfinishedError
@@ -302,6 +303,10 @@ class Orchestrator:
 
     def report(self) -> list[Path]:
         """Look inside the algorithm, if it lets us, and write down what is seen."""
+        with sharding.assembled(self.workflow):
+            return self._report()
+
+    def _report(self) -> list[Path]:
         clock, source = self.scheduler.clock(), self._source()
         ready = world.is_main() and source is not None and source.ready()
         batch = source.peek(clock.count, self.config.report.length) if source and ready else None
