@@ -14,18 +14,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dreamlab.core import rng
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.sharding import check_module, shard_module, shard_parameter
+from dreamlab.core.sharding import check_module, shard_module, shard_parameter, unread
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class _Following(TorchDispatchMode):
-    """Follows parameters, in the order in which modules get them, through operations on them."""
+class _Following(TorchFunctionMode):
+    """Follows parameters, in the order in which modules get them, through all that uses them.
+
+    That a function looks at what one is counts too: some do nothing on the meta device.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,18 +40,22 @@ class _Following(TorchDispatchMode):
     def registered(self, module: nn.Module, name: str, p: Any) -> None:
         """Follow a parameter from now on."""
         if p is not None:
-            self.places[p.untyped_storage()._cdata] = len(self.last)
+            self.places[_place(p)] = len(self.last)
             self.last.append(len(self.last) + 1)
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for x in tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor):
-                number = self.places.get(x.untyped_storage()._cdata)
-                if number is not None:
-                    self.last[number] = len(self.last)
+            number = self.places.get(_place(x)) if isinstance(x, Tensor) else None
+            if number is not None:
+                self.last[number] = len(self.last)
         return func(*args, **(kwargs or {}))
+
+
+def _place(x: Tensor) -> int:
+    with torch._C.DisableTorchFunction():
+        return x.untyped_storage()._cdata
 
 
 class _Cutting:
@@ -96,7 +103,7 @@ def build_sharded(make: Callable[[], M], least: int) -> M:
             "distributed.shard: this workflow cannot be built on the meta device, where nothing is "
             f"computed: {error}"
         ) from error
-    with _heard(_Cutting(follow.last, least).registered):
+    with _heard(_Cutting(follow.last, least).registered), unread():
         built = make()
     shard_module(built, least)  # copies of modules have not been followed
     return built

@@ -89,9 +89,11 @@ class _Gathered:
         self.kept: OrderedDict[tuple[int, bool], tuple[int, Tensor]] = OrderedDict()
         self.origin: dict[int, nn.Parameter] = {}
         self.size = 0
+        self.readable = True
 
     def get(self, p: nn.Parameter, shard: Shard) -> Tensor:
         """Return the whole of a parameter, with a gradient where one is wanted."""
+        assert self.readable, f"a parameter {list(shard.shape)} was cut before it was initialised"
         key = (id(p), torch.is_grad_enabled() and p.requires_grad)
         version, full = self.kept.get(key, (-1, p))
         if version == p._version:
@@ -125,6 +127,16 @@ def whole(p: nn.Parameter) -> Tensor:
     """Return a parameter as its module uses it; all processes must ask for it."""
     shard = shard_of(p)
     return p if shard is None or shard.whole else _gathered.get(p, shard)
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Raise if a sharded parameter is used inside the block."""
+    _gathered.readable = False
+    try:
+        yield
+    finally:
+        _gathered.readable = True
 
 
 def _pack(x: Tensor) -> Any:
