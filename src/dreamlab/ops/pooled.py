@@ -30,7 +30,7 @@ def pooled_std_mean(x: Float[Tensor, ...]) -> tuple[Float[Tensor, ""], Float[Ten
     return (square / (count - 1)).sqrt(), mean
 
 
-def pooled_standard(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def pooled_standard(x: Float[Tensor, "*b"]) -> Float[Tensor, "n d"]:
     """Return rows less the mean of all, in deviations of all; gradients flow through both."""
     if world.size() == 1:
         return (x - x.mean(0)) / (x.std(0) + 1e-8)
