@@ -93,9 +93,7 @@ def prepared(name: str, folder: Any) -> tuple[Workflow[Any], Kept]:
 @pytest.mark.parametrize(
     ("cls", "name"),
     [
-        pytest.param(
-            *case.values, id=case.id, marks=() if case.id in QUICK else pytest.mark.slow
-        )
+        pytest.param(*case.values, id=case.id, marks=() if case.id in QUICK else pytest.mark.slow)
         for case in CASES
     ],
 )
