@@ -18,7 +18,7 @@ from dreamlab.runs.run import Run
 CONTEXT = click.Context(cli.app, info_name="dreamlab")
 HELPERS = {
     "arguments", "catalogue", "comparing", "dashboard", "data_convert", "data_record", "data_view",
-    "inspection", "jobs", "many", "printing", "reproduce", "second_run",
+    "inspection", "jobs", "many", "printing", "reproduce", "second_run", "several", "submit"
 }  # fmt: skip
 
 

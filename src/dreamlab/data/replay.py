@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dreamlab.core import rng as random
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.limits import Natural, PositiveInt, Range, Share
@@ -217,7 +218,8 @@ class Replay:
         rows["is_first"][:, 0] = True
         rows["is_last"][:, :-1] |= rows["is_first"][:, 1:]
         if weight is not None:
-            scaled = torch.from_numpy((weight / weight.max()).astype(np.float32))
+            most = float(world.largest(torch.tensor(weight.max())))
+            scaled = torch.from_numpy((weight / most).astype(np.float32))
             rows["extras/weight"] = send(scaled, self.store.device)
         if self.returns is not None:
             known = torch.from_numpy(self.returns.at(index.numpy()))
