@@ -60,7 +60,7 @@ def test_statistics_of_parts_are_those_of_the_whole(tmp_path):
         return std, mean, world.mean(pooled_mean(mine))
 
     def half(rank: int):
-        mine = data[rank : 8 : 2].clone().requires_grad_()
+        mine = data[rank:8:2].clone().requires_grad_()
         loss = (pooled_standard(mine) ** 3 * torch.arange(4)).mean()
         return torch.autograd.grad(loss, mine)[0]
 
