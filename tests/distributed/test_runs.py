@@ -176,3 +176,48 @@ def test_processes_normalise_with_what_all_of_them_have_seen(tmp_path):
 
 def test_a_process_by_itself_has_the_seeds_of_before():
     assert world.derive(5, 0) == __import__("dreamlab.core.rng").core.rng.derive(5, 0)
+
+
+@pytest.mark.parametrize(
+    ("then", "now"), [(2, 1), (1, 2), pytest.param(2, 3, marks=pytest.mark.slow)]
+)
+def test_another_number_of_processes_goes_on_with_weights_and_the_same_steps(then, now, tmp_path):
+    more = ("training.total_frames=2_000",)
+
+    def begin(rank: int):
+        loop = open_loop(tmp_path / "run", *options("dqn_cartpole"), *more)
+        assert run_for(loop, 60) == "interrupted"
+        replay = loop.parts.buffers["replay"]
+        steps = replay.store.take(max(0, replay.added - replay.ticks), replay.added)
+        return rewards_of(steps), digests(list(tensors(loop).values())), loop.counters
+
+    def go_on(rank: int):
+        loop = open_loop(tmp_path / "run", *options("dqn_cartpole"), *more)
+        weights, counters = digests(list(tensors(loop).values())), loop.counters
+        replay = loop.parts.buffers["replay"]
+        steps = rewards_of(replay.store.take(replay.first, replay.added))
+        drawn = replay.sample()
+        assert drawn.reward.shape[0] == replay.config.batch
+        assert loop.run() == "finished"
+        return steps, weights, counters, replay.saves
+
+    def ranks(fn, size: int):
+        return run_ranks(fn, tmp_path / "r", size) if size > 1 else [fn(0)]
+
+    before, after = ranks(begin, then), ranks(go_on, now)
+    assert sum((a[0] for a in after), []) == sum((b[0] for b in before), [])
+    assert {str(a[1:3]) for a in after} == {str(before[0][1:3])}
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["regrouped"]["from"] == then
+    assert manifest["regrouped"]["to"] == now
+    assert {"running episodes", "random streams"} <= set(manifest["regrouped"]["lost"])
+    assert manifest["exact_resume"] is False
+    again = ranks(
+        lambda rank: open_loop(tmp_path / "run", *options("dqn_cartpole"), *more).run(), now
+    )
+    assert set(again) == {"finished"}
+
+
+def rewards_of(steps) -> list[tuple[float, ...]]:
+    """Return what was seen at each tick, as something that can be compared."""
+    return [tuple(x.flatten().tolist()) for x in steps["obs/state"].transpose(0, 1)]

@@ -15,6 +15,7 @@ from dreamlab.core import rng as random
 from dreamlab.core import sharding, world
 from dreamlab.core.clock import Counters
 from dreamlab.core.errors import CheckpointError
+from dreamlab.engine import regrouping
 from dreamlab.engine.watch import not_finite, private
 
 if TYPE_CHECKING:
@@ -80,13 +81,17 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
         return False
     loop.scheduler.set_state(state["scheduler"])
     loop.counters = Counters(**state["counters"])
-    loop.parts.logger.set_state(state["logger"])
+    if "parts" not in state or world.is_main():  # what was reported is reported once
+        loop.parts.logger.set_state(state["logger"])
     loop.watch.set_state(state["watch"])
     for name, due in loop.dues().items():
         due.set_state(state["due"][name])
     loop.score = None if loop.evaluates() else state["score"]
     loop.owed = state.get("owed", False)  # older checkpoints have none
     loop.speed.wall_s = state["wall_s"]
+    if "parts" in state:
+        regrouping.begin_anew(loop, state)
+        return True
     lost = loop.parts.collector.set_state(state["collector"]) if loop.parts.collector else []
     _tell_lost(loop, lost)
     random.set_state(state["rng"])
@@ -111,5 +116,8 @@ def _take(loop: Orchestrator, state: State) -> None:
     if bad is not None:
         raise CheckpointError(f"{bad}: the run had diverged")
     sharding.take_state(loop.workflow, state["workflow"])
+    if "parts" in state:
+        state["lost"] = regrouping.share(loop.parts.buffers, state["parts"])
+        return
     for name, buffer in loop.parts.buffers.items():
         buffer.load(state["buffers"][name])

@@ -48,8 +48,9 @@ class RunningMoments:
         return {"count": self.count, "mean": self.mean.copy(), "var": self.var.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.count = float(state["count"])
-        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
+        self.count, shape = float(state["count"]), self.mean.shape
+        self.mean = np.array(state["mean"]).reshape(shape)  # a file has no arrays without an axis
+        self.var = np.array(state["var"]).reshape(shape)
 
 
 class SharedMoments(RunningMoments):
