@@ -205,7 +205,7 @@ def test_another_number_of_processes_goes_on_with_weights_and_the_same_steps(the
         return run_ranks(fn, tmp_path / "r", size) if size > 1 else [fn(0)]
 
     before, after = ranks(begin, then), ranks(go_on, now)
-    assert sum((a[0] for a in after), []) == sum((b[0] for b in before), [])
+    assert [x for a in after for x in a[0]] == [x for b in before for x in b[0]]
     assert {str(a[1:3]) for a in after} == {str(before[0][1:3])}
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["regrouped"]["from"] == then
