@@ -123,7 +123,7 @@ def train(
     trust_code: bool = False,
     command: list[str] | None = None,
 ) -> tuple[Run, str]:
-    """Train in the folder of this configuration, or resume there; tell how it ended."""
+    """Train in the folder of this configuration, or resume there; return how it ended."""
     check(config)
     give = "Choose another run.dir"
     with disk_errors(give), open_run(config, trust_code, command) as opened:
@@ -137,7 +137,7 @@ def resume(
     trust_code: bool = False,
     checkpoint: str = "latest",
 ) -> tuple[Run, str]:
-    """Resume a run by its own configuration, read when nobody else can change it.
+    """Resume a run by its own configuration, read while the run is locked.
 
     From another checkpoint than the latest the run goes its way again: later ones are set aside.
     """
@@ -161,7 +161,7 @@ def resume(
 
 
 def begin(opened: Opened, loop: Orchestrator, checkpoint: str = "latest") -> bool:
-    """Bring a loop to where its run is: to a checkpoint, or to where it starts; tell which."""
+    """Restore a loop from a checkpoint, or initialize it; return which."""
     if opened.found and loop.load(checkpoint):
         return True
     if opened.config.start is not None:

@@ -188,7 +188,7 @@ class Agent:
         return np.broadcast_to(first, (num,)).copy(), state.tree
 
     def _batch(self, obs: Observation) -> tuple[dict[str, Array], bool]:
-        """Return observations [n, ...] as the workflow wants them; tell if there was one only."""
+        """Return observations [n, ...] in the workflow's form, and whether there was only one."""
         spec = self.spec.obs
         named = self.named(obs)
         for name in spec.keys() - named.keys():

@@ -137,7 +137,7 @@ class DatasetSource:
         return store
 
     def _introduce(self) -> None:
-        """Tell the sampler which windows there are; say what a user should know."""
+        """Register the windows with the sampler; report warnings."""
         window = self._window()
         ids = np.arange(window.oldest, window.newest)
         usable = self._valid(ids)
@@ -174,7 +174,7 @@ class DatasetSource:
         return self.store.nbytes
 
     def ready(self) -> bool:
-        """Tell that there is always a batch to draw."""
+        """Return True: a batch can always be sampled."""
         return True
 
     def _window(self) -> Window:
@@ -183,7 +183,7 @@ class DatasetSource:
         return Window(0, newest, self._valid, 1, self.config.steps)
 
     def _valid(self, ids: Array) -> Array:
-        """Tell which starts may be drawn; with padding, which steps have an action."""
+        """Return which starts may be sampled; with padding, which steps have an action."""
         if self.config.pad == "edge":
             return ids != self.steps.last[ids]
         if self.config.windows == "across":

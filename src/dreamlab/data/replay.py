@@ -170,7 +170,7 @@ class Replay:
         self.sampler.insert(ids, usable)
 
     def _valid(self, ids: Array) -> Array:
-        """Tell which starts obey the `windows` rule."""
+        """Return which starts satisfy the `windows` rule."""
         if self.config.windows == "across":
             return np.ones(len(ids), bool)
         last = self.config.length - 1
@@ -265,7 +265,7 @@ class Replay:
     def save(self) -> dict[str, Any]:
         """Append what is not on disk yet, and return the state that leads back here."""
         if self.files is not None and self.store is not None:
-            # a run that died before its first checkpoint leaves files nobody knows about
+            # a run that died before its first checkpoint leaves orphaned files
             self.files.truncate(self.saves, self.saved)
             self.saves += 1
             self.files.append_patch(self.store, self.saves, self.saved, self.added)

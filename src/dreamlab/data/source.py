@@ -15,7 +15,7 @@ from dreamlab.core.types import Batch, Spec
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """What a buffer's options tell before it is made; a ValueError says what cannot work."""
+    """What a buffer's options define before it is created; a ValueError says what is invalid."""
 
     stores: ClassVar[bool] = True
     """Whether steps can be added to it."""

@@ -228,7 +228,7 @@ class Checkpoints:
         return None, "", passed
 
     def traces(self) -> list[str]:
-        """Return what tells that there were checkpoints, where there are none any more."""
+        """Return the evidence that checkpoints existed, if there are none any more."""
         if not self.folder.exists():
             return []
         names = sorted(p.name for p in self.folder.iterdir())

@@ -40,7 +40,7 @@ class RunLog(Protocol):
 
 @dataclass(frozen=True)
 class EngineConfig(ComputeConfig):
-    """Everything the loop itself can be told."""
+    """Options of the loop itself."""
 
     log: LogConfig = field(default_factory=LogConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

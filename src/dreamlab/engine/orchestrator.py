@@ -309,7 +309,7 @@ class Orchestrator:
         return record
 
     def alert(self, kind: str, text: str) -> None:
-        """Tell the terminal, events.jsonl and the user's command."""
+        """Send an alert to the terminal, events.jsonl and the user's command."""
         self.parts.terminal.say(f"alert ({kind}): {text}")
         self.run_log.event("alert", alert=kind, text=text)
         self.alerts.send(kind, text)

@@ -173,7 +173,7 @@ def _reward(data: Dataset) -> Array:
 
 
 def _terminal(data: Dataset, ends: str) -> Array:
-    """Tell after which frames the task was over, by the rule that was chosen."""
+    """Return after which frames the task terminated, by the configured rule."""
     rows, none = data.num_rows, np.zeros(data.num_rows, bool)
     if ends == "success":
         if SUCCESS not in data.columns:

@@ -63,7 +63,7 @@ class VideoCamera:
     def _decode_file(
         self, number: int, path: Path, rows: Array, put: Callable[[Array, Array], None]
     ) -> tuple[Array, str]:
-        """Decode a file; tell which of the rows were in it, and what was wrong with the others."""
+        """Decode a file; return which rows were in it, and the errors of the others."""
         seen, why = (
             np.zeros(len(rows), bool),
             "it has no frame at a timestamp of the episode",

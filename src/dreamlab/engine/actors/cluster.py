@@ -155,7 +155,7 @@ class RayActors:
         self.version, self.weights = version, self.ray.put(payload)
 
     def _beat(self) -> None:
-        """Tell the actors now and then that the learner is there, whatever it is busy with."""
+        """Send the actors a regular heartbeat of the learner."""
         while not self.closed.wait(self.config.linger_s / BEATS):
             for handle in list(self.handles.values()):
                 handle.actor.hear.remote()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dreamlab.engine.orchestrator import Orchestrator
 
 LOOK_S = 0.25
-"""How often a learner that waits for steps looks whether it was told to stop."""
+"""How often a learner that waits for steps checks for a stop."""
 
 
 @dataclass
@@ -245,7 +245,7 @@ class RemoteCollector(Observer):
 
 
 REMEMBERED = 10_000
-"""Versions whose age can be told: no actor is that far behind."""
+"""Versions whose age is known: no actor is that far behind."""
 
 
 class Published:
