@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dreamlab.config import LabConfig
+from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import rng as random
 from dreamlab.core.affine import ACTION, Scaling, scaled_spec
 from dreamlab.core.config import Part, convert, dump
@@ -31,13 +31,15 @@ from dreamlab.engine.actors.worker import Worker
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
 from dreamlab.engine.feasible import check_feasible, check_padding
-from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
+from dreamlab.engine.logger import About, Jsonl, Logger, Sink
 from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
 from dreamlab.engine.report import Known
+from dreamlab.engine.tensorboard_sink import TensorBoard
 from dreamlab.engine.terminal import Terminal
+from dreamlab.engine.wandb_sink import WandB
 from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs import suites
 from dreamlab.envs.drawing import painter
@@ -46,7 +48,7 @@ from dreamlab.envs.normalize import Normalizer
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.results.compare import Member
 from dreamlab.results.published import find_published
-from dreamlab.runs.options import flatten
+from dreamlab.runs.options import counts, flatten
 from dreamlab.runs.run import Run
 
 
@@ -276,11 +278,18 @@ def build_evaluator(config: LabConfig, scaling: Scaling | None = None) -> Evalua
 def build_logger(config: LabConfig, run: Run, terminal: Terminal) -> Logger:
     """Return the logger with every sink that is switched on."""
     sinks: list[Sink] = [Jsonl(run.folder / "metrics.jsonl"), terminal]
-    if config.log.tensorboard:
-        sinks.append(TensorBoard(run.folder / "tensorboard"))
-    if config.log.wandb:
-        sinks.append(WandB(run.folder, config.log, run.folder.name))
+    if config.log.tensorboard or config.log.wandb:
+        about = about_run(config, run)
+        sinks += [TensorBoard(about)] if config.log.tensorboard else []
+        sinks += [WandB(config.log, about)] if config.log.wandb else []
     return Logger(sinks)
+
+
+def about_run(config: LabConfig, run: Run) -> About:
+    """Return what trackers are told of a run."""
+    options = flatten(dump(config))
+    telling = {k: v for k, v in options.items() if counts(k)}
+    return About(config.name, run.folder, to_yaml(config), options, telling, config.run.tags)
 
 
 def build_buffers(

@@ -24,6 +24,7 @@ from dreamlab.core.workflow import Workflow
 from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.evaluator import EvalConfig, EvalResult
+from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
@@ -169,6 +170,24 @@ def begin(opened: Opened, loop: Orchestrator, checkpoint: str = "latest") -> boo
     return False
 
 
+class LearningCurve(Observer):
+    """Draws the returns of a run when it ends, for its folder and for trackers."""
+
+    def __init__(self, loop: Orchestrator, run: Run, title: str) -> None:
+        self.loop, self.run, self.title = loop, run, title
+        self.drawn = False
+
+    def draw(self) -> Path | None:
+        """Draw what there is; None if there are no returns."""
+        self.drawn = True
+        path = self.run.folder / "report" / "learning_curve.png"
+        return learning_curve(self.run.metrics(), path, self.title)
+
+    def finished(self, status: str) -> None:
+        if status != "failed" and (path := self.draw()) is not None:
+            self.loop.parts.logger.media([path], self.loop.scheduler.clock().count)
+
+
 def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest") -> str:
     """Train in a folder that is held; return how it ended."""
     run, config = opened.run, opened.config
@@ -179,8 +198,10 @@ def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest"
         resumed = begin(opened, loop, checkpoint)
         opened.keep()
         terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
+        loop.observers.add(curve := LearningCurve(loop, run, config.name))
         status = loop.run()
-    learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
+    if not curve.drawn:  # there was nothing left to train
+        curve.draw()
     final = (run.manifest.get("final_eval") or {}) if status == "finished" else {}
     told = {"eval return": final.get("eval/return"), "success": final.get("eval/success")}
     score = "".join(f", {k} {v:.4g}" for k, v in told.items() if v is not None)

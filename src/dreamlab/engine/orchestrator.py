@@ -94,9 +94,11 @@ class Orchestrator:
             with suppress(OSError):
                 self.alerts.close()
             self.parts.terminal.close()
-            self.parts.logger.close()
-            for tell in self.observers.finished:
-                tell(status)
+            try:
+                for tell in self.observers.finished:
+                    tell(status)
+            finally:
+                self.parts.logger.close()
         return status
 
     def stop(self) -> None:
@@ -234,6 +236,7 @@ class Orchestrator:
         shown = str(video.relative_to(self.run_log.folder)) if video is not None else None
         final = result.metrics() if result is not None else None
         self.run_log.update(status="finished", final_eval=final, video=shown)
+        self.parts.logger.ended(final or {})
         return "finished"
 
     def _now(self) -> dict[str, int]:
@@ -262,6 +265,7 @@ class Orchestrator:
             )
             if result.frames:
                 result.video = self.films.write(path, result.frames)
+                self.parts.logger.media([result.video], self.scheduler.clock().count)
         metrics = result.metrics()
         self.parts.logger.add(metrics)
         self.score = metrics["eval/return"]
@@ -283,7 +287,9 @@ class Orchestrator:
             return []
         self.parts.logger.add(report.metrics, "report/")
         folder, fps = self.run_log.folder / "report", self.config.report.fps
-        return write_report(report, folder, clock.name, fps, self.parts.known, self.films.write)
+        made = write_report(report, folder, clock.name, fps, self.parts.known, self.films.write)
+        self.parts.logger.media(made, clock.count)
+        return made
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""

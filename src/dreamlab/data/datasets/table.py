@@ -171,6 +171,18 @@ class Dataset:
             raise DataError(f"{self.place}: no intact episode: {next(iter(broken.values()))}")
         return [f"{self.place}: episode {i} is skipped: {why}" for i, why in broken.items()]
 
+    def check_pictures(self, skip: bool) -> list[str]:
+        """Decode everything to leave out episodes whose pictures are damaged, if that is wanted.
+
+        Else nothing is decoded here: whoever reads a damaged picture raises.
+        """
+        if not skip:
+            return []
+        used, broken = {e.index for e in self.episodes}, dict[int, str]()
+        for camera in self.cameras.values():
+            broken |= camera.in_order(lambda rows, pictures: None)
+        return self.check_whole({i: why for i, why in broken.items() if i in used}, skip)
+
     def check_whole(self, broken: Broken, skip: bool) -> list[str]:
         """Raise if episodes are broken, or skip and report them if configured."""
         if broken and not skip:

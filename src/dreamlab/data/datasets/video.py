@@ -113,9 +113,12 @@ class VideoCamera:
         number = self.clips.file[rows[0]]
         alone = np.array_equal(np.flatnonzero(self.clips.file == number), rows)
         path = self.clips.files[number]
-        whole = (
-            alone and self.clips.time[rows[0]] == 0 and len(presentation_times(path)) == len(rows)
-        )
+        if not alone or self.clips.time[rows[0]] != 0:
+            return None
+        try:
+            whole = len(presentation_times(path)) == len(rows)
+        except (DataError, OSError, ValueError):  # whoever reads its pictures says what is wrong
+            return None
         return path if whole else None
 
     def read(self, frames: Array) -> Array:
@@ -128,16 +131,18 @@ class VideoCamera:
         return out
 
     def _read_file(self, number: int, rows: Array, places: Array, out: Array) -> None:
-        path = self.clips.files[number]
+        path, row = self.clips.files[number], rows[0]
         try:
             numbers, fault = self._frames_of(number, rows)
             if fault.any():
+                row = rows[fault.argmax()]
                 raise DataError("it has no frame at that timestamp")
             decoder = self._decoder(number)
             for i in np.argsort(numbers, kind="stable"):
+                row = rows[i]
                 out[places[i]] = self._picture(decoder.frame(int(numbers[i])), path)
         except (DataError, OSError, ValueError) as error:
-            episode = int(self.clips.episode[rows[0]])
+            episode = int(self.clips.episode[row])
             raise DataError(
                 f"{path}: episode {episode} of {self.key} is corrupted: {_one_line(error)}"
             ) from error
