@@ -187,11 +187,11 @@ class RemoteCollector(Observer):
         if self.deaths[index] > self.config.restarts:
             raise LabError(
                 f"actor {index} died {self.deaths[index]} times without a step: {why}. "
-                "The last checkpoint is whole; actors.restarts says how often it is tried."
+                "The last checkpoint is complete; actors.restarts sets the number of attempts."
             )
         self.generation += 1
         if self.loop is not None:
-            self.loop.parts.terminal.say(f"actor {index} died: {why}; another takes its place")
+            self.loop.parts.terminal.say(f"actor {index} died: {why}; starting another")
             self.loop.run_log.event("actor_replaced", actor=index, why=why, **self._now())
         self.asked[index] = 0
         self.transport.start(index, self.generation)
