@@ -192,10 +192,10 @@ class RayActors:
             if handle.asked and time.monotonic() - handle.since > self.config.wait_s:
                 free = self.ray.available_resources().get("CPU", 0)
                 raise LabError(
-                    f"actor {index} did not respond for {self.config.wait_s:g} s (actors.wait_s): its "
-                    f"machine is lost or busy, or the Ray cluster has too few CPUs ({free:g} are "
-                    f"free, it needs {self.config.cpus:g}). The last checkpoint is complete: the "
-                    "same command resumes from it."
+                    f"actor {index} did not respond for {self.config.wait_s:g} s (actors.wait_s): "
+                    f"its machine is lost or busy, or the Ray cluster has too few CPUs ({free:g} "
+                    f"are free, it needs {self.config.cpus:g}). The last checkpoint is complete: "
+                    "the same command resumes from it."
                 )
 
     def close(self) -> None:
