@@ -248,7 +248,7 @@ def _experiment(argument: str) -> str:
     _check_length(argument)
     if not argument.endswith((".yaml", ".yml")) and argument not in choices("experiment"):
         if like := experiments_like(argument):
-            among = ", ".join(like[:MOST_LIKE])
+            among = ", ".join(map(repr, like[:MOST_LIKE]))
             raise ConfigError(f"there is no experiment {shown(argument)}. Did you mean {among}?")
         expected = "expected an experiment, a YAML file or key=value"
         raise ConfigError(unknown("experiment", argument, choices("experiment"), expected))

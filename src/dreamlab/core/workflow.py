@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core import sharding
 from dreamlab.core.config import Part
 from dreamlab.core.optim import OptimConfig, Optimizer
 from dreamlab.core.phase import Phase
@@ -34,7 +35,10 @@ def hook(method: F) -> F:
     def called(self: Workflow[Any], batch: Batch, *, phase: Phase) -> Any:
         for opt in self.optimizers.values():
             opt.at(phase.progress)
-        return method(self, batch, phase=phase)
+        if not self.sharded:
+            return method(self, batch, phase=phase)
+        with sharding.regathered():
+            return method(self, batch, phase=phase)
 
     called.is_hook = True  # type: ignore[attr-defined]
     return cast(F, called)
@@ -85,6 +89,8 @@ class Workflow(nn.Module, ABC, Generic[C]):
     """Whether it plans and also has a policy that can act without planning."""
     reads_padding: ClassVar[bool] = False
     """Whether it masks the steps that a window repeats beyond its episode (`pad: edge`)."""
+    sharded = False
+    """Whether each process keeps only a part of every weight."""
     former_names: ClassVar[dict[str, str]] = {}
     """Renamed state of older checkpoints: old name to new name."""
 

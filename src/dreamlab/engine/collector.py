@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dreamlab.core import rng as random
+from dreamlab.core import world
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
@@ -125,6 +126,11 @@ class Collector:
         """Wait for the step that the environments work on, if they do."""
         if self.envs.pending:
             self._current()
+
+    def agree(self) -> None:
+        """Normalise from now on with what all processes have seen."""
+        if world.size() > 1:
+            self.envs.normalizer.agree()
 
     def statistics(self) -> dict[str, Any]:
         """Return what the environments normalize with, once they have done what they were sent."""

@@ -107,7 +107,7 @@ def to_theirs(value: Tensor, name: str, critics: int) -> Array:
 
 @torch.no_grad()
 def load_weights(agent: TDMPC2, weights: Weights) -> None:
-    """Copy an original's weights; every one must have a place, and every place one."""
+    """Copy the official weights; names must match one to one."""
     names = official_names(agent)
     for ours, param in agent.named_parameters():
         theirs = names[ours]

@@ -163,6 +163,25 @@ class Run:
         return read_metrics(self.folder).records
 
 
+class FollowedRun(Run):
+    """The folder of a run as the processes see it that do not write there: all but rank 0."""
+
+    def __init__(self, folder: Path, saved: bool) -> None:
+        super().__init__(folder)
+        self.was_saved = saved
+
+    @property
+    def saved(self) -> bool:
+        """Tell what rank 0 has read."""
+        return self.was_saved
+
+    def update(self, **data: Any) -> None:
+        """Leave it to rank 0."""
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Leave it to rank 0."""
+
+
 class FolderLock:
     """Keep two processes from writing into one run directory; name the first to the second."""
 

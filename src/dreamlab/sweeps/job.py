@@ -107,13 +107,16 @@ class Job:
         """The file that makes a job on another machine save and stop."""
         return self.folder / "stop"
 
-    def command(self, threads: int = 0) -> list[str]:
+    def command(self, *options: str) -> list[str]:
         """Return what to run: `train`, or `resume` where the run has started."""
         if (self.run_folder / "config.yaml").exists():
             return [*program(), "resume", str(self.run_folder)]
-        limit = [f"threads={threads}"] if threads else []
+        return self.train_command(*options)
+
+    def train_command(self, *options: str) -> list[str]:
+        """Return the `train` of this job, with options that a launcher adds; it goes on as well."""
         place = f"run.dir={text_of(str(self.run_folder))}"
-        return [*program(), "train", *self.overrides, *limit, place]
+        return [*program(), "train", *self.overrides, *options, place]
 
     def record(self) -> dict[str, Any]:
         """Return what was written down of earlier attempts; they failed if that is corrupted."""
@@ -156,6 +159,23 @@ class Job:
         if recorded == "pruned":
             return "pruned"
         return "interrupted" if seen else "waiting"
+
+
+@dataclass(frozen=True)
+class SingleJob(Job):
+    """One training outside of a sweep: `root` is its run folder; logs and locks are beside it."""
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def folder(self) -> Path:
+        return self.root.with_name(f"{self.root.name}.job")
+
+    @property
+    def run_folder(self) -> Path:
+        return self.root
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dreamlab.core.names import check_word
 from dreamlab.core.words import number
 from dreamlab.sweeps.job import Job, Outcome, Status, text_of
 from dreamlab.sweeps.job_pool import JobPool, work
-from dreamlab.sweeps.launch.local import LauncherConfig, Limits
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits, check_together
 from dreamlab.sweeps.progress import SweepProgress, result
 
 MOST_JOBS = 100_000
@@ -150,6 +150,7 @@ class SweepConfig:
     def __post_init__(self) -> None:
         if self.name:
             check_word(self.name, "name")
+        check_together(self.launcher, self.limits)
         for override in self.overrides:
             _check_own(override.partition("=")[0], override, "overrides")
         for point in (self.parameters, *self.jobs):

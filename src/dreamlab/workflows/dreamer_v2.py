@@ -31,6 +31,7 @@ from dreamlab.components.world_models.world_model_planet import (
     cont_head,
     number_head,
 )
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share, Width
 from dreamlab.core.optim import optimizer_field
@@ -255,8 +256,8 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         """Return the divergence, mostly moving the prior to the posterior (algorithm 2)."""
         c = self.config
         p, q = self.model.rssm.dist(post), self.model.rssm.dist(prior)
-        to_prior = p.detach().kl(q).mean().clamp(min=c.free_nats)
-        to_post = p.kl(q.detach()).mean().clamp(min=c.free_nats)
+        to_prior = world.mean(p.detach().kl(q).mean()).clamp(min=c.free_nats)
+        to_post = world.mean(p.kl(q.detach()).mean()).clamp(min=c.free_nats)
         return c.kl_balance * to_prior + (1 - c.kl_balance) * to_post
 
     def learn_actor_critic(self, start: Latent, is_terminal: Bool[Tensor, " n"]) -> Metrics:

@@ -21,6 +21,7 @@ from dreamlab.components.world_models.protocol import map_latent
 from dreamlab.components.world_models.vae import Code, VAEConfig, vae_losses
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import check_range
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Positive, PositiveInt
@@ -146,9 +147,9 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return Decision(action, self.pack_state(latent, action), self.codes(code))
 
     def candidates_of(self, num: int) -> Int[Tensor, " {num}"]:
-        """Return which candidate each of so many environments plays now."""
-        population = self.evolution.candidates.shape[0]
-        return (self.turn + torch.arange(num, device=self.turn.device)) % population
+        """Return which candidate each of so many environments of this process plays now."""
+        population, first = self.evolution.candidates.shape[0], world.rank() * num
+        return (self.turn + first + torch.arange(num, device=self.turn.device)) % population
 
     def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
         """Return the actions of the search's mean."""
@@ -218,7 +219,8 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         Once every candidate was measured often enough, the search moves on.
         """
         returns = first_returns(batch)
-        who = self.candidates_of(returns.shape[0])
+        who = world.gathered(self.candidates_of(returns.shape[0]))
+        returns = world.gathered(returns)
         self.total.index_add_(0, who, returns)
         self.played.index_add_(0, who, torch.ones_like(who))
         self.turn += returns.shape[0]
@@ -239,7 +241,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         start, awake = self.dream_starts(batch)
         returns = self.dream_returns(start, awake)
         lengths = torch.tensor(float(returns.numel()))
-        return self._evolve(returns.mean(1), lengths)
+        return self._evolve(world.mean(returns.mean(1)), world.total(lengths))
 
     def dream_starts(self, batch: Batch) -> tuple[Latent, Bool[Tensor, " k"]]:
         """Return states to dream from, one per rollout, and which of them can continue."""

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from dreamlab.components import HOME
 from dreamlab.components.rewards import RewardFunction
 from dreamlab.components.world_models.protocol import Policy, roll_out
+from dreamlab.core import world
 from dreamlab.core.config import Part, optional_part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Depth, NonNegative, PositiveInt, Range, Share, Width
@@ -229,7 +230,7 @@ class DynamicsEnsemble(nn.Module):
         mean, logvar = self.describe(mine(x))
         error = (mean - self.leave(mine(change))).square()
         weight = mine(weight)
-        weight = weight / weight.sum().clamp(min=1)
+        weight = weight / world.mean(weight.sum()).clamp(min=1)
         if logvar is None:
             return {"dynamics": (0.5 * error.sum(-1) * weight).sum()}
         likelihood = 0.5 * (error * torch.exp(-logvar) + logvar + math.log(2 * math.pi))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from dreamlab.components.world_models.codec import one_hot, width
 from dreamlab.components.world_models.protocol import Policy, roll_out
 from dreamlab.components.world_models.vae import Code, VAEConfig, make_vae
+from dreamlab.core import world
 from dreamlab.core.limits import NonNegative, Positive, Width
 from dreamlab.core.types import ArraySpec, Mode, Obs, Spec, Tree
 from dreamlab.nn.init import glorot
@@ -243,7 +244,7 @@ class VMModel(nn.Module):
         start = self.initial(z.shape[0], z.device)
         h, _ = self.mdn.lstm(entering, (start.h, start.c), target.is_first[:, :-1])
         seen, weight = self.mdn.predict(h), (~target.is_first[:, 1:]).float()
-        weight = weight / weight.sum().clamp(min=1)
+        weight = weight / world.mean(weight.sum()).clamp(min=1)
         density = mixture_log_prob(seen.mixture, z[:, 1:].float()).mean(-1)
         out = {"mdn": -(weight * density).sum()}
         if seen.reward is not None:

@@ -99,6 +99,9 @@ class RemoteCollector(Observer):
         self.workflow.decided(out.decisions)
         return out
 
+    def agree(self) -> None:
+        """Do nothing: actors feed one learner, so there is no other process to agree with."""
+
     def statistics(self) -> dict[str, Any]:
         """Return what all actors normalize with."""
         return self.envs.normalizer.get_state()

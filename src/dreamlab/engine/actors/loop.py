@@ -112,14 +112,14 @@ class ActorLoop(Orchestrator):
             raise result
         if isinstance(result, Gone):
             why = f"the evaluation of frame {begun.clock.count:,} is lost: its process died"
-            self._say_and_record(f"{why}: {result.why}; the next one starts another")
+            self.say_and_record(f"{why}: {result.why}; the next one starts another")
             return
         metrics = result.metrics()
         self.parts.logger.write_late({**begun.record, **metrics})
         self.run_log.update(last_eval=metrics["eval/return"])
         if result.cut and not self.said_cut:
             self.said_cut = True
-            self._say_and_record(result.cut_text(self.config.eval.max_steps))
+            self.say_and_record(result.cut_text(self.config.eval.max_steps))
         self.checkpoints.score(begun.clock.name, metrics["eval/return"])
 
     def _finish(self) -> str:
