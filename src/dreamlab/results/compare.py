@@ -58,7 +58,7 @@ def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
 
 
 def usual_metrics(groups: Groups) -> list[str]:
-    """Return what is compared unless asked: the return, and success where every run tells it."""
+    """Return the default metrics: the return, and success if every run reports it."""
     members = [m for g in groups.groups for m in g.members]
     tell = any(_common(n, members) for n in SHORT["success"])
     return ["return", "success"] if tell else ["return"]
