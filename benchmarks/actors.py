@@ -99,7 +99,8 @@ def page(found: dict[str, Any]) -> str:
     """Return everything that was measured as a page."""
     about = f"Made by `{found['command']}` at {found['commit']}, {found['machine']}."
     text = ["# Actors on a slow environment", "", about]
-    text += [f"Load of the machine when it began: {found['load']:.1f} runnable processes.", ""]
+    loaded = f"Other work shared the machine: a load of {found['load']:.1f} when it began"
+    text += [f"{loaded}; the benchmark ran at priority (nice) {found['nice']}.", ""]
     text += [
         f"SAC; every step of the environment takes {1e3 * found['step_s']:.0f} ms, one environment "
         "per actor (0: the plain loop, which collects and learns in turn). A tick is stored when "
@@ -138,7 +139,7 @@ def main() -> None:
             "command": f"python benchmarks/actors.py --seconds {options.seconds:g}",
             "commit": str(git_state().get("commit"))[:10],
             "machine": f"{machine.get('cpu')}, {machine.get('cpus')} cores",
-            "load": load, "step_s": options.step_s, "rows": rows,
+            "load": load, "nice": os.nice(0), "step_s": options.step_s, "rows": rows,
         }  # fmt: skip
         path.write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "actors.md").write_text(page(json.loads(path.read_text())))
