@@ -112,3 +112,15 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
 def html_text(path: Path) -> str:
     """Return what a page shows."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", path.read_text()))
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs_as_it_stands(tmp_path):
+    [code] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    env = {**os.environ, "SDL_VIDEODRIVER": "dummy"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout.split()[-1]) > 195
