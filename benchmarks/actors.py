@@ -142,8 +142,9 @@ def main() -> None:
                     print(learner, json.dumps(tried[-1]), flush=True)
                 rows[learner].append(max(tried, key=lambda r: r["frames_per_s"]))
         machine = hardware()
+        given = f"--seconds {options.seconds:g} --rounds {options.rounds}"
         found = {
-            "command": f"python benchmarks/actors.py --seconds {options.seconds:g} --rounds {options.rounds}",
+            "command": f"python benchmarks/actors.py {given}",
             "commit": str(git_state().get("commit"))[:10],
             "machine": f"{machine.get('cpu')}, {machine.get('cpus')} cores",
             "load": load, "nice": os.nice(0), "step_s": options.step_s, "rows": rows,
