@@ -89,7 +89,7 @@ def test_a_clone_in_chunks_with_normalised_data_acts_as_in_its_evaluation(
     trained, tmp_path, capsys
 ):
     agent = dreamlab.load(cloned(tmp_path, trained("sac")))
-    assert set(agent.normalizer.scaling) == {"state", "action"}
+    assert set(agent._normalizer.scaling) == {"state", "action"}
     measured = agent.evaluate(1, seed=3)
     assert episode(agent, gym.make("Pendulum-v1"), 3) == pytest.approx(
         (measured.returns[0], measured.lengths[0]), abs=1e-9

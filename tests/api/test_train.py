@@ -56,7 +56,7 @@ def test_options_are_the_words_of_the_command_line():
         ["ppo_cartpole", "env.num_envs=3"],
         {
             "lr": np.float32(0.5), "seed": 7, "env": {"time_limit": 50}, "hidden": (8, 8),
-            "workflow.gamma": 0.9, "run_dir": Path("some/where"), "tags": ["a b"],
+            "workflow.gamma": 0.9, "run_dir": Path("some/where"), "tags": ["a"],
         },
     )  # fmt: skip
     config = load_config(compose(words))
@@ -64,7 +64,7 @@ def test_options_are_the_words_of_the_command_line():
     assert (options["optimizer"]["lr"], options["gamma"]) == (0.5, 0.9)
     assert list(options["network"]["hidden"]) == [8, 8]
     assert (config.env.id, config.env.num_envs, config.env.time_limit) == ("CartPole-v1", 3, 50)
-    assert (config.seed, config.run.dir, config.run.tags) == (7, "some/where", ("a b",))
+    assert (config.seed, config.run.dir, config.run.tags) == (7, "some/where", ("a",))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_run_tells_what_it_is(run):
     assert dump(same.config)["workflow"]["optimizer"]["lr"] == 2e-3
     assert same.tag("good", "old") == ["good", "old"]
     assert same.tag(remove=["old"]) == same.tags == ["good"]
-    with pytest.raises(dreamlab.LabError, match="is not a run folder"):
+    with pytest.raises(dreamlab.LabError, match="is not a run"):
         dreamlab.Run(str(run.folder.parent))
 
 
@@ -162,6 +162,8 @@ def test_a_run_is_resumed_for_longer_and_only_for_that(run, tmp_path):
     assert more.metrics()[-1]["env_frames"] >= before + 100
     assert dreamlab.train(more, total_frames=before + 200).status == "finished"
     assert more.metrics()[-1]["env_frames"] >= before + 200
+    with pytest.raises(dreamlab.LabError, match="total_frames: must be"):
+        more.resume(-1)
     with pytest.raises(dreamlab.LabError, match="only total_frames may change"):
         dreamlab.train(str(more.folder), lr=1e-3)
 

@@ -18,9 +18,11 @@ from dreamlab.components.policies.chunks import chunks
 from dreamlab.core.types import Mode
 from dreamlab.data.dataset_source import DatasetSource
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
+from dreamlab.data.datasets.table import Feature
 from dreamlab.data.source import BufferContext
+from dreamlab.envs.suites import pusht
 from dreamlab.envs.vector import Envs
-from tests.helpers import config_of, need
+from tests.helpers import config_of, metrics, need, open_loop
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "pusht_demos.py"
 SEED = 4
@@ -93,3 +95,41 @@ def test_a_demonstration_is_repeated_to_the_step(bench, tmp_path):
     assert count == length
     assert furthest < 0.01  # of 512
     assert envs.pop_finals()[0]["success"] == 1.0
+
+
+def filmed(folder: Path, length: int = 12) -> Path:
+    """Record two short episodes as LeRobot's data set of this task has them."""
+    features = {
+        "observation.state": Feature("float32", (2,)),
+        "observation.image": Feature("video", (96, 96, 3)),
+        "action": Feature("float32", (2,)),
+    }
+    rng = np.random.default_rng(0)
+    with LeRobotWriter(folder, Recording(10.0, features, "pusht", "libx264")) as writer:
+        for seed in range(2):
+            env = pusht.make(obs="pixels")
+            seen, actions = [env.reset(seed=seed)[0]], rng.uniform(100, 400, (length, 2))
+            for action in actions[1:]:
+                seen.append(env.step(action.astype(np.float32))[0])
+            state = np.stack([o["state"] for o in seen])
+            columns = {"observation.state": state, "action": actions.astype(np.float32)}
+            film = np.stack([o["image"] for o in seen])
+            writer.add(columns, {"observation.image": film}, "push")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_experiment_with_pictures_learns_and_acts(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("DREAMLAB_CACHE", str(tmp_path / "cache"))
+    loop = open_loop(
+        tmp_path / "run", "+experiment=imitation_pusht_pixels", "device=cpu", "eval.episodes=1",
+        f"buffers.demos.path={filmed(tmp_path / 'set')}", "buffers.demos.batch=4",
+        "workflow.policy.net.widths=[8, 16]", "workflow.policy.levels=4", "eval.num_envs=1",
+        "training.phases.0.duration_updates=3", "log.every_updates=1", "env.time_limit=10",
+        "eval.every_updates=0",
+    )  # fmt: skip
+    assert loop.workflow.spec.obs["image"].shape == (96, 96, 3)
+    assert loop.run() == "finished"
+    found = metrics(tmp_path / "run")
+    assert all(np.isfinite(r["train/loss"]) for r in found if "train/loss" in r)
+    assert 0 <= found[-1]["eval/log/score"] <= 1

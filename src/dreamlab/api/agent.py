@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Observation = Any
 """An array, or a dictionary of arrays; of one environment, or of a batch of them."""
 SEED = 20_000
-"""Of evaluations that are asked for, as with `dreamlab eval`."""
+"""Of evaluations that are requested, as with `dreamlab eval`."""
 
 
 @dataclass(frozen=True)
@@ -46,39 +46,39 @@ class AgentState:
 
 
 class Agent:
-    """A trained policy with all that belongs to it: normalisation, action scaling, memory."""
+    """A trained policy with all that belongs to it: normalization, action scaling, memory."""
 
     def __init__(
         self, trained: training.Trained, source: Path | str, trust_code: bool = False, seed: int = 0
     ) -> None:
-        self.trained, self.source, self.trust_code = trained, source, trust_code
+        self._trained, self.source, self._trust_code = trained, source, trust_code
         self.workflow.eval()
-        self.stream = Stream(seed, self.workflow.device)
+        self._stream = Stream(seed, self.workflow.device)
         env = self.config.env
-        self.normalizer = Normalizer(env.normalize_obs, env.normalize_reward, self.spec, 1)
+        self._normalizer = Normalizer(env.normalize_obs, env.normalize_reward, self.spec, 1)
         if trained.statistics:
-            self.normalizer.set_state(trained.statistics)
-        self.normalizer.frozen = True
-        self.units: ActionUnits | None = None
+            self._normalizer.set_state(trained.statistics)
+        self._normalizer.frozen = True
+        self._units: ActionUnits | None = None
         if env.named:
             with strangers.guarded(Path(source), trust_code):
                 probe = make_env(env, 0, 0)
-            self.units = ActionUnits(probe)
+            self._units = ActionUnits(probe)
             probe.close()
 
     def __repr__(self) -> str:
         name, env = type(self.workflow).__name__, self.config.env.id or "data"
-        return f"Agent({name} on {env}, {self.trained.env_frames:,} env frames)"
+        return f"Agent({name} on {env}, {self._trained.env_frames:,} env frames)"
 
     @property
     def config(self) -> LabConfig:
         """The configuration it was trained with."""
-        return self.trained.config
+        return self._trained.config
 
     @property
     def workflow(self) -> Workflow[Any]:
-        """The algorithm with its weights: a torch module on normalised tensors."""
-        return self.trained.workflow
+        """The algorithm with its weights: a torch module on normalized tensors."""
+        return self._trained.workflow
 
     @property
     def spec(self) -> Spec:
@@ -86,16 +86,16 @@ class Agent:
         return self.workflow.spec
 
     def seed(self, seed: int) -> None:
-        """Begin a new stream of random numbers, for policies and planners that draw some."""
-        self.stream = Stream(seed, self.workflow.device)
+        """Start a new stream of random numbers, for policies and planners that draw some."""
+        self._stream = Stream(seed, self.workflow.device)
 
     def make_env(self) -> gym.Env[Any, Any]:
         """Return its environment: `predict` takes what it shows and returns what it takes.
 
-        It shows what evaluations show (resized, gray, stacked, named), not normalised. Reset it
+        It shows what evaluations show (resized, gray, stacked, named), not normalized. Reset it
         with a seed, as any Gymnasium environment.
         """
-        with strangers.guarded(Path(self.source), self.trust_code):
+        with strangers.guarded(Path(self.source), self._trust_code):
             return make_own_env(self.config.env)
 
     def predict(
@@ -110,7 +110,7 @@ class Agent:
 
         `obs` is what the environment of `make_env` shows: an array, or a dictionary of arrays, of
         one environment or of a batch [n, ...]. The action is in the environment's own units.
-        Without a `state` an episode begins; in a batch `episode_start` [n] says whose does.
+        Without a `state` an episode starts; in a batch `episode_start` [n] says whose does.
         `deterministic`: the mode of the policy, or a sample; None does what evaluations of the run
         do. Random numbers are the agent's own, see `seed`.
         """
@@ -118,9 +118,9 @@ class Agent:
         num = len(next(iter(arrays.values())))
         first, tree = self._begin(num, state, episode_start)
         step = Step(arrays, np.zeros(num, np.float32), first, ~first & False, ~first & False)
-        with self.stream, self.workflow.averaged():
+        with self._stream, self.workflow.averaged():
             decision = self.workflow.act(step, tree, self._mode(deterministic))
-        actions = self.own_actions(decision.action.cpu().numpy())
+        actions = self._own_actions(decision.action.cpu().numpy())
         return (actions[0] if single else actions), AgentState(decision.state, num, single)
 
     def evaluate(
@@ -131,7 +131,7 @@ class Agent:
         deterministic: bool | None = None,
         video: str | Path | None = None,
     ) -> EvalResult:
-        """Play whole episodes and return what they came to; film the first one into `video`.
+        """Play full episodes and return the results; record the first one at `video`.
 
         This is `dreamlab eval`: the same seed gives the same episodes.
         """
@@ -139,7 +139,7 @@ class Agent:
         sample = config.eval.sample if deterministic is None else not deterministic
         how = replace(config.eval, episodes=episodes, seed=seed, sample=sample)
         film = video is not None
-        result = training.measure(self.trained, Path(self.source), how, film, self.trust_code)
+        result = training.measure(self._trained, Path(self.source), how, film, self._trust_code)
         if video is not None and result.frames:
             result.video = Films(_raise).write(Path(video), result.frames)
         return result
@@ -155,7 +155,7 @@ class Agent:
     ) -> Dream:
         """Let the world model dream on for `horizon` steps, and return what it dreams of.
 
-        A dream begins in a `state` that `predict` returned. Without one, `context` real steps (5)
+        A dream starts in a `state` that `predict` returned. Without one, `context` real steps (5)
         are played in the agent's environment from `seed`; afterwards the same actions are carried
         out there too, and `dream.real` holds what came of them. The agent's policy acts, unless
         `actions` are given: [horizon, ...], for a batch [n, horizon, ...].
@@ -175,7 +175,7 @@ class Agent:
         return Mode.SAMPLE if sample else Mode.EVAL
 
     def _begin(self, num: int, state: AgentState | None, start: Any) -> tuple[Array, Tree]:
-        """Return whose episodes begin, and the state of the workflow."""
+        """Return whose episodes start, and the state of the workflow."""
         if state is None:
             if start is not None and not np.all(start):
                 raise LabError("episode_start: without a state every episode begins")
@@ -190,7 +190,7 @@ class Agent:
     def _batch(self, obs: Observation) -> tuple[dict[str, Array], bool]:
         """Return observations [n, ...] as the workflow wants them; tell if there was one only."""
         spec = self.spec.obs
-        named = self.named(obs)
+        named = self._named(obs)
         for name in spec.keys() - named.keys():
             raise LabError(f"obs: {name!r} is missing; expected {', '.join(spec)}")
         for name in named.keys() - spec.keys():
@@ -206,9 +206,9 @@ class Agent:
             raise LabError(f"obs: the batches have different sizes: {sizes}")
         if not len(next(iter(arrays.values()))):
             raise LabError("obs: the batch is empty")
-        return {k: self.normalizer.scale(k, a) for k, a in arrays.items()}, single
+        return {k: self._normalizer.scale(k, a) for k, a in arrays.items()}, single
 
-    def named(self, obs: Observation) -> dict[str, Any]:
+    def _named(self, obs: Observation) -> dict[str, Any]:
         """Return observations by name; an array is the only one that there is."""
         if isinstance(obs, Mapping):
             return dict(obs)
@@ -216,24 +216,24 @@ class Agent:
             raise LabError(f"obs: expected a dictionary of {', '.join(self.spec.obs)}")
         return {next(iter(self.spec.obs)): obs}
 
-    def own_actions(self, action: Array) -> Any:
+    def _own_actions(self, action: Array) -> Any:
         """Return actions [n, ...] in the environment's own units; a list if they are no arrays."""
-        if ACTION in self.normalizer.scaling:
-            action = self.normalizer.action(action)
-            if self.units is not None and isinstance(space := self.units.space, spaces.Box):
+        if ACTION in self._normalizer.scaling:
+            action = self._normalizer.action(action)
+            if self._units is not None and isinstance(space := self._units.space, spaces.Box):
                 action = np.clip(action, space.low, space.high)
-        own = [a if self.units is None else self.units.own(a) for a in action]
+        own = [a if self._units is None else self._units.own(a) for a in action]
         return own if isinstance(own[0], dict | tuple) else np.stack(own)
 
-    def plain_actions(self, actions: Sequence[Any]) -> Array:
+    def _plain_actions(self, actions: Sequence[Any]) -> Array:
         """Return actions of the environment as the policy gives them."""
-        plain = np.stack([a if self.units is None else self.units.plain(a) for a in actions])
-        scaling = self.normalizer.scaling
+        plain = np.stack([a if self._units is None else self._units.plain(a) for a in actions])
+        scaling = self._normalizer.scaling
         return scaling[ACTION].apply(plain) if ACTION in scaling else plain
 
 
 def _checked(name: str, value: Array, spec: ArraySpec) -> Array:
-    """Return an observation in its type; raise if it has another shape, or is no picture."""
+    """Return an observation in its type; raise if it has another shape, or is not an image."""
     extra = value.ndim - len(spec.shape)
     if extra not in (0, 1) or value.shape[extra:] != spec.shape:
         shape = ", ".join(map(str, spec.shape))

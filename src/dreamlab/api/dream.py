@@ -37,9 +37,9 @@ class Dream:
     obs: dict[str, Array]
     """As the environment shows them; without those that the model does not decode."""
     reward: Array
-    """In the units of training: normalised where `env.normalize_reward` is set."""
+    """In the units of training: normalized where `env.normalize_reward` is set."""
     cont: Array
-    """The probability that the episode goes on."""
+    """The probability that the episode continues."""
     action: Any
     """In the environment's own units."""
     real: Real | None = None
@@ -58,28 +58,28 @@ def world_model(agent: Agent) -> WorldModelWorkflow:
 
 @torch.no_grad()
 def from_state(agent: Agent, horizon: int, state: AgentState, actions: Any = None) -> Dream:
-    """Return a dream that begins in a state of `predict`."""
+    """Return a dream that starts in a state of `predict`."""
     if horizon < 1:
         raise LabError(f"imagine: horizon must be at least 1, got {horizon}")
     workflow = world_model(agent)
     start = workflow.unpack_state(state.tree)
     given = None if actions is None else _given(agent, actions, horizon, state)
     policy = None if given is None else _in_turn(given)
-    with agent.stream:
+    with agent._stream:
         latent, taken = workflow.imagine(horizon, start, policy)
         after = map_latent(lambda x: x[:, 1:], latent)
         seen = workflow.view(flatten_time(after))
     shape = (state.num, horizon)
     obs = {k: _shown(agent, k, v).reshape(*shape, *v.shape[1:]) for k, v in seen["obs"].items()}
     reward, cont = (seen[k].float().cpu().numpy().reshape(shape) for k in ("reward", "cont"))
-    action = [agent.own_actions(row) for row in taken[:, :-1].cpu().numpy()]
+    action = [agent._own_actions(row) for row in taken[:, :-1].cpu().numpy()]
     if state.single:
         return Dream({k: v[0] for k, v in obs.items()}, reward[0], cont[0], action[0])
     return Dream(obs, reward, cont, action if isinstance(action[0], list) else np.stack(action))
 
 
 def _in_turn(actions: Tensor) -> Any:
-    """Return the policy that takes these actions [n, h, ...]; the last is asked for, not taken."""
+    """Return the policy that takes these actions [n, h, ...]; the last is requested, not taken."""
     steps = iter([*actions.unbind(1), actions[:, -1]])
     return lambda _: next(steps)
 
@@ -90,7 +90,7 @@ def _given(agent: Agent, actions: Any, horizon: int, state: AgentState) -> Tenso
     if len(rows) != state.num or any(len(row) != horizon for row in rows):
         shape = f"[{horizon}, ...]" if state.single else f"[{state.num}, {horizon}, ...]"
         raise LabError(f"imagine: actions: expected {shape}")
-    plain = np.stack([agent.plain_actions(row) for row in rows])
+    plain = np.stack([agent._plain_actions(row) for row in rows])
     return torch.from_numpy(plain).to(agent.workflow.device)
 
 
@@ -99,11 +99,11 @@ def _shown(agent: Agent, name: str, value: Tensor) -> Array:
     array = value.float().cpu().numpy()
     if agent.spec.obs[name].is_image:
         return np.clip(array * 255, 0, 255).astype(np.uint8)
-    return agent.normalizer.unscale(name, array)
+    return agent._normalizer.unscale(name, array)
 
 
 def from_episode(agent: Agent, horizon: int, actions: Any, context: int, seed: int | None) -> Dream:
-    """Return a dream that goes on from a real episode, and what really comes of its actions."""
+    """Return a dream that continues from a real episode, and what really comes of its actions."""
     world_model(agent)
     if context < 1:
         raise LabError(f"imagine: context must be at least 1, got {context}")
@@ -129,7 +129,7 @@ def _real(agent: Agent, env: Any, actions: Any) -> Real:
     conts: list[float] = []
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(action)
-        seen.append(agent.named(obs))
+        seen.append(agent._named(obs))
         rewards.append(float(reward))
         conts.append(float(not terminated))
         if terminated or truncated:

@@ -13,7 +13,7 @@ import numpy as np
 from dreamlab.config import FIRST, LabConfig, compose, dump, load_config
 from dreamlab.config_files import GROUPS
 from dreamlab.core.errors import ConfigError
-from dreamlab.sweeps.job import text_of
+from dreamlab.core.words import text_of
 
 WHOLE = {f.name for f in fields(LabConfig)} | set(GROUPS)
 """Names that are a whole key by themselves."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import yaml
 
@@ -15,7 +15,10 @@ from dreamlab import training
 from dreamlab.api.agent import Agent, load
 from dreamlab.api.options import plain, to_words
 from dreamlab.config import LabConfig, compose, load_config
+from dreamlab.config_files import choices
+from dreamlab.core.config import convert
 from dreamlab.core.errors import ConfigError, LabError, require
+from dreamlab.core.limits import PositiveInt
 from dreamlab.engine.evaluator import EvalResult
 from dreamlab.interop import strangers
 from dreamlab.results.learning_curve import draw_metrics, save_figure
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 class Run:
     """A run: its folder, its configuration, its metrics, and the agent that was trained in it.
 
-    Everything is read from the folder when it is asked for, so a run that another process trains
+    Everything is read from the folder when it is requested, so a run that another process trains
     can be looked at.
     """
 
@@ -104,21 +107,17 @@ class Run:
         return resume(self.folder, total_frames, checkpoint=checkpoint)
 
 
-def train(
-    what: str | Path | Mapping[str, Any] | Run,
-    *overrides: str,
-    trust_code: bool = False,
-    **options: Any,
-) -> Run:
+def train(what: str | Path | Mapping[str, Any] | Run, *overrides: str, **options: Any) -> Run:
     """Train and return the run; `run.status` says how it ended.
 
     `what` is an experiment's name, a YAML file, a dictionary as in such a file, or a run to resume.
     Options are those of the command line: as words (`"env.num_envs=4"`), or as keyword arguments by
     a section (`env={"num_envs": 4}`), a dotted key (`**{"env.num_envs": 4}`), or a name that only
     one option has (`lr=1e-3`). Ctrl-C, or interrupting the kernel, saves a checkpoint and returns
-    an interrupted run.
+    an interrupted run. `trust_code=True` lets a policy or file from a hub run code of its own.
     """
-    if isinstance(what, Run) or (isinstance(what, Path | str) and is_run(Path(what))):
+    trust_code = bool(options.pop("trust_code", False))
+    if _is_run(what):
         return _resume_by_train(what, overrides, options, trust_code)
     with _typed(what) as first:
         words = to_words([first, *overrides], options)
@@ -144,8 +143,16 @@ def resume(
     From an older checkpoint training is repeated from there; later ones are set aside.
     """
     path = folder.folder if isinstance(folder, Run) else Path(folder)
-    training.resume(path, total_frames, trust_code=trust_code, checkpoint=checkpoint)
+    frames = convert(total_frames, PositiveInt | None, "total_frames")
+    training.resume(path, frames, trust_code=trust_code, checkpoint=checkpoint)
     return Run(path)
+
+
+def _is_run(what: str | Path | Mapping[str, Any] | Run) -> TypeGuard[str | Path | Run]:
+    """Tell whether a run is meant; an experiment of ours goes before a folder of its name."""
+    if isinstance(what, Mapping) or what in choices("experiment"):
+        return False
+    return isinstance(what, Run) or is_run(Path(what))
 
 
 def _resume_by_train(

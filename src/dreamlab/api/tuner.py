@@ -1,4 +1,4 @@
-"""Search for good options from Python: ask for some, tell what they were worth."""
+"""Search for good options from Python: ask for options, tell their values."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Trial:
 
 
 class Tuner:
-    """A search with Optuna (TPE) in a folder: found there, it goes on where it stopped.
+    """A search with Optuna (TPE) in a folder: found there, it continues where it stopped.
 
     `space` has the form of a sweep's `parameters`: a list of choices, `{"uniform": [low, high]}`,
     `{"loguniform": [low, high]}` or `{"int": [low, high]}`. Several processes may work on one
-    folder. A trial whose process died before it told a value is asked for again.
+    folder. A trial whose process died before it told a value is requested again.
     """
 
     def __init__(
@@ -56,42 +56,42 @@ class Tuner:
         tune = TuneConfig(
             direction=direction, seed=seed, startup_trials=startup_trials, pruner="none"
         )
-        self.config = SweepConfig("tune", parameters=plain(space), tune=tune)
-        _ = Asker(self.config, self.folder, None)  # a space that cannot be searched leaves no file
-        self.study: Any = open_study(self.config, self.folder, 0)
+        self._config = SweepConfig("tune", parameters=plain(space), tune=tune)
+        _ = Asker(self._config, self.folder, None)  # a space that cannot be searched leaves no file
+        self.study: Any = open_study(self._config, self.folder, 0)
         """Optuna's own study."""
         self._check_same()
-        self.asker = Asker(self.config, self.folder, self.study)
+        self._asker = Asker(self._config, self.folder, self.study)
 
     def _check_same(self) -> None:
         """Raise if the folder holds a study of something else."""
         known = self.study.user_attrs.get(SPACE)
         if known is None:
-            self.study.set_user_attr(SPACE, self.config.parameters)
-        elif known != self.config.parameters:
+            self.study.set_user_attr(SPACE, self._config.parameters)
+        elif known != self._config.parameters:
             raise LabError(f"{self.folder} holds a search of another space: {known}")
-        if (own := self.study.direction.name.lower()) != self.config.tune.direction:
+        if (own := self.study.direction.name.lower()) != self._config.tune.direction:
             raise LabError(f"{self.folder} holds a search that does {own}: use another folder")
 
     def ask(self) -> Trial:
         """Return options to try next."""
-        taken = self.asker.ask()
+        taken = self._asker.ask()
         assert taken is not None
         return self._trial(taken.trial.number, taken.point, None, taken)
 
     def tell(self, trial: Trial, value: float | None) -> None:
-        """Say what a trial was worth; None, or a number that is not finite, says that it failed."""
+        """Say what a trial was worth; None, or a non-finite number, says that it failed."""
         taken = trial._taken
         if taken is None or taken.owner.file is None:
             raise LabError(f"trial {trial.number} is not in hand: it was told already")
         if value is None or not math.isfinite(value):
-            self.study.tell(taken.trial, state=self.asker.states.FAIL)
+            self.study.tell(taken.trial, state=self._asker.states.FAIL)
         else:
             self.study.tell(taken.trial, float(value))
         taken.owner.release()
 
     def __len__(self) -> int:
-        """Return how many trials have begun; one that was tried again counts once."""
+        """Return how many trials have started; one that was tried again counts once."""
         return len(begun(self.study.get_trials(deepcopy=False)))
 
     @property
@@ -100,7 +100,7 @@ class Tuner:
         fixed = require("optuna", "tune").trial.FixedTrial
         found: list[Trial] = []
         for t in completed(self.study):
-            point = {k: suggest(fixed(t.params), k, d) for k, d in self.asker.space.items()}
+            point = {k: suggest(fixed(t.params), k, d) for k, d in self._asker.space.items()}
             found.append(self._trial(t.number, point, float(t.value)))
         return found
 
@@ -109,7 +109,7 @@ class Tuner:
         """The trial with the best value."""
         if not (found := self.trials):
             raise LabError(f"{self.folder}: no trial has a value yet")
-        choose = max if self.config.tune.direction == "maximize" else min
+        choose = max if self._config.tune.direction == "maximize" else min
         return choose(found, key=lambda t: t.value or 0.0)
 
     def importances(self) -> dict[str, float]:

@@ -22,7 +22,7 @@ class BufferConfig:
 
     @property
     def pads(self) -> bool:
-        """Tell whether windows repeat steps that did not happen."""
+        """Return whether windows repeat steps that did not happen."""
         return False
 
     def window(self) -> tuple[int, int, int] | None:
@@ -70,7 +70,7 @@ class Source(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Tell whether a batch can be drawn."""
+        """Return whether a batch can be drawn."""
         ...
 
     def sample(self, rows: int | None = None) -> Batch:

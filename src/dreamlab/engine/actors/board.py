@@ -9,7 +9,7 @@ from multiprocessing.shared_memory import SharedMemory
 HEADER = struct.Struct("<qq")  # newest version, whether to stop
 SLOT = struct.Struct("<qqq")  # version, bytes, checksum
 FIRST = 128
-"""Where the first slot begins; the headers are before it."""
+"""Where the first slot starts; the headers are before it."""
 ROOM = 1.25
 """Counts and statistics may grow a little."""
 
