@@ -150,7 +150,8 @@ def table(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
             lines.append(
                 f"| {model} | {size} | {most['held'] / 1e6:.1f} M "
                 f"| {most['parameters'] / 1e6:.1f} M | {most['built_gib']:.2f} "
-                f"| {most['build_peak_gib']:.2f} | {most['update_peak_gib']:.2f} | {most['update_s']:.1f} |"
+                f"| {most['build_peak_gib']:.2f} | {most['update_peak_gib']:.2f} "
+                f"| {most['update_s']:.1f} |"
             )
     return "\n".join(lines) + "\n"
 
