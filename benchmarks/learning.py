@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import compose, load_config
 from dreamlab.results.published import published_rows
 from dreamlab.runs.git_state import git_state
@@ -64,7 +64,7 @@ def train_one(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
         options = [f"+experiment={name}", f"seed={seed}", f"run.dir={scratch}/run", *overrides]
         config = load_config(compose(options))
         began = time.monotonic()
-        run, status = train.train(config)
+        run, status = training.train(config)
         seconds = time.monotonic() - began
         curve = [{k: r[k] for k in KEYS if k in r} for r in run.metrics()]
         final, best = run.manifest["final_eval"], measure_best(run.folder)
@@ -74,7 +74,7 @@ def train_one(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
 
 def measure_best(folder: Path) -> dict[str, float]:
     """Return how the checkpoint that was best on the way does in new episodes."""
-    trained = train.load_policy(folder, "best")
+    trained = training.load_policy(folder, "best")
     new = replace(trained.config.eval, episodes=20, seed=30_000)
     evaluator = build.build_evaluator(replace(trained.config, eval=new))
     result = evaluator.run(trained.workflow, trained.statistics).metrics()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from benchmarks.dreamer_update import spec_of
+from dreamer_update import spec_of
 
 from dreamlab.core.config import load
 from dreamlab.workflows.dreamer_v3 import DreamerV3
@@ -74,7 +74,7 @@ def predict(row: dict[str, float], link: Link, gpus: int) -> dict[str, float]:
 
 
 def rows() -> dict[str, dict[str, float]]:
-    """Return the updates on images, by size; the largest is drawn on from two that were measured."""
+    """Return the updates on images, by size; the largest is extrapolated."""
     found = json.loads((RESULTS / "dreamer_update.json").read_text())
     usual = {r["size"]: r for r in found if r["kind"] == "images" and r["form"] == "default"}
     small, large, parameters = usual["50m"], usual["200m"], count("400m")

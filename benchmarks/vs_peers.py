@@ -44,7 +44,7 @@ def ours(name: str, compiled: bool, threads: int) -> dict[str, Any]:
     """Return env frames per second of our experiment, where the time went, and the warm-up's."""
     import tempfile
 
-    from dreamlab import build, train
+    from dreamlab import build, training
     from dreamlab.config import compose, load_config
     from dreamlab.engine.terminal import Terminal
 
@@ -56,7 +56,7 @@ def ours(name: str, compiled: bool, threads: int) -> dict[str, Any]:
             "checkpoint.every_s=0", "seed=1", f"compile={compiled}",
             f"training.total_frames={WARM_UP[name] + FRAMES[name]}", f"threads={threads}",
         ]  # fmt: skip
-        with train.open_run(load_config(compose(options))) as opened:
+        with training.open_run(load_config(compose(options))) as opened:
             loop = build.build(opened.config, opened.run, Terminal("off", opened.config.name))
             opened.keep()
         speed = _speed(WARM_UP[name])

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.build import build
 from dreamlab.config import compose, load_config
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 
-PACKAGE = str(Path(train.__file__).parent)
+PACKAGE = str(Path(training.__file__).parent)
 
 
 class Walk:
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
     options = [name, "tiny=true", "device=cpu", "log.terminal=off", *rest]
     with tempfile.TemporaryDirectory() as scratch:
         config = load_config(compose([*options, f"run.dir={scratch}/run"]))
-        with train.open_run(config) as opened:
+        with training.open_run(config) as opened:
             loop = build(opened.config, opened.run, Terminal("off", "walk"))
             ready(loop)
             update, collect = walked(loop, "update"), walked(loop, "collect")

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import compose, load_config
 from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import Run, hardware
@@ -39,7 +39,7 @@ DREAM = (
 
 def real_score(folder: Path) -> dict[str, float]:
     """Return how a run's last controller does in new episodes of the environment."""
-    trained = train.load_policy(folder)
+    trained = training.load_policy(folder)
     options = replace(trained.config.eval, episodes=EPISODES, num_envs=EPISODES, seed=30_000)
     evaluator = build.build_evaluator(replace(trained.config, eval=options))
     found = evaluator.run(trained.workflow, trained.statistics).metrics()
@@ -54,7 +54,7 @@ def train_one(folder: Path, options: list[str]) -> dict[str, Any]:
     began = time.monotonic()
     fixed = [f"run.dir={folder}", "device=cpu", "log.terminal=off", "eval.every_updates=0",
              "log.every_updates=10", "threads=1"]  # fmt: skip
-    run, _ = train.train(load_config(compose([f"+experiment={EXPERIMENT}", *fixed, *options])))
+    run, _ = training.train(load_config(compose([f"+experiment={EXPERIMENT}", *fixed, *options])))
     seconds = time.monotonic() - began
     records = [r for r in run.metrics() if "train/fitness" in r]
     rates = [r["time/updates_per_s"] * r["train/controller_evaluations"] for r in records]
@@ -81,7 +81,7 @@ def random_score(seeds: list[int]) -> list[float]:
         with tempfile.TemporaryDirectory() as scratch:
             options = ["+experiment=random_cartpole", f"seed={seed}", f"run.dir={scratch}/run",
                        "log.terminal=off", "training.total_frames=100"]  # fmt: skip
-            train.train(load_config(compose(options)))
+            training.train(load_config(compose(options)))
             out.append(real_score(Path(scratch) / "run")["return"])
     return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import compose, load_config
 from dreamlab.core.config import load
 from dreamlab.core.types import Decision
@@ -40,7 +40,7 @@ def main() -> None:
     # the same agent as a run, with checkpoints, evaluation and curves: only the loop differs
     tiny = ["pa_rl_pendulum", "tiny=true", "training.total_frames=400", "eval.video=false"]
     config = load_config(compose([*tiny, "eval.episodes=1"]))
-    run, status = train.train(config)
+    run, status = training.train(config)
     print(status, run.folder, type(build.build_workflow(config, envs.spec)).__name__)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config
 from dreamlab.core.config import load
 from dreamlab.data.run_replay import RunReplay, RunReplayConfig
@@ -22,7 +22,7 @@ VARIANTS = {
 
 def main() -> None:
     played = ["sac_pendulum", "tiny=true", "training.total_frames=800", "eval.video=false"]
-    run, _ = train.train(load_config(compose([*played, "run.dir=experiments/played"])))
+    run, _ = training.train(load_config(compose([*played, "run.dir=experiments/played"])))
     options = {"run": str(run.folder), "batch": 64, "length": 2, "windows": "transitions"}
     config = load(RunReplayConfig, options, "data")
     spec = RunReplay.spec_of(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config
 from dreamlab.core.config import load
 from dreamlab.data.run_replay import RunReplay, RunReplayConfig
@@ -14,7 +14,7 @@ SMALL = {"width": 64, "blocks": 2, "time_dim": 16}
 
 def main() -> None:
     played = ["sac_pendulum", "tiny=true", "training.total_frames=800", "eval.video=false"]
-    run, _ = train.train(load_config(compose([*played, "run.dir=experiments/demonstrations"])))
+    run, _ = training.train(load_config(compose([*played, "run.dir=experiments/demonstrations"])))
     config = load(RunReplayConfig, {"run": str(run.folder), "batch": 64, "length": 8}, "data")
     spec = RunReplay.spec_of(config)
     data = RunReplay(config, BufferContext(spec, num_envs=1))

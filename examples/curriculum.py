@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import compose, load_config
 
 YAML = Path(__file__).with_name("curriculum.yaml")
@@ -13,7 +13,7 @@ YAML = Path(__file__).with_name("curriculum.yaml")
 
 def main() -> None:
     config = load_config(compose([str(YAML)]))
-    with train.open_run(config) as opened:
+    with training.open_run(config) as opened:
         run, loop = opened.run, build.build(opened.config, opened.run)
         opened.keep()
         print(loop.run(), loop.counters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.cli import main as dreamlab
 from dreamlab.config import compose, load_config
 from dreamlab.data.datasets.opening import open_dataset
@@ -21,7 +21,7 @@ LEARN = [
 
 def main() -> None:
     play = ["random_cartpole", *SMALL, "env.id=Pendulum-v1", "training.total_frames=200"]
-    run, _ = train.train(load_config(compose([*play, "run.dir=experiments/random"])))
+    run, _ = training.train(load_config(compose([*play, "run.dir=experiments/random"])))
     dreamlab(["data", "record", str(run.folder), "data/pendulum", "--episodes", "4"])
 
     data = open_dataset("data/pendulum")
@@ -31,7 +31,7 @@ def main() -> None:
     print("return", np.sum(data.columns["next.reward"]) / len(data.episodes))
 
     # any algorithm learns from it; whoever acts is normalised as the data is
-    learnt, status = train.train(load_config(compose([*LEARN, "run.dir=experiments/studied"])))
+    learnt, status = training.train(load_config(compose([*LEARN, "run.dir=experiments/studied"])))
     print(status, learnt.manifest["final_eval"])
 
 

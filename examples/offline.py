@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config
 
 YAML = Path(__file__).with_name("offline.yaml")
@@ -12,10 +12,10 @@ YAML = Path(__file__).with_name("offline.yaml")
 
 def main() -> None:
     first = ["dqn_cartpole", "tiny=true", "training.total_frames=1_000", "eval.video=false"]
-    played, _ = train.train(load_config(compose([*first, "run.dir=experiments/played"])))
+    played, _ = training.train(load_config(compose([*first, "run.dir=experiments/played"])))
     data = f"buffers.replay.run={played.folder}"
     config = load_config(compose([str(YAML), data, "run.dir=experiments/studied"]))
-    run, status = train.train(config)
+    run, status = training.train(config)
     losses = [round(record["train/loss"], 4) for record in run.metrics()]
     print(status, "after", run.manifest["updates"], "updates; losses", losses)
     # with an environment named, the policy is measured there; nothing is collected
@@ -26,7 +26,7 @@ def main() -> None:
         "eval.video=false",
     ]
     measured = load_config(compose([str(YAML), data, *named, "run.dir=experiments/measured"]))
-    print(train.train(measured)[0].manifest["final_eval"])
+    print(training.train(measured)[0].manifest["final_eval"])
 
 
 if __name__ == "__main__":

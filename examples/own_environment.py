@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config
 from dreamlab.envs.check import check
 
@@ -46,7 +46,7 @@ def main() -> None:
     config = load_config(compose(["+experiment=ppo_cartpole", *env, "training.total_frames=4_000"]))
     for finding in check(config.env):  # what `dreamlab check env=own_environment:Corridor` prints
         print(f"{finding.level:8s} {finding.text}")
-    run, status = train.train(config)
+    run, status = training.train(config)
     print(status, run.manifest["final_eval"]["eval/success"])
 
 

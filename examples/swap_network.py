@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config
 
 
@@ -50,8 +50,8 @@ def main() -> None:
     common = ["+experiment=ppo_cartpole", "training.total_frames=300", "workflow.epochs=2"]
     quiet = ["log.terminal=off", "eval.episodes=1", "eval.video=false", "threads=1"]
     for name, overrides in VARIANTS.items():
-        run, status = train.train(load_config(compose([*common, *overrides, *quiet])))
-        policy = train.load_policy(run.folder).workflow
+        run, status = training.train(load_config(compose([*common, *overrides, *quiet])))
+        policy = training.load_policy(run.folder).workflow
         print(f"{name}: {sum(p.numel() for p in policy.parameters()):,} parameters, {status}")
 
 

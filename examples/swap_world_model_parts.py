@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig
 from dreamlab.config import compose, load_config
 from dreamlab.core.limits import Share, Width
@@ -56,5 +56,5 @@ PARTS = [f"workflow.critic={{_target_: {HERE}.Normal, units: 32}}", "workflow.ac
 QUICK = ["tiny=true", "training.total_frames=300", "log.terminal=off", "eval.video=false"]
 
 if __name__ == "__main__":
-    done = train.train(load_config(compose(["+experiment=dreamer_cartpole", *PARTS, *QUICK])))
+    done = training.train(load_config(compose(["+experiment=dreamer_cartpole", *PARTS, *QUICK])))
     print(f"{done[1]}: {done[0].folder}")

@@ -6,13 +6,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import compose, load_config
 
 
 def trained(*options: str) -> Path:
     """Train one experiment and return its run folder."""
-    run, status = train.train(load_config(compose(list(options))))
+    run, status = training.train(load_config(compose(list(options))))
     print(run.folder, status)
     return run.folder
 
@@ -28,8 +28,8 @@ def main(extra: list[str]) -> None:
         "eval.video=false",
         *extra,
     )
-    policy = train.load_policy(student)
-    real = replace(policy.config, env=train.load_policy(world).config.env)
+    policy = training.load_policy(student)
+    real = replace(policy.config, env=training.load_policy(world).config.env)
     result = build.build_evaluator(real).run(policy.workflow, None)
     print(f"PPO never saw the real CartPole; there it scores {result.metrics()['eval/return']:.0f}")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.components.policies.heads import policy_head
 from dreamlab.config import compose, load_config
 from dreamlab.core.config import Part
@@ -55,5 +55,5 @@ class Reinforce(Workflow[ReinforceConfig]):
 if __name__ == "__main__":
     ours = "workflow={_target_: write_an_algorithm.Reinforce, hidden: 32}"
     node = compose(["+experiment=ppo_cartpole", ours, "training.total_frames=30_000"])
-    run, status = train.train(load_config(node))
+    run, status = training.train(load_config(node))
     print(status, run.manifest["final_eval"]["eval/return"])

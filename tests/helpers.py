@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dreamlab import build, train
+from dreamlab import build, training
 from dreamlab.config import LabConfig, compose, load_config
 from dreamlab.engine.logger import MACHINE
 from dreamlab.engine.observer import StopWhen
@@ -32,20 +32,20 @@ def config_of(*overrides: str) -> LabConfig:
 
 
 def open_loop(folder: Path, *overrides: str) -> Orchestrator:
-    """Return the loop of a run folder, new or resumed, as `dreamlab train` would make it."""
+    """Return the loop of a run directory, new or resumed, as `dreamlab train` would make it."""
     return open_config(folder, config_of(*overrides))
 
 
 def open_config(folder: Path, config: LabConfig) -> Orchestrator:
-    """Return the loop of a run folder with this configuration."""
+    """Return the loop of a run directory with this configuration."""
     config = replace(
         config,
         run=replace(config.run, dir=str(folder)),
         log=replace(config.log, terminal="off"),
     )
-    with train.open_run(config) as opened:
+    with training.open_run(config) as opened:
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
-        train.begin(opened, loop)
+        training.begin(opened, loop)
         opened.keep()
     return loop
 

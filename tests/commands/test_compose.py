@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config, read_yaml, to_yaml
 from dreamlab.core.config import Part, dump
 from dreamlab.core.errors import ConfigError
@@ -217,4 +217,4 @@ def test_without_a_choice_the_experiments_environment_stays():
 def test_an_experiment_trains_on_a_chosen_environment(tmp_path):
     words = ("+experiment=ppo_cartpole", "env=dummy", "tiny=true", "training.total_frames=80")
     config = config_of(*words, f"run.dir={tmp_path / 'r'}", "log.terminal=off", "device=cpu")
-    assert train.train(config)[1] == "finished"
+    assert training.train(config)[1] == "finished"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.config import compose, load_config
 from dreamlab.core.errors import ConfigError
 from dreamlab.envs.suites import make
@@ -22,7 +22,9 @@ from tests.helpers import metrics, need, open_loop, run_for, some_of
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dream") / "run"
     options = ["+experiment=dreamer_cartpole", "tiny=true", f"run.dir={folder}", "device=cpu"]
-    train.train(load_config(compose([*options, "training.total_frames=200", "log.terminal=off"])))
+    training.train(
+        load_config(compose([*options, "training.total_frames=200", "log.terminal=off"]))
+    )
     return folder
 
 
@@ -38,7 +40,7 @@ def test_the_ancestors_dream_too(name, tmp_path):
     options = [f"+experiment={name}_cartpole_swingup", "tiny=true", f"run.dir={tmp_path / 'run'}"]
     options += ["training.total_frames=200", "log.terminal=off", "device=cpu", "eval.episodes=1"]
     config = replace(load_config(compose(options)), env=EnvConfig("Pendulum-v1"))
-    train.train(config)
+    training.train(config)
     env = make("imagined", str(tmp_path / "run"), {"length": 5, "starts": 10})
     check_env(env, skip_render_check=True)
 
@@ -51,7 +53,7 @@ def test_whatever_follows_the_protocol_dreams(name, tmp_path):
     frames = 2000 if name.startswith("world_models") else 200
     options += [f"training.total_frames={frames}", "log.terminal=off", "eval.episodes=1"]
     config = load_config(compose([*options, "eval.max_steps=5", "eval.video=false"]))
-    train.train(config)
+    training.train(config)
     env = make("imagined", str(tmp_path / "run"), {"length": 5, "starts": 10})
     check_env(env, skip_render_check=True)
 
@@ -89,11 +91,11 @@ def test_another_algorithm_trains_inside_the_dream_and_resumes_exactly(run, tmp_
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
     for a, b in zip(whole.workflow.parameters(), resumed.workflow.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert train.load_policy(tmp_path / "cut").env_frames >= 80
+    assert training.load_policy(tmp_path / "cut").env_frames >= 80
 
 
 def test_a_run_without_a_world_model_is_refused(tmp_path):
     options = ["+experiment=ppo_cartpole", "tiny=true", f"run.dir={tmp_path / 'ppo'}", "device=cpu"]
-    train.train(load_config(compose([*options, "training.total_frames=64", "log.terminal=off"])))
+    training.train(load_config(compose([*options, "training.total_frames=64", "log.terminal=off"])))
     with pytest.raises(ConfigError, match="PPO, which has no world model"):
         make("imagined", str(tmp_path / "ppo"), {})

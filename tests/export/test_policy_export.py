@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab import train
+from dreamlab import training
 from dreamlab.cli import main
 from dreamlab.envs.vector import Envs, make_env
 from dreamlab.export import policy_export as px
@@ -69,14 +69,14 @@ def test_a_written_policy_acts_like_the_original(name, kind, trained, tmp_path, 
     recurrent = any(i["name"].startswith("memory/") for i in about["inputs"])
     assert recurrent == (name in RECURRENT)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, "policy.json"])
-    assert "rows            any number" in out.out
+    assert "batch size      dynamic" in out.out
     assert about["batch"] is None
     assert {i["shape"][0] for i in about["inputs"]} == {"batch"}
     for rows in (1, 5):
-        assert distance(train.load_policy(trained(name)), path, rows) < 1e-4
+        assert distance(training.load_policy(trained(name)), path, rows) < 1e-4
 
 
-def distance(trained: train.Trained, path: Path, rows: int) -> float:
+def distance(trained: training.Trained, path: Path, rows: int) -> float:
     """Return how far a file is from a policy's two steps, the second with the first's memory."""
     env = trained.config.env
     actions = px.actions_of(px.action_wrapper(make_env(env, 0, 0)))
@@ -118,7 +118,7 @@ def test_onnx_runtime_alone_takes_raw_observations_and_gives_the_environments_ac
 
     folder = trained("ppo-continuous")
     main(["export-policy", str(folder), "--out", str(tmp_path / "p.onnx")])
-    policy = train.load_policy(folder)
+    policy = training.load_policy(folder)
     moments = policy.statistics["obs"]["state"]
     session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"))
     raw = np.array([[0.3, -0.8, 4.0]], np.float32)
@@ -146,7 +146,7 @@ def test_the_number_of_rows_can_be_fixed(trained, tmp_path, capsys):
     path = tmp_path / "p.onnx"
     arguments = ["export-policy", str(trained("dreamer")), "--batch", "3", "--out", str(path)]
     assert main(arguments) == 0, capsys.readouterr().err
-    assert "rows            3 only\n" in capsys.readouterr().out
+    assert "batch size      3, fixed\n" in capsys.readouterr().out
     about = json.loads((tmp_path / "p.json").read_text())
     assert about["batch"] == 3
     assert {i["shape"][0] for i in about["inputs"]} == {3}
@@ -167,10 +167,10 @@ def test_a_policy_that_counts_its_rows_is_written_for_one(
     monkeypatch.setattr(SAC, "decide", counting)
     path = tmp_path / f"policy{pf.SUFFIX[kind]}"
     main(["export-policy", str(trained("sac")), "--format", kind, "--out", str(path)])
-    assert "1 only: this policy cannot be written for any number" in capsys.readouterr().out
+    assert "1, fixed: this policy does not support a dynamic batch size" in capsys.readouterr().out
     assert json.loads((tmp_path / "policy.json").read_text())["batch"] == 1
     said = [r.getMessage() for r in caplog.records if r.name == pf.__name__]
-    assert [m.startswith("not for any number of rows: ") for m in said] == [True]
+    assert [m.startswith("no dynamic batch size: ") for m in said] == [True]
 
 
 def test_a_missing_extra_is_one_message(trained, tmp_path, capsys, caplog, monkeypatch):
@@ -183,7 +183,7 @@ def test_a_missing_extra_is_one_message(trained, tmp_path, capsys, caplog, monke
 
 
 def test_a_file_that_differs_is_noticed(trained):
-    policy = train.load_policy(trained("sac"))
+    policy = training.load_policy(trained("sac"))
     exported = px.Exported(policy.workflow, px.Normalize(None, {}), px.Actions())
     envs = Envs(policy.config.env, 0)
     steps = pf.record(exported, policy.workflow, envs, 8)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dreamlab import cli, train
+from dreamlab import cli, training
 from dreamlab.core.errors import CheckpointError, ConfigError
 from dreamlab.engine.orchestrator import Orchestrator
 from tests.helpers import metrics, open_loop, run_for, trained_once
@@ -124,7 +124,7 @@ def test_only_some_modules_are_taken(parent, tmp_path):
         (["start.checkpoint=lates"], "there is no checkpoint 'lates'. Did you mean 'latest'"),
         (["start.modules=[actr]"], "there is no module 'actr'"),
         (["env.id=Acrobot-v1"], r"do not fit: '.*' is \[.*\] there, here it is"),
-        (["start.load=all", "start.modules=[actor_net]"], "modules are of load=weights"),
+        (["start.load=all", "start.modules=[actor_net]"], "modules requires load=weights"),
         (["start.load=all", "env.id=Acrobot-v1"], "does not fit this configuration"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_is_not_there_changes_nothing(tmp_path, capsys):
     assert "there is no checkpoint '000000000007'" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        train.load_policy(tmp_path, "nope")
+        training.load_policy(tmp_path, "nope")
 
 
 def test_the_best_that_was_undone_is_the_best_no_more(tmp_path):

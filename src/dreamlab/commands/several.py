@@ -23,9 +23,9 @@ class Here:
     """Whether it trains itself: otherwise others have done so."""
     code: int = 0
 
-    def ended(self, status: str) -> None:
+    def ended(self, code: int) -> None:
         """Take note of how the training ended."""
-        self.code = processes.INTERRUPTED if status == "interrupted" else 0
+        self.code = code
 
 
 @contextmanager

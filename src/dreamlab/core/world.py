@@ -253,3 +253,39 @@ def barrier() -> None:
     """Wait until every process has come here."""
     if _here.size > 1:
         agree([0.0])
+
+
+# -- parts of a tensor, one on each process -------------------------------------------------------
+
+
+def all_processes() -> int:
+    """Return how many processes there are, also inside `alone`."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def joined_parts(part: Tensor) -> Tensor:
+    """Return the parts [n] of all processes behind one another, without a gradient."""
+    group: Any = dist.group.WORLD
+    with _heard():
+        return collectives.wait_tensor(
+            collectives.all_gather_tensor(part.detach().contiguous(), 0, group)
+        )
+
+
+def own_part_of_mean(x: Tensor) -> Tensor:
+    """Return this process's part of the mean of flat tensors over all processes."""
+    group: Any = dist.group.WORLD
+    with _heard():
+        mine = collectives.wait_tensor(
+            collectives.reduce_scatter_tensor(x.contiguous(), "sum", 0, group)
+        )
+    return mine / all_processes()
+
+
+def parts_on_main(part: Tensor) -> list[Tensor]:
+    """Return the parts of all processes on rank 0, nothing on the others."""
+    part = part.detach().contiguous()
+    parts = [torch.empty_like(part) for _ in range(all_processes())] if is_main() else None
+    with _heard():
+        dist.gather(part, parts, dst=0)
+    return parts or []

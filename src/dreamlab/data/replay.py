@@ -30,24 +30,24 @@ class ReplayConfig(BufferConfig):
     """How much is kept, where, and what a batch looks like."""
 
     capacity: Annotated[int, Range(2)] = 1_000_000
-    """Steps kept, over all environments."""
+    """Capacity in steps, over all environments."""
     max_bytes: PositiveInt | None = None
-    """Keep fewer steps if they would take more memory than this."""
+    """Reduce the capacity to fit this much memory."""
     batch: PositiveInt = 16
     length: PositiveInt = 64
     context: Natural = 0
-    """Of these steps, how many only lead into the rest: a train ratio does not count them."""
+    """Burn-in steps of a window; train_ratio does not count them."""
     windows: Literal["across", "inside", "transitions"] = "across"
     """Where a window may lie: anywhere; inside one episode; or anywhere that starts with a
-    transition (for n-step targets, which stop at the end of the episode by themselves)."""
+    transition (for n-step targets, which stop at the end of an episode)."""
     sampler: Part = part("uniform", home="dreamlab.data", kind=Sampler)
     storage: Literal["auto", "ram", "pinned", "gpu", "disk"] = "auto"
-    """`auto` is the GPU of the run if it takes at most 40 % of the memory free there, else RAM."""
+    """`auto`: the run's GPU if the buffer takes at most 40 % of its free memory, else RAM."""
     min_steps: Natural = 0
-    """Steps that must be stored before the first batch is drawn; a full replay is always enough."""
+    """Stored steps before the first batch is sampled; a full buffer always suffices."""
     mc_gamma: Share | None = None
-    """A discount: batches then have `extras["mc_return"]` [b, t], the discounted return to go of
-    each step, -inf while its episode is not over. None: they have not."""
+    """Discount of `extras["mc_return"]` [b, t], the return to go of each step, -inf while its
+    episode is unfinished. None: not computed."""
 
     def __post_init__(self) -> None:
         if self.context >= self.length:
@@ -70,12 +70,13 @@ class ReplayConfig(BufferConfig):
         ticks = self.capacity // num_envs
         if ticks <= self.length:
             raise ValueError(
-                f"capacity={self.capacity} keeps {ticks} steps of each of {num_envs} environments, "
+                f"capacity={self.capacity} stores {ticks} steps of each of {num_envs} "
+                f"environments, "
                 f"but a window of length={self.length} needs {self.length + 1}"
             )
         if (windows := (ticks - self.length + 1) * num_envs) < self.batch:
             raise ValueError(
-                f"capacity={self.capacity} holds {windows} windows of length={self.length}, "
+                f"capacity={self.capacity} fits {windows} windows of length={self.length}, "
                 f"but a batch has {self.batch}"
             )
         return max(self.min_steps, (self.length + 1) * num_envs)
@@ -184,7 +185,7 @@ class Replay:
         return same == self.episode[(tick + reach) % self.ticks, env]
 
     def ready(self) -> bool:
-        """Tell whether enough is stored to draw a batch."""
+        """Return whether enough is stored to draw a batch."""
         enough = min(self.config.min_steps, self.ticks * self.num_envs)
         stored = self.added - self.first
         return self.drawable and stored > self.config.length and len(self) >= enough
@@ -200,8 +201,8 @@ class Replay:
         """Draw windows of consecutive steps by the sampler's choice.
 
         `is_first` is set on the first step of every window because whatever came before it is
-        unknown; `is_last` is set before a seam even if the episode was abandoned there.
-        `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
+        unknown; `is_last` is set before an episode boundary even if the episode was abandoned
+        there. `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
         """
         assert self.sampler is not None, "nothing is stored yet"
         ids, weight = self.sampler.draw(self.window(), rows or self.config.batch, self.rng)
@@ -309,7 +310,7 @@ class Replay:
 
     def _load_steps(self, ticks: int) -> None:
         if self.files is None:
-            raise CheckpointError("replay: it had no folder to save its steps in")
+            raise CheckpointError("replay: it has no folder to save its steps in")
         for first, chunk, episode in self.files.read(
             max(self.first, self.added - ticks), self.added
         ):
@@ -318,7 +319,7 @@ class Replay:
             assert self.store is not None
             if self.ticks != ticks:
                 then, now = ticks * self.num_envs, self.ticks * self.num_envs
-                raise CheckpointError(f"replay: saved with room for {then} steps, now it has {now}")
+                raise CheckpointError(f"replay: saved with a capacity of {then} steps, now {now}")
             self.store.fill(first, chunk)
             self.episode[np.arange(first, first + len(episode)) % self.ticks] = episode
         assert self.store is not None

@@ -21,9 +21,10 @@ class RolloutConfig(BufferConfig):
     """How long a rollout is."""
 
     length: PositiveInt = 128
-    """Ticks; with N environments a batch holds N * length transitions."""
+    """Ticks; with N environments a batch has N * length transitions."""
     keep_obs: bool = True
-    """Keep observations; what only needs rewards (an evolution) saves their memory."""
+    """Store observations; algorithms that only need rewards (evolution strategies) save the
+    memory."""
 
     def first_batch(self, num_envs: int) -> int:
         """Return how many steps a rollout has."""
@@ -42,9 +43,7 @@ class RolloutConfig(BufferConfig):
                 f"length={self.length} must be a multiple of collect_ticks={phase.collect_ticks}"
             )
         if not phase.update_hooks or phase.train_ratio is not None:
-            raise ValueError(
-                "a rollout is used once, when it is full: with an update, no train_ratio"
-            )
+            raise ValueError("a rollout is sampled once, when full: remove train_ratio")
 
 
 class Rollout:
@@ -106,7 +105,7 @@ class Rollout:
         self.closed = True
 
     def ready(self) -> bool:
-        """Tell whether the rollout is complete."""
+        """Return whether the rollout is complete."""
         return self.closed and self.count == self.config.length
 
     @property
@@ -114,12 +113,12 @@ class Rollout:
         return self.place.num_envs
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Return the whole rollout, environments first, and begin a new one.
+        """Return the whole rollout, environments first, and start a new one.
 
         It is a copy: the next steps are stored while it may still be in use.
         """
-        assert rows in (None, self.rows), "a rollout is used as a whole"
-        assert self.ready(), f"the rollout holds {self.count} ticks of {self.config.length}"
+        assert rows in (None, self.rows), "a rollout cannot be split"
+        assert self.ready(), f"the rollout has {self.count} of {self.config.length} ticks"
         self.count, self.closed = 0, False
         whole = {k: v.transpose(0, 1) for k, v in self.data.items()}
         copies = {k: v.clone(memory_format=torch.contiguous_format) for k, v in whole.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dreamlab.core import rng as random
-from dreamlab.core import world
+from dreamlab.core import sharding, world
 from dreamlab.core.clock import Counters
 from dreamlab.core.errors import CheckpointError
 from dreamlab.engine import regrouping
@@ -28,7 +28,7 @@ def save(loop: Orchestrator) -> Path | None:
     """Write a checkpoint of everything the next step depends on; None if it is not finite."""
     loop.saved_at = time.monotonic()
     collector = loop.parts.collector.get_state() if loop.parts.collector is not None else {}
-    workflow = loop.workflow.state_dict()
+    workflow = sharding.whole_state(loop.workflow)
     found = world.gather(not_finite(loop.workflow, workflow, private(collector)))
     bad = next((b for b in found if b is not None), None)
     if not loop.watch.may_save(bad, loop.checkpoints.names(), loop.say_and_record):
@@ -65,14 +65,14 @@ def _shared(loop: Orchestrator) -> State:
         "scaling": {k: a.get_state() for k, a in loop.parts.scaling.items()},
         "score": loop.score,
         "owed": loop.owed,
-        "wall_s": loop.wall_s,
+        "wall_s": loop.speed.wall_s,
     }
 
 
 def load(loop: Orchestrator, which: str = "latest") -> bool:
     """Continue from the newest checkpoint that is whole, with all that it needs, or from one.
 
-    Return False if none was ever saved: a run that died before its first one begins anew, and
+    Return False if none was ever saved: a run that died before its first one starts over, and
     so do its records.
     """
     state = loop.checkpoints.restore(lambda s: _take(loop, s), loop.run_log.saved, which)
@@ -88,7 +88,7 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
         due.set_state(state["due"][name])
     loop.score = None if loop.evaluates() else state["score"]
     loop.owed = state.get("owed", False)  # older checkpoints have none
-    loop.wall_s = state["wall_s"]
+    loop.speed.wall_s = state["wall_s"]
     if "parts" in state:
         regrouping.begin_anew(loop, state)
         return True
@@ -104,18 +104,18 @@ def _tell_lost(loop: Orchestrator, lost: list[int]) -> None:
         if mine:
             where = f" of rank {rank}" if len(found) > 1 else ""
             loop.say_and_record(
-                f"environments {mine}{where} cannot be restored and begin a new episode"
+                f"environments {mine}{where} cannot be restored and start a new episode"
             )
     loop.run_log.update(exact_resume=not any(found))
     loop.run_log.event("resumed", **loop.now(), lost_envs=lost)
 
 
 def _take(loop: Orchestrator, state: State) -> None:
-    """Take over what may be damaged or diverged; raise if it is."""
+    """Take over what may be corrupted or diverged; raise if it is."""
     bad = not_finite(loop.workflow, state["workflow"], private(state["collector"]))
     if bad is not None:
         raise CheckpointError(f"{bad}: the run had diverged")
-    loop.workflow.load_state_dict(state["workflow"])
+    sharding.take_state(loop.workflow, state["workflow"])
     if "parts" in state:
         state["lost"] = regrouping.share(loop.parts.buffers, state["parts"])
         return

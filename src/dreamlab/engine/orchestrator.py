@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dreamlab.core import rng as random
-from dreamlab.core import world
+from dreamlab.core import sharding, world
 from dreamlab.core.clock import Counters
 from dreamlab.core.errors import EnvError, LabError
 from dreamlab.core.phase import Phase
@@ -30,7 +30,8 @@ from dreamlab.engine.every import Due
 from dreamlab.engine.loop_parts import EngineConfig, LoopParts
 from dreamlab.engine.phase_scheduler import UPDATE, PhaseScheduler
 from dreamlab.engine.report import write_report
-from dreamlab.engine.signals import on_stop
+from dreamlab.engine.signals import Deadline, on_stop
+from dreamlab.engine.speed import Speed
 from dreamlab.engine.video import Films
 from dreamlab.engine.watch import Watch
 
@@ -59,14 +60,14 @@ class Orchestrator:
         self.log_due, self.eval_due = Due(config.log), Due(config.eval)
         self.save_due, self.report_due = Due(config.checkpoint), Due(config.report)
         self.stop_requested = False
+        self.deadline = Deadline(config.checkpoint.deadline_s, self.say_and_record)
         self.stopping, self.late, self.asked = False, False, False  # as all processes agree
         self.owed = False  # an evaluation that was interrupted, to be made up for first
         self.said_cut = False
         self.films = Films(self.say_and_record)
         self.batch: Batch | None = None
         self.score: float | None = None
-        self.wall_s = 0.0
-        self.mark = (time.monotonic(), 0, 0)
+        self.speed = Speed()
         self.saved_at = time.monotonic()
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ class Orchestrator:
         self.run_log.update(status="running")
         status = "failed"
         try:
-            with on_stop(lambda: self.stop_requested, self._request_stop):
+            with on_stop(lambda: self.stop_requested, self._request_stop, self.deadline):
                 try:
                     self._loop()
                     status = self._interrupt() if self.stopping else self._finish()
@@ -97,9 +98,11 @@ class Orchestrator:
             with suppress(OSError):
                 self.alerts.close()
             self.parts.terminal.close()
-            self.parts.logger.close()
-            for tell in self.observers.finished:
-                tell(status)
+            try:
+                for tell in self.observers.finished:
+                    tell(status)
+            finally:
+                self.parts.logger.close()
         return status
 
     def stop(self) -> None:
@@ -131,7 +134,7 @@ class Orchestrator:
 
     def _request_stop(self) -> None:
         self.stop()
-        self.parts.terminal.say("stopping: saving a checkpoint (once more to stop at once)")
+        self.parts.terminal.say("stopping: saving a checkpoint (Ctrl-C to stop immediately)")
 
     def _record_failure(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -139,8 +142,8 @@ class Orchestrator:
         self.run_log.update(status="failed")
         if isinstance(error, EnvError) and (names := self.checkpoints.names()):
             self.parts.terminal.say(
-                f"checkpoint {names[0]} is whole: `dreamlab resume {self.run_log.folder}` goes on "
-                "from there"
+                f"checkpoint {names[0]} is complete: `dreamlab resume {self.run_log.folder}` "
+                f"resumes from it"
             )
 
     def _do(self, action: str) -> None:
@@ -161,7 +164,7 @@ class Orchestrator:
 
     def _collect(self) -> None:
         phase, collector = self.scheduler.phase, self.parts.collector
-        assert collector is not None, "a run that collects has environments"
+        assert collector is not None, "a run that collects needs environments"
         with autocast(self.config, self.workflow.device):
             store, fresh = cast(Store, self.parts.buffers[phase.buffer]), phase.fresh_episodes
             done = collector.collect(phase.collect_ticks, store, phase.random_actions, fresh)
@@ -187,11 +190,11 @@ class Orchestrator:
 
     def _update(self) -> None:
         phase, source = self.scheduler.phase, self._source()
-        assert source is not None, "a phase that updates has a source"
+        assert source is not None, "a phase with updates needs a source"
         if not world.all_of(source.ready()):
             if phase.type == "offline":
                 names = " and ".join(map(repr, phase.draws_from))
-                raise LabError(f"phase {phase.name!r}: {names} holds too little for a batch")
+                raise LabError(f"phase {phase.name!r}: {names} has too few steps for a batch")
             self.scheduler.advance()
             return
         drawn, reported = draws(source, phase), Metrics()
@@ -245,11 +248,11 @@ class Orchestrator:
         return 0 < self.config.checkpoint.every_s <= self._unsaved_s()
 
     def _interrupt(self) -> str:
-        """Save; what the end would have done is done when the run goes on."""
+        """Save; what the end would have done is done when the run continues."""
         self.owed = self.owed or self.scheduler.next_action() is None
         self.save()
-        self.run_log.event("interrupted", **self.now())
-        self.run_log.update(status="interrupted")
+        self.run_log.event("interrupted", **self.now(), stopped_by=self.deadline.signal)
+        self.run_log.update(status="interrupted", stopped_by=self.deadline.signal)
         return "interrupted"
 
     def _finish(self) -> str:
@@ -263,6 +266,7 @@ class Orchestrator:
         shown = str(video.relative_to(self.run_log.folder)) if video is not None else None
         final = result.metrics() if result is not None else None
         self.run_log.update(status="finished", final_eval=final, video=shown)
+        self.parts.logger.ended(final or {})
         return "finished"
 
     def now(self) -> dict[str, int]:
@@ -276,19 +280,20 @@ class Orchestrator:
         return result
 
     def evaluate(self, video: bool = False) -> EvalResult | None:
-        """Measure the policy and report it under `eval/`; raise if a stop was asked for.
+        """Measure the policy and report it under `eval/`; raise if a stop was requested.
 
         Return None where there is no environment to measure it on.
         """
         if self.parts.evaluator is None:
             return None
         result, finished = None, True
-        if world.is_main():  # the others wait
-            try:
-                with world.alone():
-                    result = self._play(self.parts.evaluator, video)
-            except UnfinishedError:
-                finished = False
+        with sharding.assembled(self.workflow):
+            if world.is_main():  # the others wait
+                try:
+                    with world.alone():
+                        result = self._play(self.parts.evaluator, video)
+                except UnfinishedError:
+                    finished = False
         self.score, finished = world.broadcast((self.score, finished))
         if not finished:
             raise UnfinishedError
@@ -299,9 +304,11 @@ class Orchestrator:
         path = self.run_log.folder / "videos" / f"eval_{self.scheduler.clock().name}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
         statistics = self.parts.collector.statistics() if self.parts.collector else None
-        result = evaluator.run(self.workflow, statistics, wanted, lambda: self.stop_requested)
-        if result.frames:
-            result.video = self.films.write(path, result.frames)
+        with self.speed.paused():
+            result = evaluator.run(self.workflow, statistics, wanted, lambda: self.stop_requested)
+            if result.frames:
+                result.video = self.films.write(path, result.frames)
+                self.parts.logger.media([result.video], self.scheduler.clock().count)
         metrics = result.metrics()
         self.parts.logger.add(metrics)
         self.score = metrics["eval/return"]
@@ -312,33 +319,34 @@ class Orchestrator:
 
     def report(self) -> list[Path]:
         """Look inside the algorithm, if it lets us, and write down what is seen."""
+        with sharding.assembled(self.workflow):
+            return self._report()
+
+    def _report(self) -> list[Path]:
         clock, source = self.scheduler.clock(), self._source()
         ready = world.is_main() and source is not None and source.ready()
         batch = source.peek(clock.count, self.config.report.length) if source and ready else None
         if batch is None:
             return []
-        with random.fork(clock.count), world.alone():
+        with self.speed.paused(), random.fork(clock.count), world.alone():
             report = self.workflow.report(batch)
         if report is None:
             return []
         self.parts.logger.add(report.metrics, "report/")
         folder, fps = self.run_log.folder / "report", self.config.report.fps
-        return write_report(report, folder, clock.name, fps, self.parts.paint, self.films.write)
+        made = write_report(report, folder, clock.name, fps, self.parts.known, self.films.write)
+        self.parts.logger.media(made, clock.count)
+        return made
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""
-        now, frames, updates = time.monotonic(), self.counters.env_frames, self.counters.updates
-        then, frames_then, updates_then = self.mark
-        elapsed = max(now - then, 1e-9)
+        frames, updates = self.counters.env_frames, self.counters.updates
         fixed = {
             **asdict(self.counters),
             **self.scheduler.clock().record(),
             "phase": float(self.scheduler.index),
-            "time/frames_per_s": (frames - frames_then) / elapsed,
-            "time/updates_per_s": (updates - updates_then) / elapsed,
-            "time/wall_s": self.wall_s + elapsed,
+            **self.speed.record(frames, updates),
         }
-        self.wall_s, self.mark = self.wall_s + elapsed, (now, frames, updates)
         for tell in self.observers.flushing:
             tell(fixed)
         record = self.parts.logger.flush(fixed)
@@ -369,13 +377,13 @@ class Orchestrator:
             self.run_log.event("phase", name=s.phase.name, **self.now())
 
     def _restart_clock(self) -> None:
-        self.mark = (time.monotonic(), self.counters.env_frames, self.counters.updates)
+        self.speed.restart(self.counters.env_frames, self.counters.updates)
         self.saved_at = time.monotonic()
 
     # -- state ------------------------------------------------------------------------------------
 
     def evaluates(self) -> bool:
-        """Tell whether the policy is measured while it is trained."""
+        """Return whether the policy is measured while it is trained."""
         return bool(self.config.eval.every_frames or self.config.eval.every_updates)
 
     def dues(self) -> dict[str, Due]:

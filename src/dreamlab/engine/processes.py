@@ -26,6 +26,7 @@ from dreamlab.core import world
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.limits import Natural, Positive, Range
 from dreamlab.core.text import print
+from dreamlab.engine.signals import PREEMPTED
 
 OURS = "DREAMLAB_LAUNCHED"
 """Set for workers of our own launcher: the file in which rank 0 leaves the exit code."""
@@ -44,6 +45,10 @@ class DistributedConfig:
     processes: Annotated[int, Range(1, 4_096)] = 1
     """How many. A batch of each is as large as configured, so that one update learns from
     `processes` times as much; env frames, decisions and train ratio are counted over all."""
+    shard: bool = False
+    """Keep a part of the weights, of what optimizers hold and of averages on each process."""
+    shard_least: Natural = 1_024
+    """With `shard`: weights of fewer numbers stay whole on every process."""
     timeout_s: Positive = world.TIMEOUT_S
     """How long a process waits for the others, for example while rank 0 evaluates."""
     check_every_updates: Natural | None = None
@@ -53,9 +58,13 @@ class DistributedConfig:
     def __post_init__(self) -> None:
         place = world.launched()
         if self.processes == 1 and (place is None or place.size == 1):
-            for name in ("timeout_s", "check_every_updates"):
+            for name in ("shard", "shard_least", "timeout_s", "check_every_updates"):
                 if getattr(self, name) != getattr(DistributedConfig, name):
                     raise ValueError(f"{name} has no effect with processes=1")
+        if self.shard_least != DistributedConfig.shard_least and not self.shard:
+            raise ValueError("shard_least has no effect without shard")
+        if self.shard and self.check_every_updates:
+            raise ValueError("check_every_updates: with shard no process has all weights")
 
 
 def placed(processes: int) -> world.World:
@@ -175,7 +184,7 @@ def leave(code: int) -> int:
         return code
     if int(os.environ.get("RANK", "0")) == 0:
         Path(os.environ[OURS]).write_text(str(code))
-    return 0 if code == INTERRUPTED else code
+    return 0 if code in (INTERRUPTED, PREEMPTED) else code
 
 
 def told(error: LabError) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 
 from dreamlab.engine.observer import Observer
@@ -27,7 +26,7 @@ GPU = {
 class System(Observer):
     """Adds `system/...` to every record.
 
-    Memory and cores are those of this process: environments in processes of their own are only in
+    Memory and cores are those of this process: environments in their own processes are only in
     `memory_share`, which is the whole machine's.
     """
 
@@ -58,7 +57,7 @@ class System(Observer):
 
 
 def _has_utilization(device: torch.device) -> bool:
-    """Tell whether the driver's library is there to say how busy the GPU is."""
+    """Return whether the driver's library is there to say how busy the GPU is."""
     try:
         torch.cuda.utilization(device)
     except (ImportError, RuntimeError):  # no `nvidia-ml-py`, or a machine that does not tell
@@ -67,26 +66,31 @@ def _has_utilization(device: torch.device) -> bool:
 
 
 def rss() -> int:
-    """Return the bytes this process has in memory; where the system does not tell, its peak."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # not Linux
-        return peak_rss()
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    """Return the bytes this process has in memory."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_rss() -> int:
-    """Return the most bytes this process had in memory since `reset_peak`, or since it began."""
-    try:
+    """Return the most bytes this process had in memory since `reset_peak`, or since it started."""
+    try:  # psutil does not know this figure on Linux, and only here can it start over
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
-    except (OSError, StopIteration):  # not Linux
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    except (OSError, StopIteration):
+        return _peak_elsewhere()
+
+
+def _peak_elsewhere() -> int:
+    """Return the peak since the process started, as macOS and Windows count it."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def reset_peak() -> bool:
-    """Let `peak_rss` begin anew; tell whether the system allows it."""
+    """Let `peak_rss` start over; return whether the system allows it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

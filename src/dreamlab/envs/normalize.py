@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards: running, over all environments of a run, or given."""
+"""Normalization of observations and rewards: running, over all environments of a run, or given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class NormalizeConfig:
 
     clip: Positive = 10.0
     gamma: Share = 0.99
-    """Discount of the return whose deviation scales the reward; not used for observations."""
+    """Discount of the return whose standard deviation scales the reward; unused for
+    observations."""
 
 
 class RunningMoments:
@@ -102,7 +103,7 @@ def _nothing(shape: tuple[int, ...]) -> RunningMoments:
 
 
 class Normalizer:
-    """Normalises the steps of N environments; with neither config it passes them on untouched.
+    """Normalizes the steps of N environments; with neither config it passes them on untouched.
 
     `frozen` stops the statistics, for evaluation with those of training. A `scaling` is that of the
     data a policy learns from: observations by it, and actions back.
@@ -157,7 +158,7 @@ class Normalizer:
         return self.scaling[ACTION].invert(action) if ACTION in self.scaling else action
 
     def scale(self, name: str, value: Array) -> Array:
-        """Return one observation normalised by the statistics so far, without counting it."""
+        """Return one observation normalized by the statistics so far, without counting it."""
         if name in self.scaling:
             return self.scaling[name].apply(value)
         if name not in self.moments or self.obs is None:
@@ -165,6 +166,15 @@ class Normalizer:
         moments = self.moments[name]
         scaled = (value - moments.mean) / np.sqrt(moments.var + 1e-8)
         return np.clip(scaled, -self.obs.clip, self.obs.clip).astype(np.float32)
+
+    def unscale(self, name: str, value: Array) -> Array:
+        """Return one observation as it was before `scale`, but for what that had clipped."""
+        if name in self.scaling:
+            return self.scaling[name].invert(value)
+        if name not in self.moments or self.obs is None:
+            return value
+        moments = self.moments[name]
+        return (value * np.sqrt(moments.var + 1e-8) + moments.mean).astype(np.float32)
 
     def _scale_reward(self, step: Step) -> Array:
         assert self.reward is not None
@@ -188,7 +198,7 @@ class Normalizer:
         return {**state, "scaling": given} if given else state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from saved statistics."""
+        """Continue from saved statistics."""
         for name, moments in self.moments.items():
             moments.set_state(state["obs"][name])
         returns = np.array(state["returns"])

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from dreamlab.runs.locks import held
 from dreamlab.runs.run_row import COLUMNS, stamp_of
 
 FILE = "index.sqlite"
 ROOT = Path("experiments")
-"""Where runs live that were not told where to."""
+"""Default folder of runs."""
 SCHEMA = 3
 READ_S = 2.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs")
@@ -36,11 +38,11 @@ class ForeignError(sqlite3.DatabaseError):
     """The file has the name of an index and is something else."""
 
     def __init__(self) -> None:
-        super().__init__("it is no index of runs")
+        super().__init__("it is not a run index")
 
 
 def belongs(root: Path) -> bool:
-    """Tell whether a folder is to have an index without being asked."""
+    """Return whether a folder is to have an index without being asked."""
     return os.path.realpath(root) == os.path.realpath(ROOT)
 
 
@@ -58,7 +60,7 @@ def opened(root: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
         raise sqlite3.OperationalError("it is not a file")
     with held(root, shared=True, timeout_s=timeout_s) as shared:
         if not shared:
-            raise sqlite3.OperationalError("another process makes it anew")
+            raise sqlite3.OperationalError("another process is rebuilding it")
         with closing(connect(root, "rw", timeout_s)) as db:
             check_index(db)
             yield db
@@ -77,7 +79,7 @@ def make(root: Path, timeout_s: float = READ_S) -> None:
     """Make the index of a folder, with nothing in it yet."""
     with held(root, timeout_s=timeout_s) as alone:
         if not alone:
-            raise sqlite3.OperationalError("another process makes it anew")
+            raise sqlite3.OperationalError("another process is rebuilding it")
         with closing(connect(root, "rwc", timeout_s)) as db:
             if version_of(db) == 0:
                 _choose_journal(db, root)
@@ -115,14 +117,14 @@ def _choose_journal(db: sqlite3.Connection, root: Path) -> None:
     db.execute("PRAGMA journal_mode = DELETE")
 
 
-def is_network(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Tell whether a folder lies on a file system that several machines share."""
+def is_network(folder: Path) -> bool:
+    """Return whether a folder lies on a file system that several machines share."""
     try:
-        lines = [line.split() for line in mounts.read_text().splitlines()]
+        mounts = psutil.disk_partitions(all=True)
     except OSError:
         return False
     place = folder.resolve()
-    above = [(len(m[1]), m[2]) for m in lines if place.is_relative_to(m[1])]
+    above = [(len(m.mountpoint), m.fstype) for m in mounts if place.is_relative_to(m.mountpoint)]
     return bool(above) and max(above)[1] in NETWORK
 
 
@@ -140,7 +142,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def remove(root: Path) -> bool:
-    """Delete a folder's index while nobody uses it; tell whether that was possible."""
+    """Delete a folder's index while nobody uses it; return whether that was possible."""
     with held(root, timeout_s=READ_S) as alone:
         if not alone or _is_foreign(root):
             return False
@@ -153,7 +155,7 @@ def remove(root: Path) -> bool:
 
 
 def _is_foreign(root: Path) -> bool:
-    """Tell whether the file is a database of another program."""
+    """Return whether the file is a database of another program."""
     try:
         with closing(connect(root, "ro", READ_S)) as db:
             check_index(db)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import lock_descriptor
+
+if sys.platform != "win32":
+    import fcntl
 
 RETRY_S = 0.005
 
@@ -32,22 +37,34 @@ def held(folder: Path, *, shared: bool = False, timeout_s: float = 1.0) -> Itera
 
 def acquire(handle: int, timeout_s: float, *, shared: bool = False) -> bool:
     """Lock an open file until it is closed; return False if another process kept it locked."""
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     until = time.monotonic() + timeout_s
     while True:
         try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(RETRY_S)
+            if _lock_shared(handle) if shared else lock_descriptor(handle, blocking=False):
+                return True
         except OSError:
             return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(RETRY_S)
+
+
+def _lock_shared(handle: int) -> bool:
+    """Try to lock an open file together with other readers; `filelock` has only exclusive locks.
+
+    On Windows readers take turns instead.
+    """
+    if sys.platform == "win32":
+        return lock_descriptor(handle, blocking=False)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_writing(folder: Path) -> bool:
-    """Tell whether a process holds the lock that a run's folder has while it is trained."""
+    """Return whether a process holds the lock that a run directory has while it is trained."""
     try:
         handle = os.open(folder / ".lock", os.O_RDONLY)
     except OSError:

@@ -1,8 +1,7 @@
-"""A job: one command line, the run folder it fills, and what is known of it, all in files."""
+"""A job: one command line, the run directory it fills, and what is known of it, all in files."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import re
 import shlex
@@ -12,31 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import lock_descriptor
+
 from dreamlab.core.clock import moment_of
 from dreamlab.core.files import write_json
 from dreamlab.core.readers import FileError, MissingFileError, is_number, read_json
+from dreamlab.core.words import text_of as text_of
+from dreamlab.runs.locks import RETRY_S, acquire
 from dreamlab.runs.readers import problems, read_manifest
 from dreamlab.runs.run_row import BROKEN
 
 Status = Literal["waiting", "running", "interrupted", "failed", "pruned", "finished"]
 Outcome = Literal["finished", "failed", "interrupted", "taken"]
-PLAIN = re.compile(r"[\w./:+-]+")
-
-
-def text_of(value: Any) -> str:
-    """Return a value as an override writes it: `true`, `null`, `[64,64]`, quoted where needed."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{k}:{text_of(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(text_of(v) for v in value) + "]"
-    text = str(value)
-    if not isinstance(value, str) or PLAIN.fullmatch(text):
-        return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 class Lock:
@@ -47,16 +33,18 @@ class Lock:
         self.file: Any = None
 
     def take(self, wait: bool = False) -> bool:
-        """Take the lock and tell whether that worked; with `wait`, when it is free."""
+        """Take the lock and return whether that worked; with `wait`, when it is free."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            taken = lock_descriptor(file.fileno(), blocking=wait, poll_interval=RETRY_S)
         except OSError:
+            taken = False
+        if taken:
+            self.file = file
+        else:
             file.close()
-            return False
-        self.file = file
-        return True
+        return taken
 
     def release(self) -> None:
         """Let go; a child that inherited the lock keeps it."""
@@ -65,15 +53,11 @@ class Lock:
             self.file = None
 
     def held(self) -> bool:
-        """Tell whether anybody holds it, ourselves included."""
+        """Return whether anybody holds it, ourselves included."""
         if not self.path.exists():
             return False
         with self.path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+            return not acquire(file.fileno(), 0, shared=True)
 
 
 @dataclass(frozen=True)
@@ -81,10 +65,10 @@ class Job:
     """One training of a sweep; its name is a hash of what it overrides, and its seed."""
 
     root: Path
-    """The sweep's folder; runs are below `runs/`, logs and locks below `jobs/`."""
+    """The sweep folder, with runs in `runs/`, logs and locks in `jobs/`."""
     overrides: tuple[str, ...]
     parameters: dict[str, Any]
-    """What tells this job from the others, for tables."""
+    """The options that distinguish this job, for tables."""
     cwd: Path = field(default_factory=Path.cwd)
 
     @property
@@ -123,16 +107,19 @@ class Job:
         """What tells a job on another machine to save and stop."""
         return self.folder / "stop"
 
-    def command(self, threads: int = 0) -> list[str]:
-        """Return what to run: `train`, or `resume` where the run has begun."""
+    def command(self, *options: str) -> list[str]:
+        """Return what to run: `train`, or `resume` where the run has started."""
         if (self.run_folder / "config.yaml").exists():
             return [*program(), "resume", str(self.run_folder)]
-        limit = [f"threads={threads}"] if threads else []
+        return self.train_command(*options)
+
+    def train_command(self, *options: str) -> list[str]:
+        """Return the `train` of this job, with options that a launcher adds; it goes on as well."""
         place = f"run.dir={text_of(str(self.run_folder))}"
-        return [*program(), "train", *self.overrides, *limit, place]
+        return [*program(), "train", *self.overrides, *options, place]
 
     def record(self) -> dict[str, Any]:
-        """Return what was written down of earlier attempts; they failed if that is damaged."""
+        """Return what was written down of earlier attempts; they failed if that is corrupted."""
         try:
             return _checked(read_json(self.folder / "job.json"))
         except MissingFileError:
@@ -172,6 +159,23 @@ class Job:
         if recorded == "pruned":
             return "pruned"
         return "interrupted" if seen else "waiting"
+
+
+@dataclass(frozen=True)
+class SingleJob(Job):
+    """One training outside of a sweep: `root` is its run folder; logs and locks are beside it."""
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def folder(self) -> Path:
+        return self.root.with_name(f"{self.root.name}.job")
+
+    @property
+    def run_folder(self) -> Path:
+        return self.root
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:

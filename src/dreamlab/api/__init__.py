@@ -1,0 +1,1 @@
+"""What `import dreamlab` offers; everything here calls the rooms below."""
