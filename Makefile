@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint slow learns gpu clean
+.PHONY: demo test lint slow learns gpu docs clean
 
 demo: $(VENV)/.core
 	$(VENV)/bin/dreamlab demo
@@ -12,7 +12,7 @@ test: $(VENV)/.dev
 	DREAMLAB_REQUIRE_EXTRAS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 
 slow: $(VENV)/.dev
-	$(PIP) -e ".[ray]"
+	$(PIP) -e ".[ray,docs]"
 	DREAMLAB_REQUIRE_EXTRAS=1 $(VENV)/bin/pytest -m slow
 
 learns: $(VENV)/.dev
@@ -20,6 +20,10 @@ learns: $(VENV)/.dev
 
 gpu: $(VENV)/.dev
 	$(VENV)/bin/pytest -m gpu
+
+docs: $(VENV)/.core
+	$(PIP) -e ".[docs]"
+	$(VENV)/bin/mkdocs build --strict
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright && $(VENV)/bin/lint-imports
@@ -43,4 +47,4 @@ $(VENV)/.dev: $(VENV)/.core
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache

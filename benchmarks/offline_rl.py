@@ -1,14 +1,16 @@
 """From data to policies on Pendulum: offline algorithms beside imitation, and PA-RL's two steps.
 
-    python benchmarks/offline_rl.py --record [--minutes 35] [--seeds 1 2 3] [--jobs 2]
+    python benchmarks/offline_rl.py --record [--minutes 35] [--seeds 1 2 3] [--jobs 2] [--runs DIR]
     python benchmarks/offline_rl.py                rewrite the page from the JSON file
 
-The data is what a half-trained SAC of ours did, and as much of random play. Imitation, IQL, CQL,
-Cal-QL and TD3+BC learn from it alone. PA-RL clones it, learns values from it, then goes online for
-the same number of frames with each kind of policy: with neither of its steps, with each, and with
-both. Everything is a plain `dreamlab train`; scores are means over 20 episodes with seeds nobody
-learnt on.
-`--minutes` scales how long is learnt; results go to results/offline_rl.json and .md.
+The data are two sets that `dreamlab data record` makes: what a half-trained SAC of ours does while
+it explores, and as much of random play. Imitation, IQL, CQL, Cal-QL and TD3+BC learn from them
+alone. PA-RL clones them, learns values from them, then goes online for the same number of frames
+with each kind of policy: with neither of its steps, with each, and with both. Everything is a plain
+`dreamlab train`; scores are means over 20 episodes with seeds nobody learnt on.
+`--minutes` scales how long is learnt; results go to results/offline_rl.json and .md. With `--runs`
+the runs stay in DIR, and the same command after an interruption trains only what is not there yet;
+with `--finished` it trains nothing more, and what was not trained with every seed is left open.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,18 +27,24 @@ from typing import Any
 import numpy as np
 
 from dreamlab import training
+from dreamlab.cli import main as dreamlab
+from dreamlab.commands.data import described
 from dreamlab.config import compose, load_config
+from dreamlab.data.datasets.opening import open_dataset
 from dreamlab.runs.git_state import git_state
-from dreamlab.runs.run import hardware
+from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"
 USUAL_MINUTES = 35.0
 """About what the lengths below take with two jobs on two quiet cores."""
-TEACHER, FRAMES = 2_400, 8_000
-"""Frames that SAC learns for, and frames of data: half of them random, half SAC's. Not scaled."""
+TEACHER, EPISODES = 2_400, 20
+"""Frames that SAC learns for, and episodes of 200 frames in each set of data. Not scaled."""
+SETS = ("play", "chance")
 UPDATES = 8_000
-CLONE, VALUES, ONLINE = 2_000, 1_500, 800
+CLONE, VALUES, ONLINE = 2_000, 1_000, 600
 GAMMA = 0.95
+Key = tuple[str, str, str]
+"""Table, row, seed."""
 NETS = "hidden: [64, 64]"
 POLICY, NET = f"workflow.policy={{{NETS}}}", f"workflow.critic={{{NETS}}}"
 FAST = [f"workflow.gamma={GAMMA}", "workflow.optimizer={lr: 1e-3}"]
@@ -83,22 +90,30 @@ class Lengths:
         return max(20, round(usual * self.scale))
 
 
+def is_over(folder: Path) -> bool:
+    return (folder / "manifest.json").exists() and "final_eval" in Run(folder).manifest
+
+
 def run_one(folder: Path, options: list[str]) -> dict[str, float]:
-    """Train a run; return its scores at the end and the seconds it took."""
-    began = time.monotonic()
-    run, _ = training.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
-    final = run.manifest["final_eval"]
-    found = {"return": final["eval/return"], "seconds": time.monotonic() - began}
+    """Train a run, or take it as it is if it is over; return its last scores and its seconds."""
+    if not is_over(folder):
+        training.train(load_config(compose([*options, *FIXED, f"run.dir={folder}"])))
+    manifest = Run(folder).manifest
+    final = manifest["final_eval"]
+    found = {"return": final["eval/return"], "seconds": manifest["wall_s"]}
     if "eval/policy_return" in final:
         found["policy"] = final["eval/policy_return"]
     return found
 
 
-def data_options(data: Path, name: str) -> str:
-    return (
-        f"buffers.{name}={{_target_: run_replay, run: {data}, batch: 128, length: 2, "
-        f"windows: transitions, mc_gamma: {GAMMA}}}"
-    )
+def data_options(data: Path, name: str) -> list[str]:
+    """Return both sets as buffers: SAC's under a name that the experiment has, random play's."""
+    form = f"batch: 128, length: 2, windows: transitions, mc_gamma: {GAMMA}"
+    sets = [
+        f"{{_target_: dataset, path: {data / each}, {form}, normalize: {{action: bounds}}}}"
+        for each in SETS
+    ]
+    return [f"buffers.{name}={sets[0]}", f"+buffers.chance={sets[1]}", "env.scale_actions=false"]
 
 
 def phase(name: str, length: str, hooks: str, *more: str) -> str:
@@ -110,16 +125,18 @@ def offline_options(which: str, data: Path, seed: int, lengths: Lengths) -> list
     """Return the command of an algorithm that learns from the data alone."""
     experiment, *more = OFFLINE[which]
     hook = "update_policy" if which == "imitation" else "update_controller"
-    study = phase("study", f"duration_updates: {lengths.of(UPDATES)}", hook, "type: offline")
-    return [experiment, *more, f"seed={seed}", data_options(data, "replay"),
+    study = phase("study", f"duration_updates: {lengths.of(UPDATES)}", hook, "type: offline",
+                  "sources: {replay: 0.5, chance: 0.5}")  # fmt: skip
+    return [experiment, *more, f"seed={seed}", *data_options(data, "replay"),
             f"training.phases=[{study}]", "log.every_updates=500"]  # fmt: skip
 
 
 def parl_options(policy: str, steps: str, data: Path, seed: int, lengths: Lengths) -> list[str]:
     """Return the command of PA-RL with this policy and these steps."""
     clone, values = (f"duration_updates: {lengths.of(n)}" for n in (CLONE, VALUES))
-    online, from_data = f"duration_steps: {lengths.of(ONLINE)}", ("type: offline", "buffer: data")
-    mixed = ("train_ratio: 256", "sources: {data: 0.5, replay: 0.5}")
+    online = f"duration_steps: {lengths.of(ONLINE)}"
+    from_data = ("type: offline", "sources: {data: 0.5, chance: 0.5}")
+    mixed = ("train_ratio: 256", "sources: {data: 0.25, chance: 0.25, replay: 0.5}")
     phases = [
         phase("clone", clone, "clone_policy", *from_data),
         phase("offline", values, "update_critic", *from_data),
@@ -128,7 +145,7 @@ def parl_options(policy: str, steps: str, data: Path, seed: int, lengths: Length
     ]  # fmt: skip
     critic = f"{{num_critics: 4, {NETS}, readout: mse}}"
     return [
-        "pa_rl_pendulum", f"seed={seed}", data_options(data, "data"), f"workflow.critic={critic}",
+        "pa_rl_pendulum", f"seed={seed}", *data_options(data, "data"), f"workflow.critic={critic}",
         f"workflow.policy={POLICIES[policy]}", f"workflow.improve={STEPS[steps]}",
         CONSERVATIVE + "}", "workflow.policy_optimizer={lr: 3e-4}",
         "workflow.clone_optimizer={lr: 1e-3}", TAU, *FAST, f"buffers.replay.mc_gamma={GAMMA}",
@@ -138,55 +155,65 @@ def parl_options(policy: str, steps: str, data: Path, seed: int, lengths: Length
 
 
 def make_data(folder: Path) -> dict[str, float]:
-    """Train SAC half way; keep what it then does, and as much of random play."""
-    sac = ["sac_pendulum", f"workflow.actor={{{NETS}}}", NET]
-    teacher = folder.with_name("teacher")
-    run_one(teacher, [*sac, "seed=100", f"training.total_frames={TEACHER}"])
-    half = f"duration_steps: {FRAMES // 2}"
-    phases = [phase("any", half, "collect", "random_actions: true"), phase("play", half, "collect")]
-    more = [f"+start.run={teacher}", f"training.phases=[{', '.join(phases)}]"]
-    return run_one(folder, [*sac, "seed=101", *more])
+    """Train SAC half way; record what it does while exploring, and as much of random play."""
+    sac = ["sac_pendulum", f"workflow.actor={{{NETS}}}", NET, "seed=100"]
+    chance = ["random_cartpole", "env.id=Pendulum-v1", "training.total_frames=200"]
+    scores = {
+        "sac": run_one(folder / "sac", [*sac, f"training.total_frames={TEACHER}"])["return"],
+        "random": run_one(folder / "random", chance)["return"],
+    }
+    for run, name, mode in (("sac", "play", "train"), ("random", "chance", "eval")):
+        if not (folder / name).exists():
+            words = ["data", "record", str(folder / run), str(folder / name), "--mode", mode]
+            if dreamlab([*words, "--episodes", str(EPISODES)]):
+                raise SystemExit(f"no data set in {folder / name}")
+        scores[name] = described(open_dataset(folder / name))["return"]
+    return scores
 
 
-def random_score(folder: Path) -> float:
-    options = ["random_cartpole", "env.id=Pendulum-v1", "training.total_frames=200"]
-    return run_one(folder, options)["return"]
+def all_runs(data: Path, seeds: list[int], lengths: Lengths) -> dict[Key, list[str]]:
+    """Return the command of every run; what an interruption would leave out comes last."""
+    todo: dict[Key, list[str]] = {
+        ("offline", k, str(s)): offline_options(k, data, s, lengths)
+        for k in OFFLINE for s in seeds
+    }  # fmt: skip
+    first, *rest = POLICIES
+    ablated = [(first, k) for k in ("both", "none", "global", "local")]
+    ablated += [(p, k) for p in rest for k in ("none", "both")]
+    ablated += [(p, k) for p in rest for k in ("global", "local")]
+    return todo | {
+        ("pa_rl", f"{p}/{k}", str(s)): parl_options(p, k, data, s, lengths)
+        for p, k in ablated for s in seeds
+    }  # fmt: skip
 
 
-def record(seeds: list[int], minutes: float, jobs: int) -> dict[str, Any]:
-    """Train everything and return what came of it."""
-    commit, began = git_state().get("commit", "")[:10], time.monotonic()
-    lengths = Lengths(minutes / USUAL_MINUTES)
+def record(given: argparse.Namespace) -> dict[str, Any]:
+    """Train everything, or what is not in `runs` yet, and return what came of it."""
+    commit, seeds = git_state().get("commit", "")[:10], given.seeds
+    lengths = Lengths(given.minutes / USUAL_MINUTES)
     with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        data = scratch / "data"
-        behaviour = make_data(data)
-        chance = random_score(scratch / "random")
-        todo = {
-            ("offline", k, str(s)): offline_options(k, data, s, lengths)
-            for k in OFFLINE for s in seeds
-        }  # fmt: skip
-        todo |= {
-            ("pa_rl", f"{p}/{k}", str(s)): parl_options(p, k, data, s, lengths)
-            for p in POLICIES for k in STEPS for s in seeds
-        }  # fmt: skip
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            waiting = {
-                key: pool.submit(run_one, scratch / f"run{i}", options)
-                for i, (key, options) in enumerate(todo.items())
-            }
+        scratch = given.runs or Path(name)
+        behaviour = make_data(scratch / "data")
+        todo = all_runs(scratch / "data", seeds, lengths)
+        places = {key: scratch / "_".join(key).replace("/", "_") for key in todo}
+        if given.finished:
+            todo = {key: todo[key] for key, place in places.items() if is_over(place)}
+        with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+            waiting = {k: pool.submit(run_one, places[k], options) for k, options in todo.items()}
             found = {key: job.result() for key, job in waiting.items()}
     result: dict[str, Any] = {
-        "command": f"python benchmarks/offline_rl.py --record --minutes {minutes:g} --seeds "
+        "command": f"python benchmarks/offline_rl.py --record --minutes {given.minutes:g} --seeds "
         + " ".join(map(str, seeds)),
         "commit": commit, "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
-        "seconds": time.monotonic() - began, "behaviour": behaviour, "random": chance,
-        "frames": FRAMES, "updates": lengths.of(UPDATES),
+        "data": behaviour,
+        "frames": 2 * EPISODES * 200, "updates": lengths.of(UPDATES),
         "clone": lengths.of(CLONE), "values": lengths.of(VALUES), "online": lengths.of(ONLINE),
         "offline": {}, "pa_rl": {},
     }  # fmt: skip
     for (part, what, seed), score in found.items():
         result[part].setdefault(what, {})[seed] = score
+    for part in ("offline", "pa_rl"):  # fewer seeds than the others have compare with nothing
+        result[part] = {k: v for k, v in result[part].items() if len(v) == len(seeds)}
     return result
 
 
@@ -200,16 +227,17 @@ def page(result: dict[str, Any]) -> str:
     r = result
     lines = [
         "# Offline algorithms and PA-RL on Pendulum", "",
-        f"Made by `{r['command']}` at {r['commit']}, {r['hardware']}, in {r['seconds'] / 60:.0f} "
-        "minutes. Mean return over seeds (each seed), 20 episodes each; a solved task is about "
-        f"-145. The data: {r['frames']:,} frames, half of them random, half sampled from a SAC "
-        f"that scores {r['behaviour']['return']:.0f}. Uniformly random actions score "
-        f"{r['random']:.0f}.", "",
+        f"Made by `{r['command']}` at {r['commit']}, {r['hardware']}. Mean return over "
+        "seeds (each seed), 20 episodes each; a solved task is about "
+        f"-145. The data: {r['frames']:,} frames by `dreamlab data record`, half of them random "
+        f"play ({r['data']['chance']:.0f} an episode), half of a SAC that explores "
+        f"({r['data']['play']:.0f}; measured without exploring {r['data']['sac']:.0f}). Uniformly "
+        f"random actions score {r['data']['random']:.0f}.", "",
         f"## From the data alone, {r['updates']:,} updates", "",
-        "| algorithm | return | seconds |", "|---|---|---|",
+        "| algorithm | return |", "|---|---|",
     ]  # fmt: skip
     for name, runs in r["offline"].items():
-        lines.append(f"| {name} | {cells(runs)} | {cells(runs, 'seconds')} |")
+        lines.append(f"| {name} | {cells(runs)} |")
     lines += [
         "", f"## PA-RL: cloned for {r['clone']:,} updates, values from {r['values']:,}, then "
         f"{r['online']:,} frames online", "",
@@ -218,7 +246,8 @@ def page(result: dict[str, Any]) -> str:
     for key, title in (("return", "improved"), ("policy", "policy alone")):
         lines += ["", f"| {title} | {' | '.join(STEPS)} |", "|---|" + "---|" * len(STEPS)]
         for policy in POLICIES:
-            row = [cells(r["pa_rl"][f"{policy}/{k}"], key) for k in STEPS]
+            found = [r["pa_rl"].get(f"{policy}/{k}") for k in STEPS]
+            row = [cells(runs, key) if runs else "not run" for runs in found]
             lines.append(f"| {policy} | {' | '.join(row)} |")
     lines += ["", result["note"]] if "note" in result else []
     return "\n".join(lines) + "\n"
@@ -230,11 +259,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=USUAL_MINUTES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="runs trained at the same time")
+    parser.add_argument("--runs", type=Path, help="keep the runs here, and go on with them")
+    parser.add_argument("--finished", action="store_true", help="take what --runs has, no more")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     path = options.out / "offline_rl.json"
     if options.record:
-        result = record(options.seeds, options.minutes, options.jobs)
+        result = record(options)
         path.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(path.read_text())
     (options.out / "offline_rl.md").write_text(page(result))

@@ -7,8 +7,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
+from dreamlab import Run
 from dreamlab.cli import main as dreamlab
-from dreamlab.runs.run import Run, new_folder
+from dreamlab.runs.run import new_folder
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -1,41 +1,33 @@
-"""Train from Python, load the policy from its folder, measure it, and ask it for actions."""
+"""Train from Python with options, resume for longer, measure two checkpoints, read the metrics."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from dreamlab import build, training
-from dreamlab.config import compose, load_config
-from dreamlab.core.types import Mode
-from dreamlab.envs.vector import Envs
+import dreamlab
 
 
 def main() -> None:
-    overrides = ["+experiment=ppo_cartpole", "training.total_frames=6_000", "eval.video=false"]
-    run, status = training.train(load_config(compose(overrides)))
-    print(status, run.folder)
+    # every option of the command line: a name that only one option has, a section, a dotted key
+    run = dreamlab.train(
+        "ppo_cartpole",
+        lr=1e-3,
+        env={"num_envs": 4},
+        total_frames=3_000,
+        **{"eval.video": False, "checkpoint.every_frames": 1_000},
+    )
+    print(run, run.manifest["final_eval"]["eval/return"])
 
     # a folder is all it takes: weights, configuration and normalisation come from it
-    trained = training.load_policy(run.folder)
-    evaluator = build.build_evaluator(
-        replace(trained.config, eval=replace(trained.config.eval, episodes=5))
-    )
-    print(
-        "mean return of 5 episodes:",
-        evaluator.run(trained.workflow, trained.statistics).metrics()["eval/return"],
-    )
+    run = dreamlab.Run(str(run.folder)).resume(total_frames=6_000)
+    for checkpoint in ("best", "latest"):
+        print(checkpoint, run.evaluate(5, checkpoint=checkpoint).returns)
 
-    # one episode by hand, as a robot or a web page would play it
-    envs = Envs(replace(trained.config.env, num_envs=1), seed=7)
-    envs.normalizer.set_state(trained.statistics)
-    envs.normalizer.frozen = True
-    step, state, total = envs.reset(), trained.workflow.initial_state(1), 0.0
-    while not step.is_last[0]:
-        decision = trained.workflow.act(step, state, Mode.EVAL)
-        step, state = envs.step(decision.action.numpy()), decision.state
-        total += float(envs.raw_reward[0])
-    print("return of one episode by hand:", total)
-    envs.close()
+    print(run.frame()[["env_frames", "episode/return", "eval/return"]].tail())
+    run.plot("train/value_loss", "train/policy_loss", path=run.folder / "losses.png")
+
+    try:
+        dreamlab.train("ppo_cartpole", learning_rate=1e-3)
+    except dreamlab.LabError as error:
+        print(error)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ def config_of(*overrides: str) -> LabConfig:
 
 
 def open_loop(folder: Path, *overrides: str) -> Orchestrator:
-    """Return the loop of a run folder, new or resumed, as `dreamlab train` would make it."""
+    """Return the loop of a run directory, new or resumed, as `dreamlab train` would make it."""
     return open_config(folder, config_of(*overrides))
 
 
 def open_config(folder: Path, config: LabConfig) -> Orchestrator:
-    """Return the loop of a run folder with this configuration."""
+    """Return the loop of a run directory with this configuration."""
     config = replace(
         config,
         run=replace(config.run, dir=str(folder)),

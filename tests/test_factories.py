@@ -70,7 +70,7 @@ def test_every_kind_of_critic_is_made(kind, members, outputs):
     [
         (lambda: create_agent("offline_rl", SPEC), "critic is missing"),
         (lambda: create_agent("actor_critic", SPEC), "critic is missing"),
-        (lambda: create_agent("imitation", SPEC, critic=CRITIC), "imitation has none"),
+        (lambda: create_agent("imitation", SPEC, critic=CRITIC), "imitation has no critic"),
         (lambda: create_agent("offline", SPEC), "'offline'. Did you mean 'offline_rl'?"),
         (lambda: create_agent("offline_rl", SPEC, critic={"kind": "ensembl"}), "'ensemble'"),
         (lambda: create_policy_model("diffuson", SPEC), "'diffusion'"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dreamlab.config import LabConfig
+from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import rng as random
 from dreamlab.core import world
 from dreamlab.core.affine import ACTION, Scaling, scaled_spec
@@ -21,22 +23,34 @@ from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer, BufferContext
 from dreamlab.data.storage import choose
 from dreamlab.engine import accelerate
+from dreamlab.engine.actors.background import BackgroundEvaluator
+from dreamlab.engine.actors.cluster import RayActors
+from dreamlab.engine.actors.collector import RemoteCollector, Streams
+from dreamlab.engine.actors.local import LocalActors
+from dreamlab.engine.actors.loop import ActorLoop
+from dreamlab.engine.actors.options import check_actors
+from dreamlab.engine.actors.worker import Worker
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
-from dreamlab.engine.feasible import check_feasible
-from dreamlab.engine.logger import Jsonl, Logger, Sink, TensorBoard, WandB
+from dreamlab.engine.feasible import check_feasible, check_padding
+from dreamlab.engine.logger import About, Jsonl, Logger, Sink
 from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
+from dreamlab.engine.report import Known
+from dreamlab.engine.tensorboard_sink import TensorBoard
 from dreamlab.engine.terminal import Terminal
+from dreamlab.engine.wandb_sink import WandB
 from dreamlab.engine.watch import Floor, disk_free, memory_available
 from dreamlab.envs import suites
 from dreamlab.envs.drawing import painter
+from dreamlab.envs.entry_names import entry_names
+from dreamlab.envs.normalize import Normalizer
 from dreamlab.envs.vector import EnvConfig, Envs, make_env, spec_of
 from dreamlab.results.compare import Member
 from dreamlab.results.published import find_published
-from dreamlab.runs.options import flatten
+from dreamlab.runs.options import counts, flatten
 from dreamlab.runs.run import Run
 
 
@@ -45,8 +59,15 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     cls = config.workflow.cls("workflow._target_")
     training, env = config.training, config.env
     check_phases(training.phases, cls, config.buffers, training.total_frames)
-    check_feasible(training.phases, training.total_frames, config.buffers, env)
+    check_actors(config.actors, training.phases, config.buffers)
+    check_feasible(training.phases, training.total_frames, config.buffers, env_of_all(config))
+    check_padding(training.phases, config.buffers, cls)
     check_measured(config)
+    if config.compile and config.watch.check_every_update:
+        raise ConfigError(
+            "watch.check_every_update: looks at values within what compile=true compiles: leave "
+            "one of them out (+preset=debug sets the first)"
+        )
     if config.eval.policy_alone and not cls.plans:
         raise ConfigError(f"eval.policy_alone has no effect: {cls.__name__} does not plan")
     if env.named:
@@ -61,12 +82,12 @@ def check_measured(config: LabConfig) -> None:
     if not env.named:
         needing = [p.name for p in phases if {"collect", "evaluate"} & set(p.workflow_hooks)]
         if needing:
-            raise ConfigError(f"env.id: phase {needing[0]!r} needs an environment: name one")
+            raise ConfigError(f"env.id is required: phase {needing[0]!r} needs an environment")
         if config.eval.every_frames or config.eval.every_updates:
-            raise ConfigError("eval: a policy is measured in an environment: name one with env.id")
+            raise ConfigError("eval: evaluation needs an environment: set env.id")
     if all(p.collects for p in phases if p.update_hooks):
         _refuse_period(
-            config, "every_updates", "every phase that learns collects: use every_frames"
+            config, "every_updates", "every phase with updates collects: use every_frames"
         )
     if collects:
         return
@@ -76,9 +97,15 @@ def check_measured(config: LabConfig) -> None:
                 f"{name}.every_frames has no effect: no phase collects: use every_updates"
             )
     if env.normalize_obs or env.normalize_reward:
-        raise ConfigError("env: what is normalised is learnt while collecting, and no phase does")
+        raise ConfigError(
+            "env: normalization statistics are collected from the environment, and "
+            "no phase collects"
+        )
     if config.training.total_frames is not None:
-        raise ConfigError("training.total_frames: no phase collects: give phases duration_updates")
+        raise ConfigError(
+            "training.total_frames has no effect: no phase collects: set "
+            "duration_updates of the phases"
+        )
 
 
 def _refuse_period(config: LabConfig, name: str, why: str) -> None:
@@ -92,9 +119,9 @@ def _refuse_period(config: LabConfig, name: str, why: str) -> None:
 def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
     """Return the workflow on its device, with the seed of the run."""
     random.seed_all(config.seed)
-    with accelerate.one_thread():  # the weights it begins with are those of its seed alone
+    with accelerate.one_thread():  # the weights it starts with are those of its seed alone
         workflow = _made(config, spec)
-    if world.rank() > 0:  # from the same weights each goes its own way
+    if world.rank() > 0:  # same weights, own random stream
         random.seed_all(world.derive(config.seed, 3))
     workflow.to(accelerate.pick_device(config.device))
     for optimizer in workflow.optimizers.values():
@@ -113,7 +140,7 @@ def _made(config: LabConfig, spec: Spec) -> Workflow[Any]:
 
 
 def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orchestrator:
-    """Return the loop for a run folder that exists already."""
+    """Return the loop for a run directory that exists already."""
     check(config)
     if config.processes not in (1, world.size()):
         raise ConfigError(
@@ -123,26 +150,81 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     terminal = terminal or Terminal(config.log.terminal, config.name)
     collects = any(p.collects for p in config.training.phases)
     scaling = find_scaling(config)
-    envs = Envs(config.env, world.derive(config.seed, 0), scaling) if collects else None
+    local = collects and not config.actors.num
+    envs = Envs(config.env, world.derive(config.seed, 0), scaling) if local else None
     workflow = build_workflow(config, find_spec(config, scaling) if envs is None else envs.spec)
     buffers = build_buffers(config, workflow, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
-    accelerate.set_up(config, workflow, workflow.rows_per_step(steps))
+    looked_at = config.watch.check_every_update  # what is compiled cannot be looked into
+    compute = replace(config, compile=False) if looked_at else config
+    accelerate.set_up(compute, workflow, workflow.rows_per_step(steps))
     observers = Observers()
     seed = world.derive(config.seed, 1)
     collector = Collector(envs, workflow, seed, observers) if envs is not None else None
+    if config.actors.num:
+        collector = build_actors(config, run, workflow, scaling, observers)
     paints = config.env.named and type(workflow).report is not Workflow.report
     parts = LoopParts(
         workflow, collector, buffers,
         build_evaluator(config, scaling) if config.env.named else None,
         build_logger(config, run, terminal), terminal, run,
-        painter(config.env) if paints else None, published_floor(config, run), observers, scaling,
+        Known(painter(config.env), entry_names(config.env)) if paints else Known(),
+        published_floor(config, run), observers, scaling,
     )  # fmt: skip
-    return Orchestrator(config, config.training.phases, config.training.total_frames, parts)
+    cls = Orchestrator
+    if config.actors.num:
+        cls = ActorLoop
+        parts.background = BackgroundEvaluator(partial(make_evaluation, config, scaling))
+    return cls(config, config.training.phases, config.training.total_frames, parts)
+
+
+# -- actors ---------------------------------------------------------------------------------------
+
+
+def env_of_all(config: LabConfig) -> EnvConfig:
+    """Return the environment with as many copies as all actors have together."""
+    return replace(config.env, num_envs=config.env.num_envs * max(1, config.actors.num))
+
+
+def build_actors(
+    config: LabConfig, run: Run, workflow: Workflow[Any], scaling: Scaling, observers: Observers
+) -> RemoteCollector:
+    """Return what stores the steps of actors; they start when the loop does."""
+    probe, whole = make_env(config.env, 0, 0), env_of_all(config)
+    frames_per_tick, own = config.env.repeat * int(probe.frames_per_step), spec_of(probe)
+    probe.close()
+    given = (whole.normalize_obs, whole.normalize_reward)
+    normalizer = Normalizer(*given, own, whole.num_envs, scaling)
+    streams = Streams(whole.num_envs, workflow.spec, frames_per_tick, normalizer)
+    make = partial(make_worker, config, scaling)
+    name = f"{run.folder.name}-{zlib.crc32(str(run.folder.resolve()).encode()):08x}"
+    remote = config.actors.where == "ray"
+    transport = RayActors(config.actors, make, name) if remote else LocalActors(make)
+    return RemoteCollector(config.actors, workflow, streams, transport, observers)
+
+
+def make_worker(config: LabConfig, scaling: Scaling, index: int, generation: int) -> Worker:
+    """Return actor `index`, in the process that it runs in: on the CPU, one thread."""
+    config = replace(config, device="cpu", threads=1, compile=False)
+    who = (index, generation)
+    envs = Envs(config.env, random.derive(config.seed, 3, *who), scaling)
+    workflow = build_workflow(config, envs.spec)
+    accelerate.set_up(config, workflow, 1)
+    random.seed_all(random.derive(config.seed, 4, *who))
+    collector = Collector(envs, workflow, random.derive(config.seed, 5, *who))
+    return Worker(collector, lambda: accelerate.autocast(config, workflow.device))
+
+
+def make_evaluation(config: LabConfig, scaling: Scaling) -> tuple[Evaluator, Workflow[Any]]:
+    """Return what an evaluation in its own process needs: on the CPU, one thread."""
+    config = replace(config, device="cpu", threads=1, compile=False)
+    workflow = build_workflow(config, find_spec(config, scaling))
+    accelerate.set_up(config, workflow, 1)
+    return build_evaluator(config, scaling), workflow
 
 
 def find_scaling(config: LabConfig) -> Scaling:
-    """Return how the data that is learnt from is normalised, by observation and for the action."""
+    """Return how the data that is learned from is normalized, by observation and for the action."""
     found: Scaling = {}
     owner: dict[str, str] = {}
     for name, part in sorted(config.buffers.items()):
@@ -151,8 +233,8 @@ def find_scaling(config: LabConfig) -> Scaling:
         for key, affine in tells(part.config).items():
             if key in found and found[key].differs(affine):
                 raise ConfigError(
-                    f"buffers {owner[key]!r} and {name!r} normalise {key!r} differently: what is "
-                    "learnt from one would not hold for the other"
+                    f"buffers {owner[key]!r} and {name!r} normalize {key!r} differently: use "
+                    "the same normalization for both"
                 )
             found[key], owner[key] = affine, name
     if config.env.named and found:
@@ -161,15 +243,15 @@ def find_scaling(config: LabConfig) -> Scaling:
 
 
 def _check_scaling(env: EnvConfig, scaling: Scaling, owner: dict[str, str]) -> None:
-    """Raise if an environment would normalise a second time what the data's statistics do."""
+    """Raise if an environment would normalize a second time what the data's statistics do."""
     if ACTION in scaling and env.scale_actions:
         raise ConfigError(
-            f"buffers.{owner[ACTION]}.normalize: actions of the data are in the environment's own "
-            "units: set env.scale_actions=false"
+            f"buffers.{owner[ACTION]}.normalize: the dataset's actions are in the environment's "
+            f"own units: set env.scale_actions=false"
         )
     if env.normalize_obs is not None:
         name = next(iter(owner))
-        raise ConfigError(f"buffers.{owner[name]}.normalize: leave out env.normalize_obs")
+        raise ConfigError(f"buffers.{owner[name]}.normalize: remove env.normalize_obs")
 
 
 def find_spec(config: LabConfig, scaling: Scaling | None = None) -> Spec:
@@ -186,8 +268,8 @@ def find_spec(config: LabConfig, scaling: Scaling | None = None) -> Spec:
         if (tells := getattr(part.cls(), "spec_of", None)) is not None:
             return tells(part.config)
     raise ConfigError(
-        "env.id: no environment is named, and no buffer tells what observations and actions are: "
-        "name one, or a source such as dataset or run_replay"
+        "env.id: without an environment no observation and action spaces are known: set it, or "
+        "use a source such as dataset or run_replay"
     )
 
 
@@ -198,7 +280,7 @@ def published_floor(config: LabConfig, run: Run) -> Floor:
     member = Member(run, flatten(dump(config)), [])
     curve = find_published(member, None)
     if curve is None:
-        raise ConfigError(f"watch.published: nothing is known for {config.env.id}; leave it out")
+        raise ConfigError(f"watch.published: no published curve for {config.env.id}; remove it")
     first, last = curve.frames[0], curve.frames[-1]
     return lambda frames: curve.floor(frames) if first <= frames <= last else None
 
@@ -217,11 +299,18 @@ def build_logger(config: LabConfig, run: Run, terminal: Terminal) -> Logger:
     if not world.is_main():
         return Logger([])
     sinks: list[Sink] = [Jsonl(run.folder / "metrics.jsonl"), terminal]
-    if config.log.tensorboard:
-        sinks.append(TensorBoard(run.folder / "tensorboard"))
-    if config.log.wandb:
-        sinks.append(WandB(run.folder, config.log, run.folder.name))
+    if config.log.tensorboard or config.log.wandb:
+        about = about_run(config, run)
+        sinks += [TensorBoard(about)] if config.log.tensorboard else []
+        sinks += [WandB(config.log, about)] if config.log.wandb else []
     return Logger(sinks)
+
+
+def about_run(config: LabConfig, run: Run) -> About:
+    """Return what trackers are told of a run."""
+    options = flatten(dump(config))
+    telling = {k: v for k, v in options.items() if counts(k)}
+    return About(config.name, run.folder, to_yaml(config), options, telling, config.run.tags)
 
 
 def build_buffers(
@@ -230,7 +319,7 @@ def build_buffers(
     """Return the buffers by name; one that does not fit into memory goes to disk, or is refused."""
     buffers: dict[str, Buffer] = {}
     room, on_gpu = memory_available() // world.local_size(), 0
-    spec, num_envs = workflow.spec, config.env.num_envs
+    spec, num_envs = workflow.spec, env_of_all(config).num_envs
     extras = _example(workflow).extras if config.buffers else {}
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name
@@ -269,12 +358,12 @@ def _fit(
         return part
     text = f"buffer {name!r} needs {need / gib:.1f} GiB when full, {room / gib:.1f} GiB are free"
     if otherwise != "disk" or not hasattr(part.config, "storage"):
-        raise LabError(f"{text}. Lower buffers.{name}.capacity, or set buffers.{name}.max_bytes.")
+        raise LabError(f"{text}. Reduce buffers.{name}.capacity, or set buffers.{name}.max_bytes.")
     if 2.2 * need > disk_free(folder):
         raise LabError(
-            f"{text}, and the disk has no room for it either. Lower buffers.{name}.capacity."
+            f"{text}, and neither does the disk have enough space. Reduce buffers.{name}.capacity."
         )
-    terminal.say(f"{text}: it is kept on disk instead")
+    terminal.say(f"{text}: storing it on disk instead")
     return part.but(storage="disk")
 
 
@@ -283,7 +372,7 @@ def buffer_bytes(part: Part, workflow: Workflow[Any], num_envs: int) -> int:
     spec = workflow.spec
     extras = sum(v[0].nbytes for v in _example(workflow).extras.values())
     options = part.config
-    mapped = getattr(options, "maps_images", False)  # pictures that stay on the disk
+    mapped = getattr(options, "maps_images", False)  # images that stay on the disk
     obs = sum(s.nbytes for s in spec.obs.values() if not (mapped and s.is_image))
     step = obs + spec.action.nbytes + extras + 4 + 3
     total = options.most_steps(num_envs) * (step + 8)

@@ -1,4 +1,4 @@
-"""The command `dreamlab`: finds the verb, runs it, and makes its end an exit code."""
+"""The `dreamlab` command line: dispatch a command and return its exit code."""
 
 from __future__ import annotations
 
@@ -14,58 +14,60 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from dreamlab import __version__
+from dreamlab.commands.foreign_lines import LINES, retyped, translated, verb_like
 from dreamlab.commands.printing import hang_up
-from dreamlab.core.errors import LabError
+from dreamlab.core.errors import LabError, UnknownOptionError
+from dreamlab.core.foreign_words import BY_NAME
 from dreamlab.core.text import one_line, print
 
 VERBS = {
     "Train": {
-        "train": "Train, or go on with the run in run.dir.",
-        "resume": "Go on with an interrupted run, or for longer.",
-        "sweep": "Run every job of a sweep that is not over.",
-        "tune": "Search for good options with Optuna.",
-        "import": "Make a run of an original's checkpoint.",
-        "demo": "Train a world model, show its dream.",
+        "train": "Train, or resume the run in run.dir.",
+        "resume": "Resume an interrupted run, or extend a finished one.",
+        "sweep": "Run all unfinished jobs of a sweep.",
+        "tune": "Tune hyperparameters with Optuna.",
+        "import": "Import a checkpoint of DreamerV3, TD-MPC2 or LeRobot.",
+        "demo": "Train a world model and show its dream.",
     },
     "Look": {
-        "list": "List runs: filtered, sorted.",
-        "show": "Tell all about a run, and how to go on with it.",
+        "list": "List runs, with filters and sorting.",
+        "show": "Show a run in full, and how to resume it.",
         "watch": "Show live runs: returns, speed, time left, alerts.",
-        "logs": "Print events and metrics of a run as lines.",
-        "diff": "Tell how two runs differ: options, code, machine.",
-        "tag": "Give a run tags, or take them away.",
-        "index": "Bring the index of runs up to date.",
+        "logs": "Print a run's events and metrics.",
+        "diff": "Compare two runs: options, code, machine.",
+        "tag": "Add or remove tags of a run.",
+        "index": "Update the run index.",
     },
     "Compare": {
-        "eval": "Measure a trained policy, write a video.",
-        "compare": "Compare groups of seeds: statistics, figures.",
-        "export": "Write a table of groups and metrics.",
-        "report": "Write one page about runs that needs no other file.",
-        "export-policy": "Write a policy for other programs or a model hub.",
+        "eval": "Evaluate a trained policy, record a video.",
+        "compare": "Compare groups of runs: statistics, figures.",
+        "export": "Export a table of results.",
+        "report": "Write a self-contained HTML report about runs.",
+        "export-policy": "Export a policy to ONNX, TorchScript or a model hub.",
     },
     "Data": {
-        "data": "Look into data sets, convert and record them.",
+        "data": "Inspect, convert and record datasets.",
     },
     "Trust": {
-        "plan": "Tell parameters, memory, disk and hours before training.",
+        "plan": "Estimate parameters, memory, disk and time before training.",
         "check": "Validate an environment.",
         "debug": "Train a few hundred frames with every check on.",
-        "verify": "Run a run again: is everything the same?",
+        "verify": "Rerun part of a run and check that it reproduces.",
     },
     "Machine": {
-        "doctor": "Tell what works on this machine.",
-        "cleanup": "Remove checkpoints and buffers of old runs.",
-        "completion": "Print what makes a shell complete commands.",
+        "doctor": "Check the installation and hardware.",
+        "cleanup": "Delete checkpoints and buffers of old runs.",
+        "completion": "Print a shell completion script.",
     },
 }
 SUMMARIES = {name: about for section in VERBS.values() for name, about in section.items()}
 MODULES = {"import": "import_"}
-"""Of a verb that no module can be called like; `-` is `_`."""
+"""Modules of commands whose names are Python keywords; `-` becomes `_`."""
 COMPLETE = "_DREAMLAB_COMPLETE"
 
 
 class Verbs(click.Group):
-    """The verbs, each in a module of its own that is imported when that verb is asked for."""
+    """The commands, each in its own lazily imported module."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*SUMMARIES, *self.commands]
@@ -79,9 +81,11 @@ class Verbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            if answer := verb_like(name, args[1:]):
+                raise LabError(answer)
             near = get_close_matches(name, self.list_commands(ctx), n=1)
             hint = f"Did you mean {near[0]!r}? " if near else ""
-            raise LabError(f"there is no verb {one_line(name)!r}. {hint}All: dreamlab --help")
+            raise LabError(f"there is no command {one_line(name)!r}. {hint}All: dreamlab --help")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -100,25 +104,25 @@ class Verbs(click.Group):
     context_settings={
         "help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100,
     },
-    epilog="`dreamlab train` without arguments lists the experiments. A verb's own help: dreamlab "
-    "VERB --help",
+    epilog="`dreamlab train` without arguments lists the experiments. Help for a command: "
+        "dreamlab COMMAND --help",
 )  # fmt: skip
 @click.version_option(__version__, message="dreamlab %(version)s")
 def app() -> None:
-    """One lab for agents that learn a model of their world, and for their baselines."""
+    """Train, evaluate and compare world-model agents and their baselines."""
     spin_briefly()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; a user's mistake is one message and exit code 2, never a traceback."""
+    """Run one command; a user error prints one message and returns 2, never a traceback."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # a `_target_` or env in the user's own folder
+        sys.path.insert(0, here)  # a `_target_` or env in the working directory
     try:
         code = _run(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever read our output has left: nobody is there to be told
+    except BrokenPipeError:  # the reader of our output has closed the pipe
         return 0
     finally:
         hang_up()
@@ -130,23 +134,43 @@ def _run(args: list[str]) -> int:
     if not args or args[0] == "help":
         args = [*args[1:], "--help"]
     try:
-        with app.make_context("dreamlab", args) as context:
+        with app.make_context("dreamlab", list(args)) as context:
             return app.invoke(context) or 0
     except click.exceptions.Exit as end:
         return end.exit_code
+    except click.NoSuchOption as error:
+        print(f"LabError: {_unknown_option(error, args)}", file=sys.stderr)
+        return 2
     except click.ClickException as error:
         print(f"LabError: {one_line(_mistake(error))}", file=sys.stderr)
+        return 2
+    except UnknownOptionError as error:
+        print(f"ConfigError: {retyped(args, error) or error}", file=sys.stderr)
         return 2
     except LabError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped at once; the last checkpoint is whole", file=sys.stderr)
+        print("interrupted; the last checkpoint is complete", file=sys.stderr)
         return 130
 
 
+def _unknown_option(error: click.NoSuchOption, args: list[str]) -> str:
+    """Return what is wrong with an option; a line of another program is answered as a whole."""
+    own = one_line(_mistake(error))
+    known = error.option_name.lstrip("-").replace("-", "_") in (*BY_NAME, *LINES)
+    if error.possibilities and not known:
+        return own
+    verb, words = (args[0], args[1:]) if args[0] in SUMMARIES else ("train", args)
+    try:
+        answer = translated(verb, words)
+    except LabError as fault:
+        return f"{own}\n  {fault}"
+    return f"{verb}: {answer}" if answer else own
+
+
 def _mistake(error: click.ClickException) -> str:
-    """Return what is wrong with a command line, as one sentence that names the verb."""
+    """Return a one-sentence usage error that names the command."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     verb = ctx.command.name if ctx is not None and ctx.parent is not None else "dreamlab"
     return f"{verb}: {_fault(error, ctx)}"
@@ -166,11 +190,11 @@ def _fault(error: click.ClickException, ctx: click.Context | None) -> str:
 
 
 def spin_briefly() -> None:
-    """Let threads that wait for each other soon fall asleep, unless the user says otherwise.
+    """Limit how long OpenMP threads spin while they wait, unless the user has configured it.
 
-    Beside other work a thread that spins keeps the core from the very one it waits for: torch's
-    default makes two threads up to three times slower than one. OpenMP reads this when torch is
-    loaded; sleeping at once would cost more on an idle machine (benchmarks/threads.py).
+    On a busy machine a spinning thread takes the core from the thread it waits for: with torch's
+    default, two threads are up to three times slower than one. OpenMP reads this when torch is
+    imported; not spinning at all is slower on an idle machine (benchmarks/threads.py).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")

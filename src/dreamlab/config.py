@@ -17,10 +17,10 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dreamlab.config_files import GROUPS, choices, config_dir
+from dreamlab.config_files import GROUPS, choices, config_dir, experiments_like
 from dreamlab.core import readers
 from dreamlab.core.config import Part, dump, load
-from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.errors import ConfigError, UnknownOptionError, unknown
 from dreamlab.core.limits import PositiveInt, Range, Seed, shown
 from dreamlab.core.names import check_tag, check_word
 from dreamlab.core.phase import Phase
@@ -29,6 +29,7 @@ from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.loop_parts import EngineConfig
 from dreamlab.envs.vector import EnvConfig
+from dreamlab.foreign import answered
 from dreamlab.migrations import SCHEMA, mapping, migrate
 from dreamlab.overlay import sections
 from dreamlab.tiny import KeyPath, leaves, restore, shrink
@@ -36,7 +37,8 @@ from dreamlab.tiny import KeyPath, leaves, restore, shrink
 LONGEST_ARGUMENT = 10_000
 MOST_INTERPOLATED = 2_000
 FIRST = ("schema", "name", "seed", "workflow", "env", "buffers", "training")
-"""Sections in the order of interest; the others follow."""
+"""Order of the first sections; the others follow."""
+MOST_LIKE = 8
 LONGEST_SAID = 300  # Hydra repeats what it could not read
 
 
@@ -46,9 +48,9 @@ class TrainingConfig:
 
     phases: tuple[Phase, ...] = ()
     total_frames: PositiveInt | None = None
-    """Length of the whole training in env frames, whatever the phases say."""
+    """Total length of training in env frames; overrides the phases."""
     accumulate: PositiveInt = 1
-    """Update calls whose gradients are added up before the weights move."""
+    """Gradient accumulation: update calls per optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class RunConfig:
     """Where a run lives."""
 
     dir: str | None = None
-    """The run folder; an existing one is resumed. None makes a new one under `experiments/`."""
+    """Run directory; an existing one is resumed. None: a new one under `experiments/`."""
     on_memory_shortage: Literal["disk", "refuse"] = "disk"
-    """What to do if a replay does not fit into memory: put it on the `disk`, or `refuse`."""
+    """If the replay buffer does not fit into memory: store it on `disk`, or `refuse`."""
     tags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -68,20 +70,21 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Another run's checkpoint to begin with."""
+    """Another run's checkpoint to start with."""
 
     run: str
-    """Its folder."""
+    """The run directory to start from."""
     checkpoint: str = "latest"
-    """`latest`, `best`, or a name in its `checkpoints/`."""
+    """`latest`, `best`, or a name in `checkpoints/`."""
     load: Literal["weights", "all"] = "weights"
-    """`weights` begins a training with them; `all` goes on from its state, replay included."""
+    """`weights` starts a new training from its weights; `all` continues from its full state,
+    including the replay buffer."""
     modules: tuple[str, ...] = ()
-    """Take the weights of these modules only, by the beginning of their names."""
+    """Load only the weights of modules with these name prefixes."""
 
     def __post_init__(self) -> None:
         if self.load == "all" and self.modules:
-            raise ValueError("modules are of load=weights: with load=all everything is taken")
+            raise ValueError("modules requires load=weights: load=all loads everything")
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,14 @@ class LabConfig(EngineConfig):
     """A whole experiment. Every default is written once, in the dataclass beside the code."""
 
     workflow: Part = field(kw_only=True)
-    """The algorithm; its `config` is the algorithm's own dataclass."""
+    """The algorithm; its `config` is the algorithm's dataclass."""
     schema: Annotated[int, Range(0, SCHEMA)] = SCHEMA
     name: str = "run"
     seed: Seed = 0
     tiny: bool = False
-    """Shrink networks, buffers and phases so that everything happens within seconds."""
+    """Shrink networks, buffers and phases so that a run takes seconds."""
     shrunk: bool = False
-    """That this was done: a run's own configuration is not shrunk again."""
+    """Set after shrinking, so that a stored configuration is not shrunk again."""
     env: EnvConfig = field(default_factory=EnvConfig)
     buffers: dict[str, Part] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -112,7 +115,7 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the configuration that Hydra makes of these overrides, as plain data.
 
     The name of an experiment, or a YAML file, stands for `+experiment=` it. A key that no YAML file
-    mentions is added (its default is in the code); if it is misspelt, `load_config` says so. What
+    mentions is added (its default is in the code); if it is misspelled, `load_config` says so. What
     was typed wins over `tiny`, and an environment that was chosen over the experiment's.
     """
     with tempfile.TemporaryDirectory() as extra:
@@ -130,14 +133,14 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from None
         except RecursionError:
-            raise ConfigError("defaults: files that include themselves, or each other") from None
+            raise ConfigError("defaults: files include themselves or each other") from None
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             # Hydra has a ValueError for a list of defaults that is none
             raise ConfigError(_one_line(error)) from None
     try:
         made = _resolved(node, [MOST_INTERPOLATED])
     except RecursionError:
-        raise ConfigError("what ${...} stand for is nested too deep") from None
+        raise ConfigError("interpolations ${...} are nested too deeply") from None
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
     return _as_typed(made, arguments)
@@ -170,17 +173,19 @@ def typed_paths(arguments: Sequence[str]) -> list[KeyPath]:
         key, value = override.key_or_group, override.value()
         if key == "env" and isinstance(value, str) and value not in choices("env"):
             out.append(("env", "id"))
+        elif key == "actors" and isinstance(value, int):
+            out.append(("actors", "num"))
         elif key not in GROUPS or isinstance(value, dict):
             out += leaves(value, tuple(key.replace("[", ".").replace("]", "").split(".")))
     return out
 
 
 OF_THE_TRAINING = ("num_envs", "vector", "normalize_obs", "normalize_reward")
-"""What an experiment says of its environment that holds for another one too."""
+"""Environment options of an experiment that also apply to another environment."""
 
 
 def _chosen_env(arguments: Sequence[str]) -> str | None:
-    """Return the group of environments that was asked for."""
+    """Return the group of environments that was requested."""
     found = [a.removeprefix("env=") for a in arguments if a.startswith("env=")]
     return found[-1] if found and found[-1] in choices("env") else None
 
@@ -205,7 +210,9 @@ def _resolved(node: Any, left: list[int], within: bool = False) -> Any:
     """Return a node as plain data; of what its `${...}` stand for, at most `left` values."""
     left[0] -= within
     if left[0] < 0:
-        raise ConfigError(f"what ${{...}} stand for has more than {MOST_INTERPOLATED:,} values")
+        raise ConfigError(
+            f"interpolations ${{...}} expand to more than {MOST_INTERPOLATED:,} values"
+        )
     if not isinstance(node, DictConfig | ListConfig):
         return node
     keys: list[Any] = list(range(len(node)) if isinstance(node, ListConfig) else node)
@@ -222,21 +229,27 @@ def _prepare(argument: str, extra: Path) -> str:
     override = _parsed(argument)
     key, value = override.key_or_group, override.value()
     if not key:
-        raise ConfigError(f"cannot read the argument {shown(argument)}: it names no option")
+        raise ConfigError(f"cannot read the argument {shown(argument)}: it has no option name")
     if key.split(".")[0] == "hydra":
-        raise ConfigError(f"{key}: options of Hydra itself have no effect here")
+        raise ConfigError(f"{key}: Hydra's own options have no effect here")
     if key in ("experiment", "preset"):
         return _group(key, value if isinstance(value, list) else [value], extra)
     if key == "env" and isinstance(value, str) and value not in choices("env"):
         return f"++env.id={_quoted(value)}"
+    if key == "actors" and isinstance(value, int):
+        return f"++actors.num={value}"
     plain = override.type.name == "CHANGE"
-    return f"++{argument}" if plain and key not in GROUPS else argument
+    of_group = key in GROUPS and not isinstance(value, dict)
+    return f"++{argument}" if plain and not of_group else argument
 
 
 def _experiment(argument: str) -> str:
     """Return a word that stands for an experiment: its name, or a file."""
     _check_length(argument)
     if not argument.endswith((".yaml", ".yml")) and argument not in choices("experiment"):
+        if like := experiments_like(argument):
+            among = ", ".join(map(repr, like[:MOST_LIKE]))
+            raise ConfigError(f"there is no experiment {shown(argument)}. Did you mean {among}?")
         expected = "expected an experiment, a YAML file or key=value"
         raise ConfigError(unknown("experiment", argument, choices("experiment"), expected))
     return argument
@@ -253,7 +266,8 @@ def _parsed(argument: str) -> Override:
     try:
         return OverridesParser.create().parse_override(argument)
     except RecursionError:
-        raise ConfigError(f"cannot read the argument {shown(argument)}: nested too deep") from None
+        text = "nested too deeply"
+        raise ConfigError(f"cannot read the argument {shown(argument)}: {text}") from None
     except (HydraException, ValueError) as error:
         text = _one_line(error)
         raise ConfigError(f"cannot read the argument {shown(argument)}: {text}") from None
@@ -273,10 +287,10 @@ def _by_path(group: str, value: str, extra: Path) -> str:
         return value
     path = Path(value)
     if not path.is_file():
-        raise ConfigError(f"+{group}: there is no file {value!r}")
+        raise ConfigError(f"+{group}: no such file: {value!r}")
     text = _text(path)
     if "hydra" in parse_yaml(text, value):
-        raise ConfigError(f"{value}: hydra: options of Hydra itself have no effect here")
+        raise ConfigError(f"{value}: hydra: Hydra's own options have no effect here")
     (extra / group).mkdir(exist_ok=True)
     name = re.sub(r"\W", "_", path.stem, flags=re.ASCII).strip("_") or "given"
     while name in choices(group) or (extra / group / f"{name}.yaml").exists():
@@ -303,7 +317,7 @@ def _sections(node: dict[str, Any]) -> dict[str, Any]:
     node = migrate(node)
     if "workflow" not in node:
         raise ConfigError(
-            "no algorithm was chosen: use +experiment=NAME\n  known: "
+            "no algorithm selected: use +experiment=NAME\n  known: "
             + ", ".join(choices("experiment"))
         )
     buffers = mapping(node.get("buffers", {}), "buffers")
@@ -312,10 +326,20 @@ def _sections(node: dict[str, Any]) -> dict[str, Any]:
         for k, v in buffers.items()
     }
     node["workflow"] = _named(node["workflow"], "workflow")
+    if isinstance(node.get("actors"), int):  # their number alone
+        node["actors"] = {"num": node["actors"]}
     return node
 
 
 def _typed(node: dict[str, Any]) -> LabConfig:
+    """Return the configuration; an option's name from another program is told what it is here."""
+    try:
+        return _checked(node)
+    except UnknownOptionError as error:
+        raise answered(error, node, _checked) from None
+
+
+def _checked(node: dict[str, Any]) -> LabConfig:
     """Return the configuration whose sections have the right form, every option checked."""
     buffers = node["buffers"].items()
     parts = {k: _part(v, "dreamlab.data", Buffer, f"buffers.{k}") for k, v in buffers}
@@ -332,7 +356,7 @@ def _part(node: Mapping[str, Any], home: str, kind: type, where: str) -> Part:
     """Return the part that a `_target_` node names, its options checked."""
     if "_target_" not in node:
         raise ConfigError(
-            f"{where}: _target_ is missing: it names the class, e.g. dreamlab.workflows.ppo.PPO"
+            f"{where}: _target_ is missing: name a class, e.g. dreamlab.workflows.ppo.PPO"
         )
     if not isinstance(node["_target_"], str):
         got = shown(node["_target_"])
@@ -354,7 +378,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         return readers.read_yaml(path)
     except MissingFileError:
-        raise ConfigError(f"{path} does not exist: this is not a run folder") from None
+        raise ConfigError(f"not a run directory: {path} does not exist") from None
     except FileError as error:
         raise ConfigError(str(error)) from None
 

@@ -40,6 +40,13 @@ def experiments() -> list[Experiment]:
     ]
 
 
+def experiments_like(word: str) -> list[str]:
+    """Return experiments with this word in their name, or on the environment that it names."""
+    name = word.lower().replace("-", "_")
+    inside = [e for e in choices("experiment") if len(name) > 2 and name in e]
+    return inside or [e.name for e in experiments() if word.lower() in e.env.lower().split()]
+
+
 def _describe(path: Path) -> Experiment:
     text = read_text(path)
     node = parse_yaml(text, path.name)

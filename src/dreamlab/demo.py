@@ -15,30 +15,30 @@ from dreamlab.runs.run import new_folder
 
 EXPERIMENT = "dreamer_cartpole"
 FRAMES = 11_000
-"""Fewer than the experiment has: somebody is waiting."""
+"""Fewer than the experiment's, to finish within minutes."""
 
 
 def run_demo(overrides: list[str]) -> int:
-    """Train from scratch with a live view, then say what was learnt and what to try next."""
+    """Train from scratch with a live view, then say what was learned and what to try next."""
     folder = new_folder("demo")
     options = [f"+experiment={EXPERIMENT}", f"training.total_frames={FRAMES}", f"run.dir={folder}"]
     config = load_config(compose([*options, *overrides]))
-    terminal = Terminal(config.log.terminal, f"DreamerV3 learns {config.env.id} in its dreams")
+    terminal = Terminal(config.log.terminal, f"training DreamerV3 on {config.env.id}")
     began = time.monotonic()
     with (
-        disk_errors("Give the run another place with run.dir"),
+        disk_errors("Choose another run.dir"),
         training.open_run(config) as opened,
     ):
         run, config, folder = opened.run, opened.config, opened.run.folder
         if opened.found:
-            raise LabError(f"{folder} holds a run already: the demo needs another run.dir")
+            raise LabError(f"{folder} already contains a run: choose another run.dir")
         loop = build.build(config, run, terminal)
         assert loop.parts.evaluator is not None
         before = loop.parts.evaluator.run(loop.workflow, None).metrics()["eval/return"]
         opened.keep()
         status = loop.run()
     if status != "finished":
-        terminal.say(f"interrupted; go on with: dreamlab resume {folder}")
+        terminal.say(f"interrupted; resume with: dreamlab resume {folder}")
         return 130
     learning_curve(run.metrics(), folder / "report" / "learning_curve.png", config.name)
     after, best = run.manifest["final_eval"]["eval/return"], run.manifest["best_eval"]
@@ -57,15 +57,15 @@ def _summary(
     lines = [
         "",
         f"return before training  {before:8.1f}",
-        f"best on the way         {best:8.1f}   (saved as the checkpoint `best`)",
+        f"best during training    {best:8.1f}   (checkpoint `best`)",
         f"return after training   {after:8.1f}   ({seconds:.0f} s)",
-        f"run folder              {folder}",
+        f"run directory           {folder}",
         f"learning curve          {last('report/learning_curve.png')}",
-        f"truth, dream and error  {last('report/openloop_*.mp4', 'report/openloop_*.frames.*')}",
-        f"the same as curves      {last('report/openloop_state_*.png')}",
+        f"open-loop prediction    {last('report/openloop_*.mp4', 'report/openloop_*.frames.*')}",
+        f"... as curves           {last('report/openloop_state_*.png')}",
         f"episode video           {last('videos/*.mp4', 'videos/*.frames.*')}",
         "",
-        "try next:",
+        "next steps:",
         f"  dreamlab eval {folder} --checkpoint best --episodes 20 --video",
         f"  dreamlab train ppo_cartpole env.suite=imagined env.id={folder}",
         "  dreamlab train sac_pendulum seed=1",

@@ -1,4 +1,4 @@
-"""Agents, policies and critics by name, for programs that bring a loop of their own.
+"""Agents, policies and critics by name, for programs that bring their own loop.
 
 Thin: each function names a workflow or a component and gives it the options that YAML would.
 """
@@ -37,14 +37,14 @@ CRITICS: dict[str, Options] = {
     "ensemble": {"num_critics": 5, "subset": 2},
     "distributional": {"num_critics": 2, "readout": "two_hot"},
 }
-"""What each kind of critic is, in options of a Q-function."""
+"""Each kind of critic as options of a Q-function."""
 HOOKS: dict[str, tuple[str, ...]] = {
     "imitation": ("update_policy",),
     "actor_critic": ("update_critic", "update_policy"),
     "offline_rl": ("update_controller",),
     "diffusion_rl": ("update_critic", "update_policy"),
 }
-"""What one update of each kind of agent does, in order."""
+"""The update steps of each kind of agent, in order."""
 
 
 @dataclass
@@ -54,11 +54,11 @@ class Agent:
     workflow: Workflow[Any]
     phase: Phase
     state: Tree = None
-    """What the next action depends on besides the observation."""
+    """What the next action depends on in addition to the observation."""
 
     @torch.no_grad()
     def act(self, obs: Obs, is_first: Tensor | None = None, evaluation: bool = False) -> Tensor:
-        """Return actions for observations [n, ...]; `is_first` [n] tells where episodes begin.
+        """Return actions for observations [n, ...]; `is_first` [n] tells where episodes start.
 
         In evaluation it is the agent's best; else it explores.
         """
@@ -87,7 +87,7 @@ class Agent:
         write_atomic(path, lambda file: torch.save(state, file))
 
     def load(self, path: Path) -> None:
-        """Go on with what `save` wrote for an agent made with the same options."""
+        """Restore what `save` wrote for an agent with the same options."""
         self.workflow.load_state_dict(torch.load(path, weights_only=True))
 
 
@@ -118,11 +118,11 @@ def create_agent(
     where = f"create_agent({kind!r})"
     _check("agent", kind, get_args(AgentKind))
     if kind == "imitation" and critic is not None:
-        raise ConfigError(f"{where}: critic: imitation has none; leave it out")
+        raise ConfigError(f"{where}: critic: imitation has no critic; remove it")
     if kind != "imitation" and critic is None:
         known = ", ".join(repr(k) for k in CRITICS)
         raise ConfigError(
-            f"{where}: critic is missing: give one, such as critic={{'kind': 'ensemble'}} "
+            f"{where}: critic is missing: add one, such as critic={{'kind': 'ensemble'}} "
             f"(known kinds: {known}), or make an 'imitation' agent"
         )
     given = dict(options) if policy is None else {"policy": policy, **options}

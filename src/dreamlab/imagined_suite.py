@@ -1,4 +1,4 @@
-"""The dream of a trained run as an environment: `env.suite=imagined env.id=<run folder>`."""
+"""The dream of a trained run as an environment: `env.suite=imagined env.id=<run directory>`."""
 
 from __future__ import annotations
 
@@ -78,11 +78,12 @@ def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDre
     workflow = trained.workflow.eval()
     if not isinstance(workflow, WorldModelWorkflow):
         name = type(workflow).__name__
-        raise ConfigError(f"env.id: {task} holds a run of {name}, which has no world model")
+        raise ConfigError(f"env.id: {task} is a run of {name}, which has no world model")
     if blind := sorted(workflow.spec.obs.keys() - workflow.model.decoded.keys()):
         name = type(workflow).__name__
         raise ConfigError(
-            f"env.id: {task} holds a run of {name}, whose dreams show no {blind[0]!r}"
+            f"env.id: {task} is a run of {name}, whose world model does not reconstruct "
+            f"{blind[0]!r}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trained.config.seed)
@@ -92,7 +93,7 @@ def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDre
 def make(
     task: str, length: PositiveInt = 64, starts: PositiveInt = 512, trust_code: bool = False
 ) -> ImaginedEnv:
-    """Return the dream of the run in folder `task`; episodes begin in `starts` real states.
+    """Return the dream of the run in folder `task`; episodes start in `starts` real states.
 
     A policy from a hub that names other code than this package's is dreamt of only if that is
     trusted.

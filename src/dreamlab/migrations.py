@@ -1,6 +1,6 @@
 """Brings configurations of older schemas into today's form.
 
-Nothing is imported for it: a configuration may be a stranger's that was not checked yet.
+Nothing is imported for it: a configuration may be untrusted and not checked yet.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def migrate(node: Node) -> Node:
         raise ConfigError(f"schema: expected int, got {shown(version)}")
     if not 0 <= version <= SCHEMA:
         raise ConfigError(
-            f"schema: this configuration has version {version}, this one reads up to {SCHEMA}; "
-            "it was written by a newer version, which is needed to read it"
+            f"schema: this configuration has version {version}, but this dreamlab reads up to "
+            f"{SCHEMA}; use the newer dreamlab that wrote it"
         )
     node = dict(node)
     for step in range(version, SCHEMA):
@@ -74,7 +74,7 @@ def _from_schema_1(node: Node) -> Node:
 
 
 def _moved(workflow: Node) -> Node:
-    """Return a workflow's options, recognised by those it has: a saved run has every one."""
+    """Return a workflow's options, recognized by those it has: a saved run has every one."""
     for marks, change in _WORKFLOWS_1:
         if set(marks) <= workflow.keys():
             return change(workflow)
@@ -161,7 +161,7 @@ def _dreamer_v3(w: Node) -> Node:
         w["ensemble_optimizer"] = adam(w.pop("ensemble_lr"), 1e-5, 100.0)
         w["explorer_optimizer"] = laprop
         w["scales"] = {**mapping(w["scales"], "workflow.scales"), "repval": 0.0}
-    if str(w.get("_target_")).endswith(".R2Dreamer"):  # its weight was a share of another
+    if str(w.get("_target_")).endswith(".R2Dreamer"):  # its weight was a fraction of another
         scales = mapping(w["scales"], "workflow.scales")
         w["scales"] = {**scales, "redundancy": 0.05 * scales["rec"]}
     return _into_parts(w)
@@ -178,11 +178,11 @@ _PLACES = {
     "norm": ("rssm", *_CODEC, *_HEADS),
     "actor_unimix": ("actor",),
 }
-"""Options that DreamerV3 had itself, and the parts that have them now."""
+"""Former options of DreamerV3, and the components that have them now."""
 
 
 _HIDDEN = {"1m": 64, "12m": 256, "25m": 384, "50m": 512, "100m": 768, "200m": 1024, "400m": 1536}
-"""Of DreamerV3's sizes; their other numbers are multiples and fractions of it."""
+"""Width of each DreamerV3 size; the other sizes are multiples or fractions of it."""
 
 
 def _into_parts(w: Node) -> Node:

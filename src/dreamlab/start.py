@@ -1,4 +1,4 @@
-"""Begins a run with what another one has learnt: its weights, or its whole state."""
+"""Starts a run with what another one has learned: its weights, or its whole state."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dreamlab.runs.readers import read_manifest
 from dreamlab.runs.run import Run
 
 RECORDS = {"metrics.jsonl": "Jsonl", "chain.jsonl": "Chain"}
-"""Files of records, and the sink whose state tells how much of each a checkpoint knows."""
+"""Record files, and the sink whose state says how much of each belongs to a checkpoint."""
 State = dict[str, Any]
 
 
 def begin_from(start: StartConfig, loop: Orchestrator, run: Run) -> None:
-    """Give a run that has just begun what a checkpoint of another one holds; note its parent."""
+    """Give a run that has just started what a checkpoint of another one holds; note its parent."""
     folder = Path(start.run)
     checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig(), loop.parts.terminal.say)
     name = _name_of(checkpoints, start)
@@ -66,9 +66,9 @@ def _id_of(folder: Path) -> str | None:
 
 
 def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
-    """Take over parameters and buffers, and what observations were normalised with.
+    """Take over parameters and buffers, and what observations were normalized with.
 
-    Optimizers, counters, random numbers and data begin anew.
+    Optimizers, counters, random numbers and data start over.
     """
     workflow = loop.workflow
     found: State = {k: v for k, v in state["workflow"].items() if isinstance(v, Tensor)}
@@ -88,13 +88,13 @@ def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
 
 
 def _check_scaling(state: State, ours: Scaling, start: StartConfig) -> None:
-    """Raise if weights that learnt from normalised data would see it normalised otherwise."""
+    """Raise if weights that learned from normalized data would see it normalized otherwise."""
     theirs = {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
     for name in sorted(theirs.keys() | ours.keys()):
         if name not in theirs or name not in ours or theirs[name].differs(ours[name]):
             raise ConfigError(
-                f"start.run: {start.run} learnt with another normalisation of {name!r} than this "
-                "run has: name the same data set in buffers, with the same normalize"
+                f"start.run: {start.run} was trained with another normalization of {name!r}: "
+                "use the same dataset in buffers, with the same normalize"
             )
 
 
@@ -119,7 +119,7 @@ def _check_fit(wanted: Mapping[str, Tensor], theirs: State, start: StartConfig) 
             what = "is missing there" if has is None else f"is {list(has)} there"
             raise ConfigError(
                 f"start.run: the weights of {start.run} do not fit: {name!r} {what}, here it is "
-                f"{list(tensor.shape)}. Name those that fit in start.modules"
+                f"{list(tensor.shape)}. List the modules that fit in start.modules"
             )
 
 
@@ -154,14 +154,14 @@ def _link(source: str, target: str) -> None:
 
 
 def _take_all(loop: Orchestrator, start: StartConfig) -> None:
-    """Go on from the checkpoint that was copied."""
+    """Continue from the checkpoint that was copied."""
     try:
         loop.load()
     except (RuntimeError, KeyError) as error:
         text = " ".join(str(error).split())
         raise ConfigError(
-            f"start.run: the state of {start.run} does not fit this configuration, load=weights "
-            f"takes its weights alone: {text}"
+            f"start.run: the state of {start.run} does not fit this configuration; load=weights "
+            f"loads only the weights: {text}"
         ) from error
     if loop.scheduler.index >= len(loop.scheduler.phases):
         raise CheckpointError(f"start.run: {start.run} was in a phase that is not listed here")

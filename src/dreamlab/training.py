@@ -1,17 +1,18 @@
-"""Opens a run's folder, trains in it, goes on with it, and loads what was trained."""
+"""Opens a run directory, trains in it, resumes it, and loads what was trained."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dreamlab.build import build, build_workflow, check, find_spec
+from dreamlab.accel import dispatch
+from dreamlab.build import build, build_evaluator, build_workflow, check, find_spec
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import world
 from dreamlab.core.affine import ACTION, Affine, Scaling, scaled_spec
@@ -21,7 +22,10 @@ from dreamlab.core.files import disk_errors, write_text
 from dreamlab.core.text import print
 from dreamlab.core.types import Spec
 from dreamlab.core.workflow import Workflow
+from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import Checkpoints
+from dreamlab.engine.evaluator import EvalConfig, EvalResult
+from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.processes import DistributedConfig
 from dreamlab.engine.signals import PREEMPTED, PREEMPTION
@@ -39,21 +43,25 @@ from dreamlab.start import begin_from
 
 @dataclass(frozen=True)
 class Opened:
-    """A run's folder while this process holds it."""
+    """A run directory while this process holds it."""
 
     run: Run
     config: LabConfig
     found: bool
-    """The folder held this run already."""
+    """The run directory already existed."""
     keep: Callable[[], None]
-    """To be called once the run has begun; until then a failure leaves the folder as it was."""
+    """Call it once the run has started; until then a failure restores the folder."""
 
 
 @contextmanager
-def open_run(config: LabConfig, trust_code: bool = False) -> Iterator[Opened]:
-    """Hold the run folder of this configuration, made new or found.
+def open_run(
+    config: LabConfig, trust_code: bool = False, command: list[str] | None = None
+) -> Iterator[Opened]:
+    """Hold the run directory of this configuration, made new or found.
 
-    A folder that holds a run already goes on with what it was made with: an option that would
+    The run remembers the `command` that started it; None: that of this process.
+
+    A folder that already contains a run keeps its configuration: an option that would
     change the numbers is refused. The length may grow (`training.total_frames`), and how a run is
     watched, logged and saved may change. Any other folder must be empty.
     """
@@ -62,9 +70,12 @@ def open_run(config: LabConfig, trust_code: bool = False) -> Iterator[Opened]:
         return
     folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
     if hub.is_hub(folder):
-        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
+        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated but not trained")
     with claimed(folder) as claim:
-        opened = _begin(config, claim) if claim.new else _go_on(config, claim, trust_code)
+        if claim.new:
+            opened = _begin(config, claim, command or command_line())
+        else:
+            opened = _go_on(config, claim, trust_code)
         _lead(opened)
         yield opened
 
@@ -86,10 +97,10 @@ def _follow(config: LabConfig) -> Opened:
     return Opened(FollowedRun(Path(folder), saved), config, found, lambda: None)
 
 
-def _begin(config: LabConfig, claim: Claim) -> Opened:
+def _begin(config: LabConfig, claim: Claim, command: list[str]) -> Opened:
     run = Run(claim.folder)
     write_text(run.config_path, to_yaml(config))
-    run.create(config.name, config.seed, command_line())
+    run.create(config.name, config.seed, command)
     return Opened(run, config, False, claim.keep)
 
 
@@ -112,8 +123,11 @@ def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
     return Opened(run, merged, True, keep)
 
 
-MAY_CHANGE = ("eval", "training.total_frames", "distributed", "devices")
-"""Beside what has no effect, what another command may ask of a run that has begun."""
+MAY_CHANGE = (
+    "eval", "training.total_frames", "distributed", "devices",
+    *(f"actors.{f.name}" for f in fields(ActorsConfig) if f.name != "num"),
+)  # fmt: skip
+"""Options that a later command may change on a started run, beside those without effect."""
 
 
 def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
@@ -124,19 +138,22 @@ def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
     for key, (has, asked) in differences(tables, "nothing").items():
         if counts(key, *free):
             raise ConfigError(
-                f"{folder} holds a run with another {key}: it has {has}, you ask for {asked}. "
-                "Use another run.dir, or `dreamlab resume` to go on with it."
+                f"{folder} already contains a run with another {key}: {has}, not {asked}. Use "
+                f"another run.dir, or `dreamlab resume` to resume it."
             )
 
 
 def train(
-    config: LabConfig, terminal: Terminal | None = None, trust_code: bool = False
+    config: LabConfig,
+    terminal: Terminal | None = None,
+    trust_code: bool = False,
+    command: list[str] | None = None,
 ) -> tuple[Run, str]:
-    """Train in the folder of this configuration, or go on there; tell how it ended."""
+    """Train in the folder of this configuration, or resume there; tell how it ended."""
     config = with_processes(config, world.size()) if config.processes == 1 else config
     check(config)
-    give = "Give the run another place with run.dir"
-    with disk_errors(give), open_run(config, trust_code) as opened:
+    give = "Choose another run.dir"
+    with disk_errors(give), open_run(config, trust_code, command) as opened:
         return opened.run, _train(opened, terminal)
 
 
@@ -147,11 +164,11 @@ def resume(
     trust_code: bool = False,
     checkpoint: str = "latest",
 ) -> tuple[Run, str]:
-    """Go on with a run by its own configuration, read when nobody else can change it.
+    """Resume a run by its own configuration, read when nobody else can change it.
 
     From another checkpoint than the latest the run goes its way again: later ones are set aside.
     """
-    with disk_errors("A run goes on in its own folder: it must be one that can be written to"):
+    with disk_errors("The run directory must be writable to resume"):
         check_resumable(folder)
         if not world.is_main():
             opened = _follow(_of_run(folder, total_frames, trust_code, quiet=True))
@@ -166,9 +183,9 @@ def check_resumable(folder: Path) -> None:
     """Raise unless a folder holds a run that can go on."""
     check_folder(folder)
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{folder} is not a run folder: it has no config.yaml")
+        raise ConfigError(f"{folder} is not a run directory: it has no config.yaml")
     if hub.is_hub(folder):
-        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated, not trained")
+        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated but not trained")
 
 
 def _of_run(
@@ -202,21 +219,41 @@ def begin(opened: Opened, loop: Orchestrator, checkpoint: str = "latest") -> boo
     return False
 
 
+class LearningCurve(Observer):
+    """Draws the returns of a run when it ends, for its folder and for trackers."""
+
+    def __init__(self, loop: Orchestrator, run: Run, title: str) -> None:
+        self.loop, self.run, self.title = loop, run, title
+        self.drawn = False
+
+    def draw(self) -> Path | None:
+        """Draw what there is; None if there are no returns."""
+        self.drawn = True
+        path = self.run.folder / "report" / "learning_curve.png"
+        return learning_curve(self.run.metrics(), path, self.title)
+
+    def finished(self, status: str) -> None:
+        if status != "failed" and (path := self.draw()) is not None:
+            self.loop.parts.logger.media([path], self.loop.scheduler.clock().count)
+
+
 def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest") -> str:
     """Train in a folder that is held; return how it ended."""
     run, config = opened.run, opened.config
     shown = config.log.terminal if world.is_main() else "off"
     terminal = terminal or Terminal(shown, config.name)
-    go_on = f"What was saved is whole: make room, then `dreamlab resume {run.folder}`"
+    go_on = f"Files are written atomically: free disk space, then `dreamlab resume {run.folder}`"
     with disk_errors(go_on):
         loop = build(config, run, terminal)
         resumed = begin(opened, loop, checkpoint)
         opened.keep()
         terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
+        loop.observers.add(curve := LearningCurve(loop, run, config.name))
         status = loop.run()
     if not world.is_main():
         return status
-    learning_curve(run.metrics(), run.folder / "report" / "learning_curve.png", config.name)
+    if not curve.drawn:  # there was nothing left to train
+        curve.draw()
     final = (run.manifest.get("final_eval") or {}) if status == "finished" else {}
     told = {"eval return": final.get("eval/return"), "success": final.get("eval/success")}
     score = "".join(f", {k} {v:.4g}" for k, v in told.items() if v is not None)
@@ -238,7 +275,7 @@ class Trained:
     config: LabConfig
     workflow: Workflow[Any]
     statistics: dict[str, Any]
-    """What training normalised with; empty where it collected nothing."""
+    """Normalization statistics of training; empty if nothing was collected."""
     env_frames: int
 
 
@@ -250,16 +287,14 @@ def load_policy(source: Path | str, which: str = "latest", trust_code: bool = Fa
     """
     folder = hub.resolve(source)
     if hub.is_hub(folder) and which != "latest":
-        raise LabError(
-            f"{source} is a hub's folder: it has no checkpoint {which!r}, only one policy"
-        )
+        raise LabError(f"{source} is a hub folder: it has no checkpoint {which!r}, only one policy")
     config = strangers.read_config(folder, trust_code)
     with strangers.guarded(folder, trust_code):
         return _load_policy(folder, config, which)
 
 
 def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
-    _ = Run(folder)  # a manifest that is damaged is told before anything is built
+    _ = Run(folder)  # a manifest that is corrupted is told before anything is built
     if hub.is_hub(folder):
         own = find_spec(config, {})
         given = (config.env.normalize_obs, config.env.normalize_reward)
@@ -289,13 +324,23 @@ def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
     return Trained(config, workflow, statistics, int(state["counters"]["env_frames"]))
 
 
+def measure(
+    trained: Trained, folder: Path, how: EvalConfig, film: bool = False, trust_code: bool = False
+) -> EvalResult:
+    """Play episodes with a policy that was loaded from `folder`, and return what they came to."""
+    dispatch.set_reference(trained.config.accel == "off")
+    evaluator = build_evaluator(replace(trained.config, eval=how))
+    with strangers.guarded(folder, trust_code):
+        return evaluator.run(trained.workflow, trained.statistics, film=film)
+
+
 def scaling_of(state: dict[str, Any]) -> Scaling:
-    """Return how the data was normalised that a policy learnt from; older states have none."""
+    """Return how the data was normalized that a policy learned from; older states have none."""
     return {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
 
 
 def _blank_scaling(config: LabConfig, spec: Spec) -> Scaling:
-    """Return the form of the normalisation that a configuration asks for."""
+    """Return the form of the normalization that a configuration requests."""
     names = {
         name
         for part in config.buffers.values()
@@ -310,7 +355,7 @@ def _check_finite(workflow: Workflow[Any], where: str, *more: Any) -> None:
     """Raise if a policy cannot act because its training had diverged."""
     if (bad := not_finite(workflow, workflow.state_dict(), *more)) is not None:
         raise CheckpointError(
-            f"{where}: {bad}: the training had diverged. Try an older one with --checkpoint."
+            f"{where}: {bad}: training had diverged. Try an older checkpoint with --checkpoint."
         )
 
 

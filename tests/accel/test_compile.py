@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dreamlab import build
 from dreamlab.accel.compile import CompiledMethod
 from dreamlab.core.errors import ConfigError
 from dreamlab.engine.accelerate import ComputeConfig, speed_up
-from tests.helpers import open_loop
+from tests.helpers import config_of, open_loop
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,12 @@ def test_what_marks_nothing_is_refused(tmp_path):
     loop = open_loop(tmp_path / "a", "+experiment=random_cartpole", "tiny=true", "device=cpu")
     with pytest.raises(ConfigError, match="Random marks no method as compilable"):
         speed_up(ComputeConfig(compile=True), loop.workflow)
+
+
+def test_what_is_looked_into_after_every_update_is_not_compiled():
+    options = ("+experiment=ppo_cartpole", "+preset=debug", "compile=true")
+    with pytest.raises(ConfigError, match="looks at values within what compile=true"):
+        build.check(config_of(*options))
 
 
 def test_what_a_gpu_captures_is_compiled_in_pieces_elsewhere(tmp_path):

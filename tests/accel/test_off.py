@@ -79,7 +79,7 @@ def test_the_option_switches_the_process_over_and_back(tmp_path):
 
 
 def test_nothing_is_compiled_with_it(tmp_path):
-    with pytest.raises(ConfigError, match="accel: off compiles nothing"):
+    with pytest.raises(ConfigError, match="accel=off disables compilation"):
         open_loop(tmp_path / "a", "+experiment=ppo_cartpole", "accel=off", "compile=true")
     with pytest.raises(ConfigError, match="accel"):
         _ = config_of("+experiment=ppo_cartpole", "accel=of")

@@ -197,7 +197,7 @@ def test_several_runs_have_mps_while_they_run(command, tmp_path, monkeypatch, ca
 
 
 def write_run(folder: Path, seed: int, points: list[tuple[int, int, float]], *options: str) -> None:
-    """Write a run's folder with these frames, episodes so far and returns."""
+    """Write a run directory with these frames, episodes so far and returns."""
     options = options or ("+experiment=dreamer_walker",)
     folder.mkdir(parents=True)
     config = load_config(compose([*options, f"seed={seed}"]))

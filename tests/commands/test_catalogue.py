@@ -162,8 +162,8 @@ def test_a_run_writes_itself_into_the_nearest_index_above_it(made, capsys):
         (["--filter", "retrun>1"], "Did you mean 'return'?"),
         (["--sort", "seeed"], "Did you mean 'seed'?"),
         (["--filter", "return>high"], "not a number"),
-        (["--filter", "return"], "write KEY"),
-        (["--filter", "tag>a"], "tags know only"),
+        (["--filter", "return"], "expected KEY"),
+        (["--filter", "tag>a"], "tags support only"),
         (["--limit", "0"], "at least 1"),
     ],
 )
@@ -210,7 +210,7 @@ def test_a_run_is_named_by_folder_id_prefix_or_name(made, monkeypatch):
 def test_an_ambiguous_name_lists_what_it_could_be(made, capsys):
     code, _, err = run(capsys, "show", "aa", "--root", made)
     assert code == 2
-    assert "could be 2 runs" in err
+    assert "is ambiguous: 2 runs match" in err
     assert str(made / "low") in err
 
 
@@ -219,7 +219,7 @@ def test_a_copy_is_shown_beside_its_original_and_not_tagged_by_id(made, capsys):
     code, out, err = run(capsys, "show", "bb33", "--root", made, "--json")
     assert code == 0
     assert {Path(one["folder"]).name for one in json.loads(out)} == {"mid", "copy"}
-    assert "is there 2 times" in err
+    assert "exists 2 times" in err
     code, _, err = run(capsys, "tag", "bb33", "new", "--root", made)
     assert code == 2
     assert "use its folder" in err

@@ -140,9 +140,9 @@ MISTAKES = [
     ([*QUICK, "log.terminal=lively"], "there is no choice 'lively'. Did you mean 'live'?"),
     ([*QUICK, "env=CartPoll-v1"], "CartPole"),
     ([*QUICK, "env.suite=gymm"], "there is no suite 'gymm'. Did you mean 'gym'?"),
-    ([*QUICK, "schema=7"], "written by a newer version"),
+    ([*QUICK, "schema=7"], "use the newer dreamlab"),
     (["training.total_frames=5"], "use +experiment=NAME"),
-    (["nothere.yaml"], "there is no file"),
+    (["nothere.yaml"], "no such file:"),
     ([*QUICK, "seed=["], "cannot read the argument"),
 ]
 
@@ -173,7 +173,7 @@ def test_a_folder_is_not_continued_with_other_options(tmp_path, capsys):
         capsys, "train", *QUICK, f"run.dir={tmp_path}/r", "workflow.optimizer.lr=0.1"
     )
     assert code == 2
-    assert "holds a run with another workflow.optimizer.lr: it has 0.001, you ask for 0.1" in err
+    assert "contains a run with another workflow.optimizer.lr: 0.001, not 0.1" in err
 
 
 def test_how_a_run_is_saved_may_change_and_its_length_is_not_forgotten(tmp_path, capsys):
@@ -272,7 +272,7 @@ def test_the_demo_ends_with_a_summary(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "demo", "training.total_frames=800", "log.terminal=plain")
     assert code == 0
-    for word in ("return before training", "return after training", "learning curve", "try next"):
+    for word in ("return before training", "return after training", "learning curve", "next steps"):
         assert word in out
     folder = next(p for p in (tmp_path / "experiments").iterdir() if p.is_dir())
     assert list((folder / "videos").glob("*.mp4"))

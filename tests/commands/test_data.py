@@ -94,10 +94,10 @@ def test_an_episode_is_drawn(kind: str, said: Any, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("info", "nowhere"), "nowhere: there is no such data set"),
+        (("info", "nowhere"), "nowhere: no such dataset"),
         (("sample", "SET", "16"), "there is no frame 16: it has 16"),
         (("view", "SET", "9"), "there is no episode 9; it has 3 episodes, of number 0 to 2"),
-        (("view", "SET", "0", "--as", "video"), "has no camera: --as curves"),
+        (("view", "SET", "0", "--as", "video"), "has no images: use --as curves"),
         (("convert", "SET", "SET"), "is not empty"),
         (("convert", "SET", "x.hdf5", "--to", "rlds"), "'rlds' is not one of"),
         (("sample", "SET"), "argument INDEX is missing"),
@@ -116,11 +116,24 @@ def test_a_damaged_set_is_converted_only_if_asked(tmp_path: Path, capsys: Any):
     (folder / "data" / "chunk-000" / "episode_000001.parquet").unlink()
     line = ["data", "convert", str(folder), str(tmp_path / "new"), "--codec", "libx264"]
     assert main(line) == 2
-    assert "episode 1 is damaged" in capsys.readouterr().err
+    assert "episode 1 is corrupted" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     assert main([*line, "--skip-damaged"]) == 0
-    assert "episode 1 is left out" in capsys.readouterr().err
+    assert "episode 1 is skipped" in capsys.readouterr().err
     assert [e.length for e in open_dataset(tmp_path / "new").episodes] == [5, 4]
+
+
+@pytest.mark.parametrize("verb", ["convert", "stats"])
+def test_a_damaged_video_is_left_out_only_if_asked(verb: str, tmp_path: Path, capsys: Any):
+    folder = write_v2(tmp_path / "set")
+    (video,) = folder.rglob("episode_000001.mp4")
+    video.write_bytes(video.read_bytes()[:300])
+    target = [str(tmp_path / "new"), "--codec", "libx264"] if verb == "convert" else []
+    line = ["data", verb, str(folder), *target]
+    assert main(line) == 2
+    assert "episode_000001.mp4: episode 1 of" in capsys.readouterr().err
+    assert main([*line, "--skip-damaged"]) == 0
+    assert "episode 1 is left out" in capsys.readouterr().err
 
 
 def test_formats_become_each_other(said: Any, tmp_path: Path):

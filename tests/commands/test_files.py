@@ -32,7 +32,7 @@ REFUSED = [
         "buffers.rollout._target_: expected the name of a class",
     ),
     ("workflow: {_target_: 3}\n", "workflow._target_: expected the name of a class, got 3"),
-    ("workflow: {_target_: ...}\n", "workflow._target_: '...' is no name of a class"),
+    ("workflow: {_target_: ...}\n", "workflow._target_: '...' is not a class path"),
     (
         "workflow: {network: {_target_: null}}\n",
         "workflow.network._target_: expected the name of a class",
@@ -40,8 +40,8 @@ REFUSED = [
     ("tiny: true\ntraining: null\n", "training: expected a mapping"),
     ("tiny: true\ntraining: {phases: [null]}\n", "training.phases[0]: expected a mapping of Phase"),
     ("tiny: true\nbuffers: {rollout: {length: x}}\n", "buffers.rollout.length: expected int"),
-    ("name: a\nname: b\n", "mine.yaml, line 6: the key 'name' is there already, in line 5"),
-    ("hydra: {run: {dir: x}}\n", "hydra: options of Hydra itself have no effect here"),
+    ("name: a\nname: b\n", "mine.yaml, line 6: the key 'name' is a duplicate of line 5"),
+    ("hydra: {run: {dir: x}}\n", "hydra: Hydra's own options have no effect here"),
     ("schema: null\n", "schema: expected int, got None"),
     ("schema: true\n", "schema: expected int, got True"),
     ("schema: 0\nexperiment: null\n", "experiment: expected a mapping, got None"),
@@ -73,16 +73,16 @@ def test_files_that_include_each_other_are_one_message(tmp_path: Path):
     names = ("one.yaml", "two.yaml")
     pair = zip(names, reversed(names), strict=True)
     files = [written(tmp_path, f"{HEAD}defaults: [{b[:3]}]\n", a) for a, b in pair]
-    with pytest.raises(ConfigError, match="include themselves, or each other"):
+    with pytest.raises(ConfigError, match="include themselves or each other"):
         compose([f"+experiment=[{','.join(files)}]"])
 
 
 def test_interpolations_cannot_multiply_without_end(tmp_path: Path):
     many = BASE + interpolated(13)
-    with pytest.raises(ConfigError, match="has more than 2,000 values"):
+    with pytest.raises(ConfigError, match="expand to more than 2,000 values"):
         compose([written(tmp_path, many)])
     deep = BASE + "x600: 1\n" + "\n".join(f"x{i}: ['${{x{i + 1}}}']" for i in range(600))
-    with pytest.raises(ConfigError, match=r"nested too deep|recursion depth"):
+    with pytest.raises(ConfigError, match=r"nested too deeply|recursion depth"):
         compose([written(tmp_path, deep)])
 
 
@@ -114,7 +114,7 @@ ARGUMENTS = [
     ("a=" + "[" * 400, "cannot read the argument 'a=[[["),
     ("a=" + "x" * 20_000, "an argument of 20,002 characters is too long"),
     ("seed=" + "9" * 5_000, "cannot read the argument"),
-    ("hydra.run.dir=x", "hydra.run.dir: options of Hydra itself have no effect here"),
+    ("hydra.run.dir=x", "hydra.run.dir: Hydra's own options have no effect here"),
     ("seed=${seed}", "Recursive interpolation"),
     ("env=it's", "cannot read the argument"),
 ]
@@ -153,9 +153,9 @@ SPOILT: list[tuple[Any, str]] = [
     (b"", "config.yaml: is empty"),
     (b"workflow: \xff", "is not UTF-8 text"),
     (b"workflow: {", "is not valid YAML"),
-    (b"seed: 1\nseed: 2\n", "line 2: the key 'seed' is there already, in line 1"),
+    (b"seed: 1\nseed: 2\n", "line 2: the key 'seed' is a duplicate of line 1"),
     (b"workflow: &a {b: *a}", "the alias *a contains itself"),
-    (b"seed: 1", "no algorithm was chosen"),
+    (b"seed: 1", "no algorithm selected"),
     (b"workflow:\n", "workflow: expected a mapping, got None"),
     (b"- 1", "expected options as `key: value`"),
     (b"\0" * 100, "is not valid YAML"),

@@ -67,14 +67,14 @@ REFUSED = [
     (DREAMER, "workflow.scales.rec=-1", "workflow.scales.rec: must be at least 0, got -1"),
     # what could never train
     (DQN, "buffers.replay.capacity=2", "buffers.replay: length=2 must be below capacity=2"),
-    (DQN, "buffers.replay.capacity=40", "holds 39 windows of length=2, but a batch has 8192"),
+    (DQN, "buffers.replay.capacity=40", "fits 39 windows of length=2, but a batch has 8192"),
     (DQN, "buffers.replay.context=2", "buffers.replay: context=2 must be below length=2"),
     (DQN, "buffers.replay.min_steps=1_000_000", "min_steps=1000000 is more than capacity="),
-    (DQN, "buffers.replay.min_steps=60_000", "but the first batch can be drawn from 60,000"),
-    (DQN, "env.num_envs=50_000", "keeps 2 steps of each of 50000 environments"),
+    (DQN, "buffers.replay.min_steps=60_000", "but the first batch needs 60,000"),
+    (DQN, "env.num_envs=50_000", "stores 2 steps of each of 50000 environments"),
     (DQN, "training.total_frames=500", "leaves nothing for phase 'learn'"),
     (PPO, "training.phases.0.collect_ticks=5", "length=32 must be a multiple of collect_ticks=5"),
-    (PPO, "training.phases.0.train_ratio=1", "a rollout is used once, when it is full"),
+    (PPO, "training.phases.0.train_ratio=1", "a rollout is sampled once, when full"),
 ]
 
 
@@ -135,7 +135,7 @@ NUMBERS = [
     (["export-policy", "X", "--tolerance", "-1"], "argument --tolerance: must be above 0, got -1"),
     (["eval"], "eval: argument FOLDER is missing"),
     (["list", "--limt", "3"], "list: there is no option '--limt'. Did you mean '--limit'?"),
-    (["train", "--cfg", "hydra"], "train: argument --cfg: only `--cfg job` is known"),
+    (["train", "--cfg", "hydra"], "train: argument --cfg: only `--cfg job` is supported"),
     (["export-policy", "X", "--format", "onx"], "export-policy: argument --format: 'onx' is not"),
     (["show", "X", "Y"], "show: Got unexpected extra argument (Y)"),
     (["logs", "X", "--last"], "logs: Option '--last' requires an argument."),
@@ -143,7 +143,7 @@ NUMBERS = [
     (["tag", "X", "--remove", "--json"], "tag: --remove needs a tag"),
     (["doctor", "now"], "doctor: Got unexpected extra argument (now)"),
     (["completion", "csh"], "completion: argument"),
-    (["trian"], "there is no verb 'trian'. Did you mean 'train'?"),
+    (["trian"], "there is no command 'trian'. Did you mean 'train'?"),
     (["--verson"], "dreamlab: there is no option '--verson'. Did you mean '--version'?"),
 ]
 

@@ -117,11 +117,11 @@ def test_compare_as_json(here, capsys):
     [
         (("compare", A, "--metrics", "eval/retrun"), "Did you mean 'eval/return'"),
         (("compare", A, "--at", "1e6"), "is known for every run from"),
-        (("compare", "nowhere"), "nowhere: there is no run"),
-        (("compare", A, "--against", "published"), "nothing is published here for CartPole-v1"),
+        (("compare", "nowhere"), "nowhere: no runs found"),
+        (("compare", A, "--against", "published"), "no published curves for CartPole-v1"),
         (("compare", A, "--against", "publisched"), "Did you mean 'published'"),
         (("report", WALKER, "--metric", "loss_", "--against", "published"), "no metric 'loss_'"),
-        (("report", WALKER, "--metrics", VALUE, "--against", "published"), "only returns"),
+        (("report", WALKER, "--metrics", VALUE, "--against", "published"), "only for the return"),
         (("export", A, "--format", "latec"), "Did you mean 'latex'"),
         (("export", A, "--format", "json", "--curves"), "--format csv"),
     ],
@@ -143,14 +143,14 @@ def test_tasks_are_normalised_before_they_are_put_together(tmp_path, capsys):
         make_seeds(tmp_path / "a" / task, [best, best - 100], f"env={task}")
     _, out, _ = run(capsys, "compare", str(tmp_path / "a"))
     assert "CartPole-v1            a      2            450 [400, 500]" in out
-    assert "normalised: 0 is the lowest and 1 the highest value of the compared runs (" in out
+    assert "normalized: 0 is the lowest, 1 the highest value of the compared runs (" in out
     _, out, _ = run(capsys, "compare", str(tmp_path / "a"), "--normalize", "none", "--json")
     found = json.loads(out)
     assert found["metrics"]["return"]["groups"][0]["mean"]["value"] == (450 - 200) / 2
-    assert "scores of several tasks are pooled as they are, not normalised" in found["notes"]
+    assert "scores of several tasks are pooled without normalization" in found["notes"]
     page = tmp_path / "page.html"
     assert run(capsys, "report", str(tmp_path / "a"), "--out", str(page))[0] == 0
-    assert "all tasks, normalised" in page.read_text()
+    assert "all tasks, normalized" in page.read_text()
 
 
 def test_csv_holds_every_value_of_every_run(here, capsys):

@@ -57,7 +57,7 @@ def test_ours_alone_needs_none_and_trust_for_nothing_is_an_error(hub, tmp_path, 
     for verb in ("train", "plan", "debug", "check"):
         words = ["env=CartPole-v1"] if verb == "check" else ["ppo_cartpole", *QUICK]
         assert main([verb, *words, "--trust-code"]) == 2
-        assert "leave it out" in capsys.readouterr().err
+        assert "--trust-code has no effect" in capsys.readouterr().err
 
 
 def test_an_import_asks_for_trust_and_takes_it(hub, tmp_path, capsys, monkeypatch):

@@ -140,12 +140,15 @@ def test_what_a_configuration_refers_to_is_not_looked_up(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["train", *QUICK, "name=../../evil"], "name: '../../evil' cannot be a name"),
+        (["train", *QUICK, "name=../../evil"], "name: '../../evil' is not a valid name"),
         (["train", *QUICK, "name='a b'"], "e.g. 'a_b'"),
-        (["train", *QUICK, "run.tags=['a b']"], "run.tags: 'a b' cannot be a tag"),
+        (["train", *QUICK, "run.tags=['a b']"], "run.tags: 'a b' is not a valid tag"),
         (["train", *QUICK, "seed=1,../../evil", "run.dir=here"], "seed: expected int"),
-        (["train", *QUICK, "+buffers={../../evil: {}}"], "buffers: '../../evil' cannot be a name"),
-        (["sweep", "s.yaml", "name=../../evil"], "name: '../../evil' cannot be a name"),
+        (
+            ["train", *QUICK, "+buffers={../../evil: {}}"],
+            "buffers: '../../evil' is not a valid name",
+        ),
+        (["sweep", "s.yaml", "name=../../evil"], "name: '../../evil' is not a valid name"),
         (["tune", "s.yaml", "name=a/b"], "e.g. 'a_b'"),
     ],
 )
@@ -164,7 +167,7 @@ def test_a_name_does_not_lead_out_of_its_folder(arguments, text, tmp_path, monke
 
 
 def test_a_new_folder_and_a_jobs_folder_stay_below_their_root():
-    with pytest.raises(ConfigError, match="cannot be a name"):
+    with pytest.raises(ConfigError, match="is not a valid name"):
         new_folder("../evil")
     job = Job(Path("/sweep"), ("seed=../../evil",), {})
     assert job.folder.parent == Path("/sweep/jobs")

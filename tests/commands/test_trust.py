@@ -53,7 +53,7 @@ def test_a_run_is_the_same_when_run_again_and_is_left_as_it_was(name, original, 
     code, out, err = run(capsys, "verify", original / name)
     assert code == 0, out + err
     links = (original / name / "chain.jsonl").read_text().splitlines()
-    assert f"same: transitions, losses and weights at {len(links)} places" in out
+    assert f"same: transitions, losses and weights at {len(links)} points" in out
     assert contents(original / name) == before
 
 
@@ -63,7 +63,7 @@ def test_as_many_frames_as_asked_for(original, capsys):
     for frames, places in ((1, 1), (recorded[1] - 1, 2)):
         code, out, _ = run(capsys, "verify", folder, "--frames", frames)
         assert code == 0
-        assert f"at {places} place" in out
+        assert f"at {places} point" in out
         assert f"up to env frame {recorded[places - 1]:,}" in out
 
 
@@ -130,7 +130,7 @@ def test_what_differs_between_then_and_now_is_listed(copy, capsys):
 
 
 def test_mistakes_with_verify_are_one_message(copy, tmp_path, capsys):
-    assert "is not a run folder" in run(capsys, "verify", tmp_path / "nothing")[2]
+    assert "is not a run directory" in run(capsys, "verify", tmp_path / "nothing")[2]
     code, _, err = run(capsys, "verify", copy, "--from", "000000000001")
     assert code == 2
     assert "there is no checkpoint" in err
@@ -148,7 +148,7 @@ def test_a_second_run_that_fails_says_why(copy, capsys):
     (copy / "config.yaml").write_text(text.replace("id: CartPole-v1", "id: CartPoll-v1"))
     code, _, err = run(capsys, "verify", copy)
     assert code == 2
-    assert "the second run failed" in err
+    assert "the rerun failed" in err
     assert "CartPole" in err
 
 
@@ -203,14 +203,14 @@ def test_debug_names_what_is_wrong(finite, tmp_path, monkeypatch, capsys):
     code, out, err = run(capsys, *[a for a in arguments if "hidden" not in str(a)])
     assert code == 1, out + err
     if not finite:
-        assert "module 'actor_net.bad' (Logarithm) was the first to give a number" in out
+        assert "module 'actor_net.bad' (Logarithm) was the first with a non-finite output" in out
         assert "its inputs were finite" in out
         return
     assert "observation 'state':" in out
-    assert "outside of the spec's [-1.0, 1.0]" in out
+    assert "outside the spec's [-1.0, 1.0]" in out
     assert "actions:" in out
     assert "'actor_net.act': 8 of 8 units are dead" in out
-    assert "'actor_net.idle' never got a gradient" in out
+    assert "'actor_net.idle' never received a gradient" in out
 
 
 def test_cleanup_says_first_and_acts_only_when_told(original, tmp_path, capsys):
@@ -222,8 +222,8 @@ def test_cleanup_says_first_and_acts_only_when_told(original, tmp_path, capsys):
     assert code == 0
     assert contents(tmp_path) == before
     assert "1 of 2 runs to clean; kept: 1 recent" in out
-    assert "nothing was removed: add --yes" in out
-    for kind in ("checkpoints", "buffers", "videos", "together"):
+    assert "nothing was deleted. Add --yes" in out
+    for kind in ("checkpoints", "buffers", "videos", "total"):
         assert f"  {kind}" in out
     told = json.loads(run(capsys, *arguments, "--json")[1])
     assert [(r["kept"], r["due"], r["cleaned"]) for r in told] == [
@@ -243,14 +243,14 @@ def test_a_cleaned_run_says_so_to_every_verb(copy, capsys):
     for verb in ("resume", "eval", "export-policy"):
         code, _, err = run(capsys, verb, copy)
         assert code == 2
-        assert "`dreamlab cleanup` has removed the checkpoints" in err
+        assert "`dreamlab cleanup` has deleted the checkpoints" in err
     assert "there is no checkpoint" in run(capsys, "verify", copy, "--from", "latest")[2]
     assert (copy / "metrics.jsonl").read_bytes() == metrics
     assert run(capsys, "verify", copy)[0] == 0  # from the start it needs no checkpoint
 
 
 def test_mistakes_with_cleanup_are_one_message(tmp_path, capsys):
-    assert "there is no run" in run(capsys, "cleanup", tmp_path)[2]
+    assert "no runs found" in run(capsys, "cleanup", tmp_path)[2]
     assert (
         "--keep-best: must be at least 0, got -1"
         in run(capsys, "cleanup", tmp_path, "--keep-best", -1)[2]

@@ -85,7 +85,7 @@ def test_a_required_key_is_asked_for():
         ("many", 3, "expected a list, got 3"),
         ("many", "123", "expected a list, got '123'"),
         ("table", [1], "expected a mapping"),
-        ("block", 3, "expected a part's name or options, got 3"),
+        ("block", 3, "expected a component's name or options, got 3"),
     ],
 )
 def test_a_wrong_type_is_refused(key: str, value: Any, text: str):
@@ -201,7 +201,7 @@ CALLED: list[str] = []
 
 
 def spy(*args: Any, **kwargs: Any) -> None:
-    """A function where a class is wanted."""
+    """A function where a class is required."""
     CALLED.append("spy")
 
 
@@ -223,17 +223,17 @@ HERE = "tests.core.test_config"
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        (f"{HERE}.spy", "is a function, and a class is wanted: a torch.nn.Module"),
-        (f"{HERE}.Other", "is not a Module: a class derived from torch.nn.Module is wanted"),
-        ("os.system", "is a builtin_function_or_method, and a class is wanted"),
-        ("builtins.eval", "a class is wanted"),
+        (f"{HERE}.spy", "is a function, but a class is required: a torch.nn.Module"),
+        (f"{HERE}.Other", "is not a Module: a subclass of torch.nn.Module is required"),
+        ("os.system", "is a builtin_function_or_method, but a class is required"),
+        ("builtins.eval", "a class is required"),
         ("subprocess.Popen", "is not a Module"),
-        ("torch.nn", "is a module, and a class is wanted"),
-        ("..x.Y", "is no name of a class"),
-        ("a b.C", "is no name of a class"),
-        (":", "is no name of a class"),
-        ("os.", "is no name of a class"),
-        ("x\0.Y", "is no name of a class"),
+        ("torch.nn", "is a module, but a class is required"),
+        ("..x.Y", "is not a class path"),
+        ("a b.C", "is not a class path"),
+        (":", "is not a class path"),
+        ("os.", "is not a class path"),
+        ("x\0.Y", "is not a class path"),
         (["os", "system"], "expected the name of a class"),
         ({"a": 1}, "expected the name of a class"),
         (None, "expected the name of a class"),
@@ -255,26 +255,26 @@ class Networked:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["workflow._target_=os.system"], "a class is wanted: a dreamlab.core.workflow.Workflow"),
+        (["workflow._target_=os.system"], "a class is required: a dreamlab.core.workflow.Workflow"),
         (["workflow._target_=subprocess.Popen"], "Popen is not a Workflow"),
         (["workflow._target_=dreamlab.core.workflow.Workflow"], "is abstract"),
-        (["workflow._target_=os.system", "tiny=true"], "a class is wanted"),
+        (["workflow._target_=os.system", "tiny=true"], "a class is required"),
         (
             ["buffers.rollout._target_=os.system"],
-            "a class is wanted: a dreamlab.data.source.Buffer",
+            "a class is required: a dreamlab.data.source.Buffer",
         ),
         (["buffers.rollout._target_=torch.nn.Linear"], "is not a Buffer: a class like"),
         (
             ["buffers.rollout={_target_: replay, sampler: {_target_: os.system}}"],
-            "a class is wanted: a dreamlab.data.samplers.Sampler",
+            "a class is required: a dreamlab.data.samplers.Sampler",
         ),
         (
             ["buffers.rollout={_target_: replay, sampler: {_target_: torch.nn.Linear}}"],
             "is not a Sampler",
         ),
-        (["workflow.encoder.image=builtins.eval"], "a class is wanted: a torch.nn.Module"),
+        (["workflow.encoder.image=builtins.eval"], "a class is required: a torch.nn.Module"),
         (["workflow.encoder.vector={_target_: subprocess.Popen}"], "is not a Module"),
-        (["workflow.network={_target_: os.system, command: x}"], "a class is wanted"),
+        (["workflow.network={_target_: os.system, command: x}"], "a class is required"),
     ],
 )
 def test_every_target_says_which_kind_it_wants(arguments: list[str], text: str):

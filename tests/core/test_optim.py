@@ -284,9 +284,9 @@ def test_a_group_has_its_own_decay_and_epsilon():
 @pytest.mark.parametrize(
     ("kind", "groups", "message"),
     [
-        ("adam", {"O": {"lr_scale": 0.5}}, "there is no parameter that begins so 'O'"),
-        ("adam", {"0": {}}, "optimizer.groups.0: says nothing"),
-        ("adam", {"0": {"weight_decay": 0.1}}, "has no effect with this kind; known to adamw"),
+        ("adam", {"O": {"lr_scale": 0.5}}, "there is no parameter prefix 'O'"),
+        ("adam", {"0": {}}, "optimizer.groups.0: is empty"),
+        ("adam", {"0": {"weight_decay": 0.1}}, "has no effect with this kind; supported by adamw"),
         ("sgd", {"0": {"eps": 0.1}}, "optimizer.groups.0.eps: has no effect"),
     ],
 )

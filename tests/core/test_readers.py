@@ -91,10 +91,10 @@ def test_a_missing_file_can_be_told_from_a_damaged_one(read, tmp_path):
         ("", "is not valid JSON"),
         ('{"a": 1', "is not valid JSON"),
         ("\0" * 100, "is not valid JSON"),
-        ("[]", "holds a list, not an object"),
-        ("null", "holds nothing, not an object"),
-        ("17", "holds a number, not an object"),
-        ('"{}"', "holds text, not an object"),
+        ("[]", "contains a list, not an object"),
+        ("null", "contains nothing, not an object"),
+        ("17", "contains a number, not an object"),
+        ('"{}"', "contains text, not an object"),
         ('{"a": ' + "9" * 5000 + "}", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
         ('{"a": ' + "[" * 500 + "]" * 500 + "}", "it is nested too deeply"),
@@ -111,10 +111,10 @@ def test_damaged_json_is_named(text, reason, tmp_path):
         ("", "is empty"),
         ("a: [1", "is not valid YAML"),
         ("a:\n\tb: 1", "is not valid YAML"),
-        ("a: 1\nb: 2\na: 3", "line 3: the key 'a' is there already, in line 1"),
-        ("a: {b: 1, b: 2}", "the key 'b' is there already"),
+        ("a: 1\nb: 2\na: 3", "line 3: the key 'a' is a duplicate of line 1"),
+        ("a: {b: 1, b: 2}", "the key 'b' is a duplicate of"),
         ("- 1", "expected options as `key: value`"),
-        ("a: 1\n---\nb: 2", "a second document begins here"),
+        ("a: 1\n---\nb: 2", "a second document starts here"),
         ("a: \x07", "is not valid YAML"),
         ("a: !!python/object/apply:os.system [true]", "the tag !!python"),
         ("a: *nobody", "there is no anchor &nobody"),
@@ -167,7 +167,7 @@ def test_a_pointer_is_a_name(tmp_path):
     assert read_pointer(tmp_path / "latest") == "000000000100"
     for text in ("", "\n", "..", "../x", "/etc", "a\nb", "a\0b", "\x1b[31m", "x" * 5000):
         (tmp_path / "latest").write_text(text)
-        assert "does not hold a name" in told(read_pointer, tmp_path / "latest")
+        assert "does not contain a name" in told(read_pointer, tmp_path / "latest")
 
 
 @pytest.mark.parametrize("value", [True, "1", None, float("nan"), float("inf"), 10**400, [1], {}])
@@ -184,7 +184,7 @@ def test_only_the_damaged_lines_are_lost_and_they_are_counted(tmp_path):
     found = read_jsonl(tmp_path / "f", any_record)
     assert found.records == [{"a": 1}, {"a": 2}]
     assert found.damaged == 6
-    assert found.told(Path("f")) == ["f: 6 damaged lines skipped"]
+    assert found.told(Path("f")) == ["f: 6 corrupted lines skipped"]
 
 
 @pytest.mark.parametrize(

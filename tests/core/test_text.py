@@ -80,7 +80,7 @@ def test_a_word_can_be_part_of_a_files_name(name: str):
     ],
 )
 def test_what_cannot_be_a_name_comes_with_one_that_can(name: str, better: str):
-    with pytest.raises(ConfigError, match=r"name: .* cannot be a name") as error:
+    with pytest.raises(ConfigError, match=r"name: .* is not a valid name") as error:
         check_word(name, "name")
     assert str(error.value).endswith(f"e.g. {better!r}")
     assert check_word(better, "name") == better
@@ -89,5 +89,5 @@ def test_what_cannot_be_a_name_comes_with_one_that_can(name: str, better: str):
 @pytest.mark.parametrize("tag", ["", "a b", "x\x1b", "a\nb", "y" * 101])
 def test_what_cannot_be_a_tag(tag: str):
     assert check_tag("paper:fig/3+x", "tag")
-    with pytest.raises(ConfigError, match="cannot be a tag"):
+    with pytest.raises(ConfigError, match="is not a valid tag"):
         check_tag(tag, "run.tags")

@@ -136,9 +136,9 @@ def test_a_missing_statistic_is_named(tmp_path: Path):
         source(old, normalize={"state": "quantiles"}, **options)
     with pytest.raises(DataError, match=r"no observation 'stat'\. Did you mean 'state'"):
         source(old, normalize={"stat": "min_max"})
-    with pytest.raises(DataError, match=r"normalize\.cam: pictures stay bytes"):
+    with pytest.raises(DataError, match=r"normalize\.cam: images are kept as bytes"):
         source(old, normalize={"cam": "min_max"})
-    with pytest.raises(DataError, match=r"gives 'action' no low and high"):
+    with pytest.raises(DataError, match=r"no low and high of 'action'"):
         source(old, normalize={"action": "bounds"})
 
 
@@ -217,7 +217,7 @@ def test_what_is_drawn_ahead_changes_nothing(tmp_path: Path):
 def test_a_set_that_has_changed_cannot_go_on(tmp_path: Path):
     state = source(write_v3(tmp_path / "set")).save()
     other = source(write_v3(tmp_path / "other", lengths=(5, 7, 5)))
-    with pytest.raises(CheckpointError, match="has changed since the checkpoint was written"):
+    with pytest.raises(CheckpointError, match="has changed since the checkpoint"):
         other.load(state)
 
 
@@ -250,7 +250,7 @@ def test_a_mismatch_with_the_environment_names_the_key(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"its action is float32\[1\], here it is int64\[\] of 2"):
         source(folder, spec=discrete)
     narrow = Spec({"state": ArraySpec((2,))}, ArraySpec((1,), low=-1.0, high=1.0))
-    with pytest.raises(ConfigError, match=r"span 0 to 1\.015, the run takes -1 to 1"):
+    with pytest.raises(ConfigError, match=r"range from 0 to 1\.015, those of the run from -1 to 1"):
         source(folder, spec=narrow)
 
 
@@ -280,11 +280,11 @@ def test_damage_is_refused_or_left_out_and_said(tmp_path: Path):
     video = folder / "videos" / "chunk-000" / CAMERA / "episode_000000.mp4"
     video.write_bytes(b"nothing")
     (folder / "data" / "chunk-000" / "episode_000001.parquet").unlink()
-    with pytest.raises(DataError, match=r"episode 1 is damaged: .* does not exist"):
+    with pytest.raises(DataError, match=r"episode 1 is corrupted: .* does not exist"):
         source(folder)
     made = source(folder, skip_damaged=True, pad="edge")
     assert [e.index for e in made.data.episodes] == [2]
     assert len(made.steps) == LENGTHS[2] + 1
-    assert "episode 1 is left out" in made.notes[0]
-    assert "episode 0 is left out" in made.notes[1]
+    assert "episode 1 is skipped" in made.notes[0]
+    assert "episode 0 is skipped" in made.notes[1]
     assert (made.sample().obs["state"][..., 1] == 2).all()

@@ -101,7 +101,7 @@ def test_a_depth_map_is_not_taken_for_colours(tmp_path: Path):
     folder = write_v3(tmp_path / "set", "video")
     info = folder / "meta" / "info.json"
     info.write_text(info.read_text().replace('"video.is_depth_map": false', '"is_depth_map": true'))
-    with pytest.raises(DataError, match="is a depth map, which is not read here"):
+    with pytest.raises(DataError, match="is a depth map, which is not supported"):
         open_dataset(folder).camera(CAMERA).read(np.array([0]))
 
 
@@ -217,10 +217,10 @@ def test_a_damaged_data_file_is_named_with_its_episode(tmp_path: Path):
     (folder / "data" / "chunk-000" / "episode_000001.parquet").write_bytes(b"PAR1 nonsense")
     data = open_dataset(folder)
     assert list(data.broken) == [1]
-    with pytest.raises(DataError, match=r"episode 1 is damaged: .*episode_000001.parquet"):
+    with pytest.raises(DataError, match=r"episode 1 is corrupted: .*episode_000001.parquet"):
         data.check_whole(data.broken, skip=False)
     assert [e.index for e in data.episodes] == [0, 2]
-    assert "episode 1 is left out" in data.check_whole(data.broken, skip=True)[0]
+    assert "episode 1 is skipped" in data.check_whole(data.broken, skip=True)[0]
 
 
 def test_a_damaged_video_is_named_with_its_episode(tmp_path: Path):
@@ -228,7 +228,7 @@ def test_a_damaged_video_is_named_with_its_episode(tmp_path: Path):
     video = folder / "videos" / "chunk-000" / CAMERA / "episode_000002.mp4"
     video.write_bytes(video.read_bytes()[:300])
     data = open_dataset(folder)
-    with pytest.raises(DataError, match=r"episode_000002.mp4: episode 2 of .*cam is damaged"):
+    with pytest.raises(DataError, match=r"episode_000002.mp4: episode 2 of .*cam is corrupted"):
         data.camera(CAMERA).read(np.array([13]))
     kept = caching.keep_frames(data, CAMERA, None, 2**30)
     assert list(kept.broken) == [2]
@@ -242,7 +242,7 @@ def test_a_video_that_is_too_short_is_damage(tmp_path: Path):
     (video / "episode_000001.mp4").write_bytes((video / "episode_000000.mp4").read_bytes())
     kept = caching.keep_frames(open_dataset(folder), CAMERA, None, 2**30)
     assert list(kept.broken) == [1]
-    assert "no frame at the time" in kept.broken[1]
+    assert "no frame at a timestamp" in kept.broken[1]
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])
@@ -265,6 +265,8 @@ def test_damage_in_a_file_of_many_episodes_takes_only_its_own(codec: str, tmp_pa
     data = open_dataset(folder)
     assert list(data.broken) == [2]
     assert "0 of the episode's 8 frames" in data.broken[2]
+    with pytest.raises(DataError, match="episode 1 of"):  # not the first that is asked for
+        data.camera(CAMERA).read(np.arange(16))
     kept = caching.keep_frames(data, CAMERA, None, 2**30)
     assert list(kept.broken) == [1]
     assert "cannot be decoded" in kept.broken[1]
@@ -301,7 +303,7 @@ def test_what_is_missing_is_named(tmp_path: Path):
     info.write_text(json.dumps({**node, "codebase_version": "v1.6"}))
     with pytest.raises(DataError, match=r"'v1.6' is not one of v2.0, v2.1, v3.0"):
         open_dataset(data.place)
-    with pytest.raises(DataError, match="there is no such data set"):
+    with pytest.raises(DataError, match="no such dataset"):
         open_dataset(tmp_path / "nowhere")
 
 

@@ -81,7 +81,8 @@ def test_sources_that_store_other_things_are_told_apart():
     feed(sources["new"], 12, dtype=torch.bfloat16)
     mix = Mix(sources, {"old": 1.0, "new": 1.0})
     with pytest.raises(
-        ConfigError, match=r"'old' and 'new' cannot share a batch: extra latent is float32\[4, 3\]"
+        ConfigError,
+        match=r"'old' and 'new' cannot be mixed in a batch: extra latent is float32\[4, 3\]",
     ):
         mix.sample()
 

@@ -251,7 +251,7 @@ def test_storage_on_disk_leaves_the_memory_to_others(tmp_path: Path):
 
 
 def test_storage_on_disk_without_a_folder_is_refused():
-    with pytest.raises(ConfigError, match="needs a run folder"):
+    with pytest.raises(ConfigError, match="needs a run directory"):
         feed(replay(storage="disk"), 1)
 
 

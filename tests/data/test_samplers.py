@@ -174,7 +174,7 @@ def test_a_mixture_weighs_only_what_was_preferred():
 def test_shares_that_are_negative_or_all_zero_are_refused():
     with pytest.raises(ConfigError, match=r"sampler\.uniform: must be at least 0, got -1"):
         load(MixtureConfig, {"uniform": -1.0}, "sampler")
-    with pytest.raises(ConfigError, match="all 0: nothing could be drawn"):
+    with pytest.raises(ConfigError, match="all 0: nothing can be sampled"):
         load(MixtureConfig, {"uniform": 0.0}, "sampler")
 
 

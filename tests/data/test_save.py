@@ -177,7 +177,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
 def test_another_capacity_than_the_saved_one_is_refused(tmp_path: Path):
     buffer = replay(folder=tmp_path)
     feed(buffer, 30)
-    with pytest.raises(CheckpointError, match="room for 40 steps, now it has 60"):
+    with pytest.raises(CheckpointError, match="capacity of 40 steps, now 60"):
         loaded(tmp_path, buffer.save(), capacity=60)
 
 
@@ -219,7 +219,7 @@ def test_a_flipped_bit_anywhere_in_a_file_is_noticed(stem: str, tmp_path: Path):
     size = path.stat().st_size
     for place in {*range(0, size, size // 30), size - 1}:
         damaged(path, place, bit=place % 8)
-        with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
+        with pytest.raises(CheckpointError, match=f"{path.name} is corrupted"):
             loaded(tmp_path, state)
         damaged(path, place, bit=place % 8)
     loaded(tmp_path, state)
@@ -233,7 +233,7 @@ def test_a_file_that_was_cut_short_is_named(left: int, summed: bool, stem: str, 
     if not summed:
         path = path.rename(tmp_path / f"{stem}.pt")
     path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
+    with pytest.raises(CheckpointError, match=f"{path.name} is corrupted"):
         loaded(tmp_path, state)
 
 
@@ -280,7 +280,7 @@ def test_what_is_damaged_does_not_become_whole_when_a_patch_is_thinned(tmp_path:
     states = [*states, buffer.save()]
     buffer.prune([_mark(s) for s in states[-1:]])
     assert path.exists()
-    with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
+    with pytest.raises(CheckpointError, match=f"{path.name} is corrupted"):
         loaded(tmp_path, states[-1])
 
 

@@ -27,7 +27,7 @@ from tests.distributed.constant_random import ConstantRandom
 from tests.distributed.ranks import run_ranks
 from tests.helpers import run_for
 
-GRADIENT, LATER, BUFFER = 1e-4, 2e-2, 2e-3
+GRADIENT, LATER, BUFFER = 1e-5, 1e-3, 1e-4
 """Largest distance, relative to the length: of the first gradient of an optimizer, of later ones
 (weights differ in their last digits by then, and Adam divides by small numbers), of a buffer."""
 BATCHES = 2
@@ -103,15 +103,18 @@ def test_two_processes_learn_what_one_learns_from_twice_the_batch(cls, name, tmp
         return
     assert kept.batches, "nothing was learnt: there is nothing to compare"
     halves = run_ranks(lambda rank: learn(workflow, kept, slice(rank, None, 2)), tmp_path / "r")
+    hooks = {h for phase, _ in kept.batches.values() for h in phase.update_hooks}
+    if "update_controller_in_dream" in hooks:  # candidates dream once from each of so many windows
+        controller = workflow.config.controller
+        twice = replace(controller, rollouts=2 * controller.rollouts)
+        workflow.config = replace(workflow.config, controller=twice)
     whole = learn(workflow, kept, slice(None))
     assert halves[0]["digest"] == halves[1]["digest"], "the weights of two processes differ"
     for optimizer, expected in whole["grads"].items():
         found = halves[0]["grads"][optimizer]
         assert len(found) == len(expected)
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-            gap = distance(a, b)
-            print(name, optimizer, i, f"{gap:.2e}")
-            assert gap < (LATER if i else GRADIENT), (optimizer, i)
+            assert distance(a, b) < (LATER if i else GRADIENT), (optimizer, i)
     for key, _ in workflow.named_buffers():
         gap = distance(halves[0]["tensors"][key], whole["tensors"][key])
         assert gap < BUFFER, key

@@ -13,6 +13,9 @@ import pytest
 SHORT = {"train_in_a_dream": ["training.total_frames=800"]}  # a minute otherwise
 LONG = {
     "clone",
+    "compare_runs",
+    "predict",
+    "tune_ask_tell",
     "agent_actor_critic",
     "agent_diffusion_rl",
     "agent_imitation",

@@ -69,7 +69,7 @@ def test_a_command_is_one_that_works(page, folder, words, monkeypatch, capsys):
         assert build.env_config(compose(args)).suite in SUITES
     elif verb in ("eval", "resume"):  # gets as far as looking for the folder: options are known
         assert cli.main([verb, *args]) == 2
-        assert "is not a run folder" in capsys.readouterr().err
+        assert "not a run directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("page", "folder", "words"), of("make"))

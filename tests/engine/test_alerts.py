@@ -140,7 +140,7 @@ def test_a_server_that_drips_is_given_up_while_the_run_goes_on(tmp_path):
         alerts.tell()
         assert said == []  # it still has time
         alerts.tell(patience_s=0.0)
-        assert said == ["alerts: the webhook took more than 0 s and is left to itself"]
+        assert said == ["alerts: the webhook took more than 0 s and was abandoned"]
         alerts.tell(patience_s=0.0)
         assert len(said) == 1
 
@@ -163,8 +163,8 @@ def test_a_process_ends_though_a_server_drips_and_a_command_hangs(tmp_path):
     assert done.returncode == 0
     assert done.stderr == ""
     assert sorted(done.stdout.splitlines()) == [
-        "alerts: the command took more than 3 s and is left to itself",
-        "alerts: the webhook took more than 3 s and is left to itself",
+        "alerts: the command took more than 3 s and was abandoned",
+        "alerts: the webhook took more than 3 s and was abandoned",
     ]
     assert [g["kind"] for g in got] == ["nan"]
 
@@ -244,5 +244,5 @@ def test_the_floor_is_that_of_the_task(tmp_path):
     assert floor(98_000) == pytest.approx(389.576 - 85.183)
     assert floor(10) is None
     cart = load_config(compose(["+experiment=ppo_cartpole", "watch.published=true"]))
-    with pytest.raises(ConfigError, match=r"watch\.published: nothing is known for CartPole-v1"):
+    with pytest.raises(ConfigError, match=r"watch\.published: no published curve for CartPole-v1"):
         build.published_floor(cart, Run(tmp_path))

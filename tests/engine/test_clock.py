@@ -98,7 +98,7 @@ def test_a_run_that_named_none_may_name_one_later(seen, tmp_path, capsys):
     options = offline(seen("dqn"), "dqn")
     run_for(open_loop(tmp_path, *options), 5)
     assert cli.main(["eval", str(tmp_path)]) == 2
-    assert "env.id: no environment is named" in capsys.readouterr().err
+    assert "env.id is required" in capsys.readouterr().err
     options = [o for o in options if not o.startswith("env.id")]
     assert open_loop(tmp_path, *options, "env.id=CartPole-v1").run() == "finished"
     assert "eval/return" in metrics(tmp_path)[-1]
@@ -150,7 +150,7 @@ def test_half_old_and_half_new_data(seen, tmp_path):
     [
         (["training.phases.1.sources={old: 1, nope: 1}"], "there is no buffer 'nope'"),
         (["training.phases.0.sources={old: 1}"], "sources have no effect"),
-        (["training.phases.1.buffer=old"], "it is only read: collect into another one"),
+        (["training.phases.1.buffer=old"], "it is read-only: collect into another buffer"),
         (["training.phases.1.sources={old: 1, replay: 1}", "buffers.replay.batch=4"],
          "must have the same batch, length and context"),
         (["training.phases.1.sources={old: 0, replay: 1}"], "must be above 0"),
@@ -169,9 +169,9 @@ def test_what_cannot_work_is_refused(change, text, seen, tmp_path):
     ("change", "text"),
     [
         (["report.every_frames=7"], "report.every_frames has no effect"),
-        (["eval.every_updates=7"], "name one with env.id"),
-        (["training.total_frames=7"], "no phase collects: give phases duration_updates"),
-        (["env.id=CartPole-v1", "++env.normalize_obs={}"], "learnt while collecting"),
+        (["eval.every_updates=7"], "set env.id"),
+        (["training.total_frames=7"], "no phase collects: set duration_updates of the phases"),
+        (["env.id=CartPole-v1", "++env.normalize_obs={}"], "statistics are collected"),
     ],
 )
 def test_what_has_no_effect_without_collecting_is_refused(change, text, seen):
@@ -183,7 +183,7 @@ def test_no_source_tells_what_data_look_like():
     phase = "{name: study, type: offline, duration_updates: 2, workflow_hooks: [update_controller]}"
     options = ("+experiment=dqn_cartpole", "env.id=''", "eval.every_frames=0")
     config = config_of(*options, f"training.phases=[{phase}]")
-    with pytest.raises(ConfigError, match="no buffer tells what observations"):
+    with pytest.raises(ConfigError, match="no observation and action spaces"):
         build.find_spec(config)
 
 

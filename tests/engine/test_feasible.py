@@ -36,13 +36,13 @@ def check(phases: list[Phase], buffers: dict[str, Part], total: int | None = Non
 
 def test_a_replay_must_hold_a_window_of_each_environment():
     check([learn(duration_steps=500)], replay(capacity=36), num_envs=4)
-    with pytest.raises(ConfigError, match="keeps 8 steps of each of 4 environments"):
+    with pytest.raises(ConfigError, match="stores 8 steps of each of 4 environments"):
         check([learn(duration_steps=500)], replay(capacity=35), num_envs=4)
 
 
 def test_a_replay_must_hold_as_many_windows_as_a_batch_has():
     check([learn(duration_steps=500)], replay(capacity=19, batch=12))
-    with pytest.raises(ConfigError, match="holds 12 windows of length=8, but a batch has 13"):
+    with pytest.raises(ConfigError, match="fits 12 windows of length=8, but a batch has 13"):
         check([learn(duration_steps=500)], replay(capacity=19, batch=13))
 
 
@@ -57,7 +57,7 @@ def test_a_phase_must_outlast_the_filling(frames: int, enough: bool):
         if enough:
             check(phases, replay(min_steps=100), total)
         else:
-            with pytest.raises(ConfigError, match="but the first batch can be drawn from 100"):
+            with pytest.raises(ConfigError, match="but the first batch needs 100"):
                 check(phases, replay(min_steps=100), total)
 
 
@@ -86,7 +86,7 @@ def test_an_offline_phase_needs_what_was_collected_before():
 
 def test_a_training_that_ends_before_its_first_update_is_refused():
     phases = [Phase("fill", COLLECT, duration_steps=1_000), learn(duration_steps=9_000)]
-    with pytest.raises(ConfigError, match="ends before phase 'learn' begins"):
+    with pytest.raises(ConfigError, match="ends before phase 'learn' starts"):
         check(phases, replay(), 800)
     check(phases, replay(), 1_200)
 
@@ -106,8 +106,8 @@ def test_what_learns_nothing_on_purpose_is_let_through():
     [
         ({"collect_ticks": 5}, "length=32 must be a multiple of collect_ticks=5"),
         ({"collect_ticks": 64}, "length=32 must be a multiple of collect_ticks=64"),
-        ({"train_ratio": 1.0}, "a rollout is used once"),
-        ({"workflow_hooks": COLLECT}, "a rollout is used once"),
+        ({"train_ratio": 1.0}, "a rollout is sampled once"),
+        ({"workflow_hooks": COLLECT}, "a rollout is sampled once"),
     ],
 )
 def test_a_rollout_is_filled_exactly_and_used_once(options: dict[str, Any], message: str):
@@ -125,5 +125,5 @@ def test_what_is_just_enough_does_train(tmp_path):
     loop = open_loop(tmp_path / "r", *small, "tiny=false", phase + hooks)
     loop.run()
     assert loop.counters.updates > 0
-    with pytest.raises(ConfigError, match="nothing would be learnt"):
+    with pytest.raises(ConfigError, match="no update would happen"):
         open_loop(tmp_path / "s", *small, "tiny=false", (phase + hooks).replace("100", "99"))

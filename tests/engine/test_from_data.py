@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,23 @@ def test_a_world_model_learns_from_data_and_then_from_both(kind: str, tmp_path: 
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
 
 
+@pytest.mark.parametrize("kind", ["dreamer", "tdmpc2"])
+def test_steps_that_did_not_happen_are_not_learnt_from(kind: str, tmp_path: Path):
+    padded = ("buffers.demos.pad=edge", "buffers.demos.windows=inside")
+    given = options(kind, tmp_path / "data", *padded)
+    with pytest.raises(ConfigError, match=r"buffers\.demos: pad: edge: .* as if they had happened"):
+        build.check(config_of(*given))
+
+
+def test_an_extra_that_is_no_number_does_not_disturb(tmp_path: Path):
+    """A buffer may tell more than what a workflow stored."""
+    loop = open_loop(tmp_path / "a", *options("tdmpc2", tmp_path / "data"))
+    batch = loop.parts.buffers["demos"].sample()
+    extras = {**batch.extras, "pad": torch.zeros(batch.shape, dtype=torch.bool)}
+    window = loop.workflow.window(replace(batch, extras=extras))
+    assert set(window.extras) <= set(batch.extras)
+
+
 def test_a_run_needs_no_environment(tmp_path: Path):
     phase = (
         "training.phases=[{name: study, type: offline, buffer: demos, duration_updates: 3, "
@@ -171,7 +189,7 @@ def test_weights_are_only_taken_over_with_their_normalisation(tmp_path: Path):
     assert open_loop(tmp_path / "a", *given).run() == "finished"
     given.append(f"start.run={tmp_path / 'a'}")
     assert open_loop(tmp_path / "b", *given).parts.scaling
-    with pytest.raises(ConfigError, match="learnt with another normalisation of 'state'"):
+    with pytest.raises(ConfigError, match="trained with another normalization of 'state'"):
         open_loop(tmp_path / "c", *given, "buffers.demos.normalize.state=min_max")
 
 
@@ -180,7 +198,7 @@ def test_what_would_be_normalised_twice_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"own units: set env\.scale_actions=false"):
         open_loop(tmp_path / "a", *given)
     given = options("tdmpc2", tmp_path / "data", "env.normalize_obs={}")
-    with pytest.raises(ConfigError, match=r"leave out env\.normalize_obs"):
+    with pytest.raises(ConfigError, match=r"remove env\.normalize_obs"):
         open_loop(tmp_path / "b", *given)
     other = write(tmp_path / "other", "Pendulum-v1", length=7)
     second = (
@@ -190,7 +208,7 @@ def test_what_would_be_normalised_twice_is_refused(tmp_path: Path):
         "tdmpc2", tmp_path / "data", "buffers.demos.normalize.state=min_max",
         f"buffers.more={second}",
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="'demos' and 'more' normalise 'state' differently"):
+    with pytest.raises(ConfigError, match="'demos' and 'more' normalize 'state' differently"):
         open_loop(tmp_path / "c", *given)
 
 

@@ -132,7 +132,8 @@ def test_divergence_names_the_first_bad_tensor_and_stops(tmp_path):
     os.chdir(tmp_path)
     try:
         with pytest.raises(
-            DivergedError, match=r"the first bad tensor is weight 'actor_net.layers.0.weight'"
+            DivergedError,
+            match=r"the first non-finite tensor is weight 'actor_net.layers.0.weight'",
         ):
             loop.run()
         deadline = time.monotonic() + 5
@@ -269,10 +270,10 @@ def test_a_replay_that_does_not_fit_goes_to_disk_or_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(build, "memory_available", lambda: 10_000)
     loop = open_loop(tmp_path / "a", *replay)
     assert loop.parts.buffers["replay"].config.storage == "disk"
-    with pytest.raises(LabError, match=r"needs .* GiB when full.*Lower buffers.replay.capacity"):
+    with pytest.raises(LabError, match=r"needs .* GiB when full.*Reduce buffers.replay.capacity"):
         open_loop(tmp_path / "b", *replay, "run.on_memory_shortage=refuse")
     monkeypatch.setattr(build, "disk_free", lambda path: 10_000)
-    with pytest.raises(LabError, match="the disk has no room"):
+    with pytest.raises(LabError, match="neither does the disk have enough space"):
         open_loop(tmp_path / "c", *replay)
 
 

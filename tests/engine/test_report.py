@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import av
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -12,15 +13,20 @@ import torch
 from dreamlab.components.world_models.open_loop import Sequences, errors, film
 from dreamlab.components.world_models.open_loop import open_loop as look
 from dreamlab.components.world_models.rssm import Latent
+from dreamlab.core.captions import CONTEXT, IMAGINED, step_head
 from dreamlab.core.config import load
 from dreamlab.core.types import ArraySpec, Batch, Curves, Spec
-from dreamlab.engine.report import painted
+from dreamlab.engine.report import entries, painted
 from dreamlab.envs.drawing import painter
+from dreamlab.envs.entry_names import entry_names
 from dreamlab.envs.vector import EnvConfig
 from dreamlab.workflows.dreamer_v2 import DreamerV2, DreamerV2Config
 from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
 from tests.helpers import config_of, metrics, open_config, open_loop, some_of
 
+CLASSIC = (
+    "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "Acrobot-v1",
+)  # fmt: skip
 TINY = ["tiny=true", "device=cpu", "training.total_frames=160", "eval.every_frames=0"]
 
 
@@ -71,7 +77,10 @@ def test_an_ancestors_pictures_become_films_and_squashed_rewards_are_compared_as
     options = {**DreamerV2.tiny, "squash_reward": True}
     agent = DreamerV2(load(DreamerV2Config, options, "workflow"), spec)
     seen = agent.report(batch)
-    assert seen.films["openloop/image"].shape == (18, 3 * 64, 2 * 64, 3)
+    frames, height, width, _ = seen.films["openloop/image"].shape
+    assert frames == 18
+    assert height > 3 * 128  # enlarged, with a line of words above
+    assert width > 2 * 128
     assert (seen.curves["openloop/reward"].truth == 1).all()
     assert float(seen.metrics["openloop/reward_h4"]) < 10
 
@@ -88,7 +97,9 @@ def test_pictures_become_a_film_of_truth_dream_and_error(tmp_path):
     (path,) = (tmp_path / "a" / "report").glob("openloop_image_*.mp4")
     with av.open(str(path)) as file:
         frame = next(file.decode(video=0)).to_ndarray(format="rgb24")
-    assert frame.shape[0] * 2 == frame.shape[1]  # three rows, six sequences, of square pictures
+    tile = 96  # three rows, six sequences, of square pictures, and words above and beside them
+    assert 3 * tile < frame.shape[0] < 3.3 * tile
+    assert 6 * tile < frame.shape[1] < 6.7 * tile
 
 
 def test_looking_does_not_change_the_training(tmp_path):
@@ -104,13 +115,49 @@ def test_looking_does_not_change_the_training(tmp_path):
 def test_borders_are_green_then_red_and_black_follows():
     truth = np.full((2, 4, 8, 8, 3), 255, np.uint8)
     frames = film(truth, np.zeros((2, 4, 8, 8, 3)), context=2)
-    assert frames.shape == (14, 24, 16, 3)
-    assert (frames[1, 0, 0] == (0, 255, 0)).all()
-    assert (frames[2, 0, 0] == (255, 0, 0)).all()
-    assert frames[0, 4, 4, 0] == 255  # truth
-    assert frames[0, 12, 4, 0] == 0  # dream
-    assert frames[0, 20, 4, 0] == 0  # error: grey if there is none, black if the dream is too dark
+    assert len(frames) == 4 + 10
+    small = frames[:, -3 * 96 :, -2 * 96 :][:, ::12, ::12]  # without the words
+    assert (small[1, 0, 0] == CONTEXT).all()
+    assert (small[2, 0, 0] == IMAGINED).all()
+    assert small[0, 4, 4, 0] == 255  # truth
+    assert small[0, 12, 4, 0] == 0  # dream
+    assert small[0, 20, 4, 0] == 0  # error: grey if there is none, black if the dream is too dark
     assert not frames[4:].any()
+    words = frames[:4, : -3 * 96]
+    assert (words[0] != words[1]).any()  # each step says which it is
+    assert (frames[:4, :, : -2 * 96] > 200).any()  # the rows are named
+
+
+def test_a_step_says_whether_the_model_sees_it():
+    assert step_head(0, 16, 32)[0] == "step 1 of 32: context (the model sees it)"
+    assert step_head(15, 16, 32)[1] == CONTEXT
+    assert step_head(16, 16, 32) == ("step 17 of 32: imagined, 1 ahead", IMAGINED)
+
+
+@pytest.mark.parametrize(
+    ("env", "key", "num", "expected"),
+    [
+        (EnvConfig("CartPole-v1"), "state", 4, "cart position"),
+        (EnvConfig("cartpole_swingup", suite="dmc"), "position", 3, "cart position"),
+        (EnvConfig("cartpole_two_poles", suite="dmc"), "position", 5, "position[0]"),
+        (EnvConfig("walker_walk", suite="dmc"), "velocity", 9, "velocity[0]"),
+        (EnvConfig("CartPole-v1"), "reward", 1, "reward"),
+        (EnvConfig("CartPole-v1", frame_stack=2), "state", 8, "state[0]"),
+        (EnvConfig("own:Environment"), "state", 2, "state[0]"),
+    ],
+)
+def test_entries_of_a_curve_are_called_by_their_names_where_they_are_known(env, key, num, expected):
+    numbers = np.zeros((3, num))
+    names = entries(f"openloop/{key}", Curves(numbers, numbers, context=1), entry_names(env))
+    assert len(names) == num
+    assert names[0] == expected
+
+
+@pytest.mark.parametrize("name", [n for n in gym.registry if n in CLASSIC])
+def test_there_are_as_many_names_as_entries(name):
+    config = EnvConfig(name)
+    space = gym.make(name).observation_space
+    assert len(entry_names(config)["state"]) == space.shape[0]
 
 
 def test_errors_of_a_known_model_and_after_a_reset_are_not_counted():
@@ -136,8 +183,6 @@ def test_errors_of_a_known_model_and_after_a_reset_are_not_counted():
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0"])
 def test_observations_of_classic_control_can_be_painted(name):
-    import gymnasium as gym
-
     paint = painter(EnvConfig(name))
     assert paint is not None
     env = gym.make(name, render_mode="rgb_array")
@@ -146,5 +191,7 @@ def test_observations_of_classic_control_can_be_painted(name):
     curves = Curves(np.stack([obs] * 3), np.stack([obs] * 3), context=1)
     frames = painted(curves, paint)
     height, width = paint(obs).shape[:2]
-    assert frames.shape == (3, height, 3 * width, 3)
+    assert frames.shape[2] == 3 * width
+    assert height < frames.shape[1] < 1.4 * height
+    assert (frames[:, -height + 6 : -6, 6:width] == paint(obs)[6:-6, 6:]).all()
     assert painter(EnvConfig("LunarLander-v3")) is None

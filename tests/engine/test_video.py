@@ -29,7 +29,7 @@ def frames(count, side=64):
 
 def messages(folder: Path) -> list[str]:
     lines = (folder / "events.jsonl").read_text().splitlines()
-    return [text for line in lines if "pictures" in (text := json.loads(line).get("text", ""))]
+    return [text for line in lines if "image sheets" in (text := json.loads(line).get("text", ""))]
 
 
 def test_with_av_a_film_is_a_film(tmp_path):
@@ -104,7 +104,7 @@ def test_the_demo_shows_pictures_without_av(tmp_path, capsys, without_av):
     assert main(["demo", *options, "log.terminal=plain"]) == 0
     told = capsys.readouterr().out
     assert told.count("av cannot be imported") == 1
-    for line in ("truth, dream and error", "episode video"):
+    for line in ("open-loop prediction", "episode video"):
         (shown,) = (x for x in told.splitlines() if x.startswith(line))
         assert shown.endswith(".frames.png")
 

@@ -177,7 +177,7 @@ def test_one_that_hangs_is_interrupted_and_named(vector, deed, at):
 def test_one_that_hangs_outside_of_python_is_ended(monkeypatch):
     monkeypatch.setattr(workers, "GRACE_S", 1.0)
     text, vec = play("async", "stuck", timeout_s=0.5)
-    assert text == "env 1: its process gave no answer within 1.5 s in step 3 of this process"
+    assert text == "env 1: its process did not respond within 1.5 s in step 3 of this process"
     assert not any(p.is_alive() for p in vec.processes)
 
 

@@ -52,7 +52,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path):
     folder = tmp_path / "hub"
     assert main(["export-policy", str(trained(name)), "--hub", str(folder)]) == 0
-    assert sorted(p.name for p in folder.iterdir()) == sorted(hub.FILES)
+    films = ["dream.mp4"] if name == "dreamer" else []
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*hub.FILES, *films])
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: dreamlab")
     assert "| eval/return |" in card
@@ -66,6 +67,27 @@ def test_a_hub_folder_is_complete_and_loads_back(name, trained, tmp_path):
         for t in (original, back)
     ]
     assert scores[0] == scores[1]
+
+
+def test_the_card_has_results_and_films_that_the_hubs_own_reader_finds(trained, tmp_path):
+    cards = need("huggingface_hub")
+    run, folder = tmp_path / "run", tmp_path / "hub"
+    shutil.copytree(trained("dreamer"), run)
+    (run / "videos").mkdir(exist_ok=True)
+    (run / "videos" / "eval_7.mp4").write_bytes(b"an episode")
+    dream = sorted((run / "report").glob("openloop_*.mp4"))[-1].read_bytes()
+    assert main(["export-policy", str(run), "--hub", str(folder)]) == 0
+    card = cards.ModelCard.load(folder / "README.md")
+    final = json.loads((run / "manifest.json").read_text())["final_eval"]
+    found = {r.metric_name: r.metric_value for r in card.data.eval_results}
+    assert found == final
+    assert card.data.eval_results[0].metric_type == "mean_reward"
+    assert card.data.library_name == "dreamlab"
+    assert card.data.tags == ["reinforcement-learning", "CartPole-v1", "DreamerV3"]
+    assert (folder / "replay.mp4").read_bytes() == b"an episode"
+    assert (folder / "dream.mp4").read_bytes() == dream
+    assert 'src="replay.mp4"' in card.text
+    assert 'src="dream.mp4"' in card.text
 
 
 def test_what_is_private_stays_at_home(trained, tmp_path):
@@ -88,7 +110,7 @@ def test_eval_measures_a_hub_folder_and_leaves_it_as_it_is(trained, tmp_path, ca
     assert main(["eval", str(folder), "--episodes", "1"]) == 0
     assert capsys.readouterr().out == of_run
     assert main(["eval", str(folder), "--episodes", "1", "--video"]) == 2
-    assert "nothing is written into a hub's folder: add --out" in capsys.readouterr().err
+    assert "hub folders are read-only: add --out" in capsys.readouterr().err
     assert main(["eval", str(folder), "--episodes", "1", "--video", "--out", str(out)]) == 0
     assert sorted(files(out)) == ["report/eval.json", "videos/eval_seed20000.mp4"]
     assert files(folder) == before
@@ -98,7 +120,7 @@ def test_a_hub_folder_has_one_policy_only(trained, tmp_path, capsys):
     main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
     for verb in (["eval"], ["export-policy", "--out", str(tmp_path / "p.onnx")]):
         assert main([*verb, str(tmp_path / "hub"), "--checkpoint", "best"]) == 2
-        assert "is a hub's folder: it has no checkpoint 'best'" in capsys.readouterr().err
+        assert "is a hub folder: it has no checkpoint 'best'" in capsys.readouterr().err
 
 
 def test_a_hub_folder_is_not_trained_in(trained, tmp_path, capsys):
@@ -106,7 +128,7 @@ def test_a_hub_folder_is_not_trained_in(trained, tmp_path, capsys):
     assert main(["export-policy", str(trained("sac")), "--hub", str(folder)]) == 0
     before = files(folder)
     assert main(["resume", str(folder)]) == 2
-    assert "can be evaluated, not trained" in capsys.readouterr().err
+    assert "can be evaluated but not trained" in capsys.readouterr().err
     assert files(folder) == before
 
 
@@ -114,7 +136,7 @@ def test_a_hub_folder_is_exported_to_a_file_of_its_own(trained, tmp_path, capsys
     folder, path = str(tmp_path / "hub"), tmp_path / "p.pt"
     main(["export-policy", str(trained("sac")), "--hub", folder])
     assert main(["export-policy", folder, "--format", "torchscript"]) == 2
-    assert "nothing is written into a hub's folder" in capsys.readouterr().err
+    assert "hub folders are read-only" in capsys.readouterr().err
     assert main(["export-policy", folder, "--format", "torchscript", "--out", str(path)]) == 0
     assert path.exists()
 
@@ -131,8 +153,8 @@ def test_the_dream_of_a_hub_folder_is_an_environment(trained, tmp_path):
 def test_a_hub_folder_is_not_overwritten_and_a_wrong_one_is_refused(trained, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     assert main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "mine")]) == 2
-    assert "exists already" in capsys.readouterr().err
-    with pytest.raises(LabError, match="is not a run folder"):
+    assert "already exists" in capsys.readouterr().err
+    with pytest.raises(LabError, match="not a run directory"):
         training.load_policy(tmp_path / "mine")
     main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
     text = (tmp_path / "hub" / "config.yaml").read_text()
@@ -198,17 +220,17 @@ def test_a_private_policy_does_not_go_to_a_public_place(server, trained, capsys)
     assert main(["export-policy", str(trained("sac")), "--push", "me/open"]) == 0
     server.repos["me/open"].files.clear()
     assert main(["export-policy", str(trained("sac")), "--push", "me/open", "--private"]) == 2
-    assert "it exists and is public; nothing was uploaded" in capsys.readouterr().err
+    assert "the repository exists and is public; nothing was uploaded" in capsys.readouterr().err
     assert server.repos["me/open"].files == {}
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--push", "nobody"], "'nobody' is no name on the hub"),
-        (["--push", "me/policy@v1"], "a push goes to the main branch"),
+        (["--push", "nobody"], "'nobody' is not a hub repository"),
+        (["--push", "me/policy@v1"], "pushes go to the main branch"),
         (["--push", "strangers/policy"], "your token does not allow it"),
-        (["--private"], "--private is about --push"),
+        (["--private"], "--private has no effect without --push"),
     ],
 )
 def test_a_push_that_cannot_be_is_one_line(arguments, text, server, trained, capsys):
@@ -229,9 +251,9 @@ def test_without_a_token_nothing_is_pushed(server, trained, capsys, monkeypatch)
     ("name", "text"),
     [
         ("hub:me/missing", "there is no such repository, or it is private: log in"),
-        ("hub:me/other", "is not a policy of dreamlab"),
+        ("hub:me/other", "is not a dreamlab policy"),
         ("hub:me/other@v9", "there is no such revision"),
-        ("hub:other", "'other' is no name on the hub"),
+        ("hub:other", "'other' is not a hub repository"),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_line(name, text, server, capsys):
@@ -266,7 +288,7 @@ def test_a_strangers_configuration_calls_nothing_from_elsewhere(
     assert old.encode() in found["config.yaml"]
     found["config.yaml"] = found["config.yaml"].replace(old.encode(), new.encode())
     assert main(["eval", "hub:me/policy"]) == 2
-    assert f"hub:me/policy wants to run '{new.split(': ')[1]}'" in capsys.readouterr().err
+    assert f"hub:me/policy would run '{new.split(': ')[1]}'" in capsys.readouterr().err
 
 
 def test_what_the_client_downloads_into_a_folder_is_a_strangers(server, trained, tmp_path):

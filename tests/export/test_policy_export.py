@@ -69,7 +69,7 @@ def test_a_written_policy_acts_like_the_original(name, kind, trained, tmp_path, 
     recurrent = any(i["name"].startswith("memory/") for i in about["inputs"])
     assert recurrent == (name in RECURRENT)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, "policy.json"])
-    assert "rows            any number" in out.out
+    assert "batch size      dynamic" in out.out
     assert about["batch"] is None
     assert {i["shape"][0] for i in about["inputs"]} == {"batch"}
     for rows in (1, 5):
@@ -146,7 +146,7 @@ def test_the_number_of_rows_can_be_fixed(trained, tmp_path, capsys):
     path = tmp_path / "p.onnx"
     arguments = ["export-policy", str(trained("dreamer")), "--batch", "3", "--out", str(path)]
     assert main(arguments) == 0, capsys.readouterr().err
-    assert "rows            3 only\n" in capsys.readouterr().out
+    assert "batch size      3, fixed\n" in capsys.readouterr().out
     about = json.loads((tmp_path / "p.json").read_text())
     assert about["batch"] == 3
     assert {i["shape"][0] for i in about["inputs"]} == {3}
@@ -167,10 +167,10 @@ def test_a_policy_that_counts_its_rows_is_written_for_one(
     monkeypatch.setattr(SAC, "decide", counting)
     path = tmp_path / f"policy{pf.SUFFIX[kind]}"
     main(["export-policy", str(trained("sac")), "--format", kind, "--out", str(path)])
-    assert "1 only: this policy cannot be written for any number" in capsys.readouterr().out
+    assert "1, fixed: this policy does not support a dynamic batch size" in capsys.readouterr().out
     assert json.loads((tmp_path / "policy.json").read_text())["batch"] == 1
     said = [r.getMessage() for r in caplog.records if r.name == pf.__name__]
-    assert [m.startswith("not for any number of rows: ") for m in said] == [True]
+    assert [m.startswith("no dynamic batch size: ") for m in said] == [True]
 
 
 def test_a_missing_extra_is_one_message(trained, tmp_path, capsys, caplog, monkeypatch):

@@ -202,7 +202,7 @@ ENDINGS: dict[str, str] = {
     "an endless number": "\nlog: {every_frames: " + "9" * 5_000 + "}\n",
     "a key that is a list": "\n? [a, b]\n: 3\n",
     "a control character": "\nlog: {every_frames: \x07}\n",
-    "options of Hydra": "\nhydra: {run: {dir: elsewhere}}\n",
+    "Hydra's own options": "\nhydra: {run: {dir: elsewhere}}\n",
     "a null": "\nlog:\n",
     "an open bracket": "\nlog: [\n",
     "an open quote": '\nlog: "\n',

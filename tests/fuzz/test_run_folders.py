@@ -1,4 +1,4 @@
-"""A run's folder with one damaged file, and every verb that takes a folder.
+"""A run directory with one damaged file, and every verb that takes a folder.
 
 No damage may end in a traceback or a hang, be printed as a number, or reach the run beside it.
 """

@@ -265,13 +265,13 @@ def test_a_link_out_of_the_folder_is_not_followed(made, tmp_path, capsys):
     folder = tampered(made, tmp_path, lambda n: None)
     (folder / "config.yaml").rename(tmp_path / "elsewhere.yaml")
     (folder / "config.yaml").symlink_to(tmp_path / "elsewhere.yaml")
-    assert "config.yaml is a link to another place" in refused(folder, capsys)
+    assert "config.yaml is a symlink out of the folder" in refused(folder, capsys)
 
 
 def test_a_policy_with_checkpoints_beside_it_is_still_a_strangers(made, canary, tmp_path, capsys):
     folder = tampered(made, tmp_path, put(TARGET, "evil.Flow"))
     shutil.copytree(made[0] / "checkpoints", folder / "checkpoints")
-    assert "wants to run 'evil.Flow'" in refused(folder, capsys)
+    assert "would run 'evil.Flow'" in refused(folder, capsys)
     assert not canary.exists()
 
 
@@ -289,7 +289,7 @@ def test_a_run_that_came_from_a_hub_is_a_strangers(verb, inside, made, canary, t
     (folder / "config.yaml").write_text(text.replace("id: CartPole-v1", "id: evil:Env"))
     assert main([verb, str(folder)]) == 2
     error = capsys.readouterr().err
-    assert "wants to run 'evil:Env' (env)" in error
+    assert "would run 'evil:Env' (env)" in error
     assert not canary.exists()
 
 
@@ -345,13 +345,13 @@ def test_what_is_exported_anew_holds_no_secret(made, canary, tmp_path, capsys):
 
 def test_trusted_code_runs_and_is_named_before(made, canary, tmp_path, capsys):
     folder = tampered(made, tmp_path, env("gym", "evil:Env", sutton_barto_reward=False))
-    assert "wants to run 'evil:Env'" in refused(folder, capsys)
+    assert "would run 'evil:Env'" in refused(folder, capsys)
     with pytest.raises(LabError, match="trust_code=True"):
         training.load_policy(folder)
     assert not canary.exists()
     assert main(["eval", str(folder), "--episodes", "1", "--trust-code"]) == 0
     said = capsys.readouterr()
-    assert "is trusted to run what is not part of dreamlab:\n  env" in said.err
+    assert "is trusted to run code outside dreamlab:\n  env" in said.err
     assert "'evil:Env'" in said.err
     assert "eval/return" in said.out
     assert canary.exists()
@@ -365,13 +365,13 @@ def test_trust_does_not_make_a_function_an_environment(made, canary, tmp_path, c
     folder = tampered(made, tmp_path, env("gym", "torch.hub:load", **HUB))
     capsys.readouterr()
     assert main(["eval", str(folder), "--trust-code"]) == 2
-    assert "is no environment: a class with reset and step" in capsys.readouterr().err
+    assert "is not an environment: expected a class with reset and step" in capsys.readouterr().err
     assert not canary.exists()
 
 
 def test_a_dream_of_a_strangers_policy_needs_trust_too(made, canary, tmp_path):
     folder = tampered(made, tmp_path, env("gym", "evil:Env"))
-    with pytest.raises(LabError, match="wants to run 'evil:Env'"):
+    with pytest.raises(LabError, match="would run 'evil:Env'"):
         make("imagined", str(folder), {})
     assert not canary.exists()
     with pytest.raises(ConfigError, match="has no world model"):
@@ -381,7 +381,7 @@ def test_a_dream_of_a_strangers_policy_needs_trust_too(made, canary, tmp_path):
 
 def test_trust_is_about_hubs_only(made, capsys):
     assert main(["eval", str(made[0]), "--trust-code"]) == 2
-    assert "is no policy from a hub: leave it out" in capsys.readouterr().err
+    assert "is not a policy from a hub. Remove it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ ZIPS: dict[str, bytes] = {
     "no columns": npz(dyn__dynin0__kernel=header("(1099511627776, 0)")),
     "a long header": npz(dyn__dynin0__kernel=header("(" + "1," * 6_000 + ")")),
     "a header that is code": npz(dyn__dynin0__kernel=header("__import__('evil')")),
-    "no array": npz(dyn__dynin0__kernel=b"text"),
+    "not a numeric array": npz(dyn__dynin0__kernel=b"text"),
     "another version": npz(dyn__dynin0__kernel=b"\x93NUMPY\x09\x09\x00\x00"),
     "more than memory": patched(
         npz(**{f"a{i}": npy(np.zeros(1)) for i in range(999)}), 24, b"\xf0\xff\xff\xff"

@@ -155,7 +155,7 @@ def test_a_damaged_file_and_a_weight_too_few_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"'net.out.1.bias' is missing"):
         imported(place.parent)
     (place / "model.safetensors").write_bytes(b"12345678")
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="is corrupted"):
         lerobot.read_checkpoint(place)
 
 

@@ -111,14 +111,14 @@ def test_folders_with_one_name_are_told_apart(tmp_path):
     assert [g.name for g in read_groups(paths).groups] == ["p/x", "q/x"]
     seed = str(make_run(tmp_path / "p" / "seed_3", [1, 2, 3, 4]))
     assert [g.name for g in read_groups([seed]).groups] == ["p/seed_3"]
-    with pytest.raises(LabError, match="two groups are called 'a'"):
+    with pytest.raises(LabError, match="two groups are named 'a'"):
         read_groups([f"a={paths[0]}", f"a={paths[1]}"])
 
 
 def test_a_seed_that_is_there_twice_is_told(tmp_path):
     for name in ("x", "y"):
         make_run(tmp_path / "a" / name, [1, 2, 3, 4], seed=5)
-    assert read_groups([str(tmp_path / "a")]).notes == ["a: seed 5 of CartPole-v1 is there 2 times"]
+    assert read_groups([str(tmp_path / "a")]).notes == ["a: seed 5 of CartPole-v1 occurs 2 times"]
 
 
 def test_a_run_without_metrics_is_left_out_and_told(tmp_path):
@@ -126,8 +126,8 @@ def test_a_run_without_metrics_is_left_out_and_told(tmp_path):
     empty = make_run(tmp_path / "a" / "seed_9", [], frames=(), seed=9)
     found = read_groups([str(tmp_path / "a")])
     assert len(found.members) == 2
-    assert found.notes == [f"{empty}: no metrics yet, left out"]
-    with pytest.raises(LabError, match="hold no metrics yet"):
+    assert found.notes == [f"{empty}: no metrics yet, ignored"]
+    with pytest.raises(LabError, match="have no metrics yet"):
         read_groups([str(empty)])
 
 
@@ -211,7 +211,7 @@ def test_values_that_are_not_finite_are_left_out_and_told(tmp_path):
     found = compare(groups, "return")
     assert found.scores(found.groups[0])["CartPole-v1"].tolist() == [4]
     assert remarks(groups, [found]) == [
-        f"{folder}: 1 values of eval/return are not finite and were left out"
+        f"{folder}: 1 values of eval/return are not finite and were ignored"
     ]
 
 
@@ -254,7 +254,7 @@ def test_a_likely_tie_has_no_winner_though_the_iqms_are_apart(tmp_path):
     make_seeds(tmp_path / "b" / "two", [7, 8, 9], "env=Acrobot-v1")
     found = compare(read_groups([str(tmp_path / n) for n in "ab"]), "return", None, "none")
     assert found.pairs[0].verdict == (
-        "no winner is called: the interval of the probability holds 0.5"
+        "no winner is called: the interval of the probability contains 0.5"
     )  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def test_an_unknown_method_names_the_nearest_and_an_unknown_task_says_so(tmp_pat
     with pytest.raises(LabError, match="Did you mean 'dreamerv3'"):
         published.against(tuple(groups.groups), "published:dreamer3")
     cart = read_groups([make_seeds(tmp_path / "c", [1])])
-    with pytest.raises(LabError, match="nothing is published here for CartPole-v1"):
+    with pytest.raises(LabError, match="no published curves for CartPole-v1"):
         published.against(tuple(cart.groups), "published")
 
 
@@ -337,9 +337,7 @@ def test_a_run_is_warned_of_where_it_is_though_another_is_shorter(tmp_path):
     found = compare(read_groups([f"both={long},{short}"]), "return")
     warnings = published.below(found, "published:dreamerv3")
     assert warnings[0].startswith(f"{long}: eval/return 300 at 500,000 env frames is below")
-    assert warnings[1] == (
-        f"{short}: too early to tell, the published curve begins at 49,000 frames"
-    )
+    assert warnings[1] == (f"{short}: too early, the published curve starts at 49,000 frames")
 
 
 def test_a_published_curve_says_where_it_is_from(tmp_path):

@@ -160,23 +160,23 @@ def test_every_output_says_how_scores_were_normalised(tmp_path):
     assert row["mean"]["value"] == pytest.approx(0.55)
     assert row["tasks"]["cheetah_run"]["mean"]["value"] == 600
     for form in ("latex", "markdown"):
-        assert "normalised: divided by 1,000" in tables.in_format([found], form)
-    assert "normalised: divided by 1,000" in tables.text(found)
+        assert "normalized: divided by 1,000" in tables.in_format([found], form)
+    assert "normalized: divided by 1,000" in tables.text(found)
     lines = tables.in_format([found], "csv").splitlines()
     assert "all,a,eval/return,4000,frames,dmc,2,4,mean,0.55," in lines[8]
     assert lines[1].startswith("cheetah_run,a,eval/return,4000,frames,none,1,2,iqm,600.0,")
     raw = only(folders, "none")
     assert raw.data()["normalization"] == {"asked": "none", "used": "none", "tasks": {}}
-    assert "scores of several tasks are pooled as they are, not normalised" in remarks(
+    assert "scores of several tasks are pooled without normalization" in remarks(
         read_groups(folders), [raw]
     )
-    assert "all tasks, as they are" in tables.text(raw)
+    assert "all tasks, raw" in tables.text(raw)
 
 
 def test_a_sentence_about_scales_names_what_only_it_can_tell():
     scales = {"a": Scale("minmax", 1, 2.5), "pong": Scale("atari", -20.7, 14.6)}
     assert told(scales) == (
-        "human-normalised, 0 is random and 1 human (pong); "
-        "0 is the lowest and 1 the highest value of the compared runs (a 1 to 2.5)"
+        "human-normalized: 0 is random, 1 is human (pong); "
+        "0 is the lowest, 1 the highest value of the compared runs (a 1 to 2.5)"
     )
     assert kind_of(scales) == "mixed"

@@ -57,7 +57,7 @@ def test_a_task_is_named_once_and_every_group_in_each(tmp_path):
     assert head == ["task", "group", "seeds", "IQM", "mean", "median"]
     assert [r[:3] for r in rows] == [
         ["Acrobot-v1", "a", "3"], ["", "b", "3"], ["CartPole-v1", "a", "3"], ["", "b", "3"],
-        ["all tasks, normalised", "a", "3 x 2 tasks"], ["", "b", "3 x 2 tasks"],
+        ["all tasks, normalized", "a", "3 x 2 tasks"], ["", "b", "3 x 2 tasks"],
     ]  # fmt: skip
     latex = tables.in_format(compare(groups, "return"), "latex")
     assert latex.count(r"\midrule") == 3

@@ -68,7 +68,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(stopped, damage, file):
     events = [
         json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()
     ]
-    assert any("using the checkpoint before it" in e.get("text", "") for e in events)
+    assert any("falling back to the previous checkpoint" in e.get("text", "") for e in events)
     loop.run()
     assert metrics(folder / "run") == metrics(folder / "whole")
 
@@ -94,7 +94,7 @@ def test_if_no_checkpoint_is_whole_the_run_is_refused_every_time(stopped, capsys
     folder, newest = stopped
     for path in newest.parent.glob("[0-9]*/state.pt"):
         truncate(path)
-    refused(folder / "run", capsys, "none of the checkpoints", newest.name, "another run.dir")
+    refused(folder / "run", capsys, "all checkpoints", newest.name, "another run.dir")
     assert main(["eval", str(folder / "run")]) == 2
 
 
@@ -118,7 +118,7 @@ def emptied(checkpoints: Path) -> None:
 def test_a_run_that_lost_its_checkpoints_does_not_begin_anew_by_itself(stopped, lose, capsys):
     folder, newest = stopped
     lose(newest.parent)
-    refused(folder / "run", capsys, "the checkpoints of this run are gone", "another run.dir")
+    refused(folder / "run", capsys, "the checkpoints of this run are missing", "another run.dir")
 
 
 def test_a_run_of_an_older_version_that_lost_its_checkpoints_is_refused_too(stopped, capsys):
@@ -127,7 +127,7 @@ def test_a_run_of_an_older_version_that_lost_its_checkpoints_is_refused_too(stop
     run = Run(folder / "run")
     assert run.manifest.pop("saved_frames") > 0
     write_json(run.manifest_path, run.manifest)
-    refused(folder / "run", capsys, "the checkpoints of this run are gone")
+    refused(folder / "run", capsys, "the checkpoints of this run are missing")
 
 
 class Dies(Observer):
@@ -158,7 +158,7 @@ def test_whoever_only_reads_renames_nothing(stopped, capsys):
     assert main(["eval", str(folder / "run"), "--episodes", "1", "--json", *out]) == 0
     said = capsys.readouterr()
     assert 0 < json.loads(said.out)["env_frames"] < int(newest.name)
-    assert "using the checkpoint before it" in said.err
+    assert "falling back to the previous checkpoint" in said.err
     assert tree(folder / "run") == before
 
 
@@ -254,7 +254,7 @@ def test_two_processes_cannot_write_into_one_folder(tmp_path):
             check=False,
         )
     assert done.returncode == 2
-    assert "another process is writing" in done.stderr
+    assert "another process is using" in done.stderr
     assert main(["train", *RUN, f"run.dir={folder}", "log.terminal=off"]) == 0
 
 
@@ -288,7 +288,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_once_there_is_room(stopp
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "File too large" in done.stderr
-    assert "make room" in done.stderr
+    assert "free disk space" in done.stderr
     assert "Traceback" not in done.stderr
     assert Run(folder / "run").manifest["status"] == "failed"
     assert not list(newest.parent.glob(".*"))

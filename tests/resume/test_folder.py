@@ -81,7 +81,7 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(
     before = tree(thesis)
     assert main(["train", *RUN, option, f"run.dir={thesis}"]) == 2
     err = capsys.readouterr().err
-    assert "is not empty and not a run: it holds .git, chapters, manifest" in err
+    assert "is not empty and not a run: it contains .git, chapters, manifest" in err
     assert "run.dir" in err
     assert tree(thesis) == before
     assert not (thesis / ".lock").exists()
@@ -116,14 +116,14 @@ def test_every_verb_that_makes_a_run_leaves_other_files_alone(
 
 def test_a_folder_that_is_not_there_is_not_made_by_resume(tmp_path: Path, capsys: Any):
     assert main(["resume", str(tmp_path / "nowhere")]) == 2
-    assert "not a run folder" in capsys.readouterr().err
+    assert "not a run directory" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_that_leads_nowhere_is_one_message(tmp_path: Path, capsys: Any):
     (tmp_path / "link").symlink_to(tmp_path / "unmounted")
     assert main(["train", *RUN, f"run.dir={tmp_path / 'link'}"]) == 2
-    assert "leads nowhere" in capsys.readouterr().err
+    assert "is a broken symlink" in capsys.readouterr().err
 
 
 # -- starts that fail -----------------------------------------------------------------------------

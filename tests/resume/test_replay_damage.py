@@ -60,11 +60,13 @@ def test_the_last_checkpoint_that_does_not_need_a_damaged_file_is_used(
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     (resumed,) = [e["env_frames"] for e in events if e["event"] == "resumed"]
     assert resumed == int(saved[-1 - lost])
-    said = [e["text"] for e in events if "using the checkpoint before it" in e.get("text", "")]
+    said = [
+        e["text"] for e in events if "falling back to the previous checkpoint" in e.get("text", "")
+    ]
     assert len(said) == lost
     assert after in said[0]
     if damage is not Path.unlink:
-        assert f"{path.name} is damaged" in said[0]
+        assert f"{path.name} is corrupted" in said[0]
     aside = {p.name for p in (folder / "checkpoints").glob("damaged_*")}
     assert aside == {f"damaged_{name}" for name in (before, after)[-lost:]}
     assert metrics(folder) == metrics(stopped / "whole")
@@ -83,7 +85,7 @@ def test_if_every_checkpoint_needs_the_file_it_is_named_and_nothing_changes(
     for _ in range(2):
         assert main(["resume", str(folder)]) == 2
         err = capsys.readouterr().err
-        assert "none of the checkpoints" in err
+        assert "all checkpoints" in err
         assert "another run.dir" in err
         assert (str(path) if damage is not Path.unlink else "are missing") in err
         assert tree(folder) == before

@@ -124,7 +124,7 @@ def test_only_some_modules_are_taken(parent, tmp_path):
         (["start.checkpoint=lates"], "there is no checkpoint 'lates'. Did you mean 'latest'"),
         (["start.modules=[actr]"], "there is no module 'actr'"),
         (["env.id=Acrobot-v1"], r"do not fit: '.*' is \[.*\] there, here it is"),
-        (["start.load=all", "start.modules=[actor_net]"], "modules are of load=weights"),
+        (["start.load=all", "start.modules=[actor_net]"], "modules requires load=weights"),
         (["start.load=all", "env.id=Acrobot-v1"], "does not fit this configuration"),
     ],
 )

@@ -15,7 +15,7 @@ NOBODY = 65534
 
 
 def make(folder: Path, lr: float = 1e-3, **manifest: Any) -> Path:
-    """Write a run folder without training anything."""
+    """Write a run directory without training anything."""
     folder.mkdir(parents=True, exist_ok=True)
     known = {"id": f"{abs(hash(folder.name)):016x}"[:16], "name": folder.name, "seed": 0}
     known |= {"created": "2026-01-02T03:04:05+0000", "status": "finished", "env_frames": 100}

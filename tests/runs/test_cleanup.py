@@ -70,7 +70,7 @@ def test_a_cleaned_run_is_neither_evaluated_nor_begun_anew(trained, tmp_path):
     metrics = (folder / "metrics.jsonl").read_bytes()
     clean(only(tmp_path))
     for which in ("latest", "best"):
-        with pytest.raises(CheckpointError, match="`dreamlab cleanup` has removed"):
+        with pytest.raises(CheckpointError, match="`dreamlab cleanup` has deleted"):
             load_policy(folder, which)
     with pytest.raises(CheckpointError, match=r"use another run\.dir"):
         open_loop(folder, *QUICK)
@@ -147,7 +147,7 @@ def test_runs_younger_than_an_age_are_kept(trained, tmp_path, capsys):
 @pytest.mark.parametrize("age", ["30", "d", "-1d", "1.5d", "30 days", ""])
 def test_an_age_that_cannot_be_read_is_a_mistake(age, tmp_path, capsys):
     assert main(["cleanup", str(tmp_path), "--older-than", age]) == 2
-    assert "as in 30d" in capsys.readouterr().err or age.startswith("-")
+    assert "such as 30d" in capsys.readouterr().err or age.startswith("-")
 
 
 def test_a_live_run_is_kept(trained, tmp_path):
@@ -164,7 +164,7 @@ def test_a_live_run_is_kept(trained, tmp_path):
 def test_a_run_that_comes_alive_after_the_survey_is_left_alone(trained, tmp_path):
     folder = make(trained, tmp_path, "r")
     run = only(tmp_path)
-    with FolderLock(folder), pytest.raises(LabError, match="another process is writing"):
+    with FolderLock(folder), pytest.raises(LabError, match="another process is using"):
         clean(run)
     Run(folder).update(status="running")
     with pytest.raises(LabError, match="in use"):
@@ -213,7 +213,7 @@ def clean_in_child(root: Path, how: str) -> subprocess.CompletedProcess[str]:
 def test_an_interrupted_cleanup_is_marked_and_can_be_finished(removed, trained, tmp_path):
     folder = make(trained, tmp_path, "r")
     assert clean_in_child(tmp_path, str(removed)).returncode == 9
-    with pytest.raises(CheckpointError, match="`dreamlab cleanup` has removed"):
+    with pytest.raises(CheckpointError, match="`dreamlab cleanup` has deleted"):
         load_policy(folder)
     run = only(tmp_path)
     assert run.due
@@ -225,7 +225,7 @@ def test_an_interrupted_cleanup_is_marked_and_can_be_finished(removed, trained, 
 def test_on_a_full_disk_space_is_freed_and_the_manifest_stays_whole(trained, tmp_path):
     folder = make(trained, tmp_path, "r")
     done = clean_in_child(tmp_path, "full")
-    assert "the next cleanup goes on from here" in done.stdout, done.stderr
+    assert "the next cleanup continues from here" in done.stdout, done.stderr
     assert cleanup.size(folder / "checkpoints") == 0
     assert Run(folder).manifest["id"]
     assert "cleaned" not in Run(folder).manifest

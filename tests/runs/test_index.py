@@ -200,7 +200,7 @@ def test_a_database_of_another_program_is_never_removed(root):
     for _ in range(2):
         listing = index.read(root)
         assert [r["path"] for r in listing.rows] == ["a"]
-        assert "it is no index of runs" in listing.notes[0]
+        assert "it is not a run index" in listing.notes[0]
     assert not index.remove(root)
     begun(root / "b")
     assert (root / index.FILE).read_bytes() == before
@@ -396,7 +396,7 @@ def test_a_full_disk_stops_neither_training_nor_listing(root):
         assert len(messages(root / "a")) == 1
         listing = index.read(root)
         assert len(listing.rows) == 61
-        assert "the folders are read instead" in listing.notes[0]
+        assert "reading the run directories instead" in listing.notes[0]
 
     finish(fork(with_a_full_disk))
     assert index.read(root).notes == []
@@ -510,7 +510,7 @@ def test_a_copied_run_is_shown_twice_with_a_warning(root):
     shutil.copytree(root / "a", root / "copy")
     listing = index.read(root)
     assert [r["id"] for r in listing.rows] == ["1234", "1234"]
-    assert "run 1234 is there 2 times" in listing.notes[0]
+    assert "run 1234 exists 2 times" in listing.notes[0]
 
 
 def test_a_moved_run_and_a_moved_root_are_found_where_they_are(root):
@@ -555,7 +555,7 @@ def test_odd_values_in_a_manifest_are_left_out(root):
 
 @pytest.mark.parametrize("name", ["", "two words", "a=b", "a,b"])
 def test_a_tag_that_could_not_be_asked_for_is_refused(root, name):
-    with pytest.raises(LabError, match="cannot be a tag"):
+    with pytest.raises(LabError, match="is not a valid tag"):
         Run(make(root / "a")).tag([name])
 
 

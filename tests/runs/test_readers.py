@@ -1,4 +1,4 @@
-"""What the verbs say of a run's folder that is damaged in places."""
+"""What the verbs say of a run directory that is damaged in places."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_compare_uses_every_whole_record_and_says_what_it_skipped(copy, capsys):
     spoil(copy, 2, "\x00" * 50)
     code, out, err = run(capsys, "compare", copy, "--json")
     assert code == 0
-    said = f"{copy / 'metrics.jsonl'}: 2 damaged lines skipped"
+    said = f"{copy / 'metrics.jsonl'}: 2 corrupted lines skipped"
     assert err == f"warning: {said}\n"
     found = json.loads(out)
     assert found["metrics"] == json.loads(expected)["metrics"], "the last record is still there"
@@ -122,29 +122,29 @@ def test_compare_uses_every_whole_record_and_says_what_it_skipped(copy, capsys):
     for verb in (["compare", copy], ["export", copy]):
         code, _, err = run(capsys, *verb)
         assert code == 0
-        assert err.count("2 damaged lines skipped") == 1
+        assert err.count("2 corrupted lines skipped") == 1
 
 
 def test_show_and_report_and_logs_and_watch_say_it_too(copy, tmp_path, capsys):
-    assert "damaged" not in run(capsys, "show", copy)[1]
+    assert "corrupted" not in run(capsys, "show", copy)[1]
     spoil(copy, 1, "x")
     spoil(copy, 0, "x", "events")
     for arguments in (["show", copy], ["show", copy, "--json"]):
         code, out, _ = run(capsys, *arguments)
         assert code == 0
-        assert "metrics.jsonl: 1 damaged line skipped" in out
-        assert "events.jsonl: 1 damaged line skipped" in out
+        assert "metrics.jsonl: 1 corrupted line skipped" in out
+        assert "events.jsonl: 1 corrupted line skipped" in out
     code, out, err = run(capsys, "logs", copy)
     assert code == 0
     assert out.count("eval/return") == 3
-    assert err.count("damaged") == 2
+    assert err.count("corrupted") == 2
     code, _, err = run(capsys, "watch", copy, "--all", "--once")
     assert code == 0
-    assert err.count("damaged") == 2
+    assert err.count("corrupted") == 2
     code, _, err = run(capsys, "report", copy, "--out", tmp_path / "r.html")
     assert code == 0
-    assert err.count("damaged") == 1
-    assert "metrics.jsonl: 1 damaged line skipped" in (tmp_path / "r.html").read_text()
+    assert err.count("corrupted") == 1
+    assert "metrics.jsonl: 1 corrupted line skipped" in (tmp_path / "r.html").read_text()
 
 
 def test_metrics_that_are_no_file_are_named(copy, capsys):
@@ -233,7 +233,7 @@ def test_problems_are_named_one_by_one(copy):
     (copy / "checkpoints" / "best").write_bytes(b"\xff")
     assert [p.split()[0] for p in problems(copy)] == [str(copy / "checkpoints" / "best")]
     (copy / "checkpoints" / "best").write_text("000000000007\n")
-    assert "which is not there" in next(problems(copy))
+    assert "which does not exist" in next(problems(copy))
     (copy / "manifest.json").write_text("[")
     (copy / "config.yaml").unlink()
     assert len(list(problems(copy))) == 3

@@ -321,7 +321,7 @@ def test_few_jobs_get_a_gpu_each_and_nothing_is_measured(two_gpus, tmp_path):
     seats, said = chosen(tmp_path, parallel_jobs=2)
     assert seats is not None
     assert seats.gpus == ("0", "1")
-    assert said == ["1 job on GPU 0, 1 on GPU 1: one for each"]
+    assert said == ["1 job on GPU 0, 1 on GPU 1: one each"]
 
 
 def test_more_jobs_than_gpus_are_shared_by_what_was_measured(two_gpus, tmp_path):

@@ -42,7 +42,7 @@ def test_memory_beyond_the_limit_ends_a_job_and_says_so(tmp_path):
     wait_for(lambda: attempt.poll() is not None)
     assert attempt.job.status() == "failed"
     (error,) = attempt.job.record()["error"]
-    assert re.fullmatch(r"limits.memory_gb: it held 0\.0\d GB of 0.05, was killed", error)
+    assert re.fullmatch(r"limits.memory_gb: used 0\.0\d GB of 0.05, was killed", error)
 
 
 def test_memory_that_processes_share_is_counted_once(tmp_path):
@@ -60,7 +60,7 @@ def test_a_job_beyond_its_time_that_does_not_stop_is_killed(tmp_path, monkeypatc
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     attempt = attempt_of(tmp_path, deaf, time_min=0.01)
     wait_for(lambda: attempt.poll() is not None)
-    assert attempt.job.record()["error"] == ["limits.time_min: it ran for 0.01 min, was killed"]
+    assert attempt.job.record()["error"] == ["limits.time_min: exceeded 0.01 min, was killed"]
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_run_beyond_its_time_saves_and_would_go_on(tmp_path):
     attempt.began -= 3600
     wait_for(lambda: attempt.poll() is not None)
     (error,) = job.record()["error"]
-    assert error.startswith("limits.time_min: it ran for 60 min, saved, and goes on from there")
+    assert error.startswith("limits.time_min: exceeded 60 min, saved; a retry resumes from there")
     assert (job.status(), job.manifest_status()) == ("failed", "interrupted")
     assert "resume" in job.command()
 

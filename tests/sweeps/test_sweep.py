@@ -107,7 +107,7 @@ MISTAKES = [
     ({"uniform": [1, 0]}, "1.0 is not below 0.0"),
     ({"uniform": [1]}, "expected [low, high]"),
     ({"uniform": ["a", "b"]}, "expected [low, high]"),
-    ({"loguniform": [0, 1]}, "must begin above 0"),
+    ({"loguniform": [0, 1]}, "must start above 0"),
     ({"choice": []}, "expected a list"),
     (3, "expected a list"),
 ]
@@ -181,7 +181,7 @@ def test_options_of_the_sweep_and_of_its_jobs_can_be_given(tmp_path, capsys):
         ),
         ("workflow.gama=1", "Did you mean 'gamma'?"),
         ("parameters.workflow.gama=[1]", "Did you mean 'gamma'?"),
-        ("limits.gpus=1.5", "only whole GPUs"),
+        ("limits.gpus=1.5", "must be an integer above 1"),
         ("what", "expected key=value"),
     ],
 )
@@ -347,11 +347,11 @@ def test_a_damaged_job_is_shown_as_failed_beside_the_others(tmp_path, capsys):
     assert main(["sweep", path, "--show"]) == 0
     captured = capsys.readouterr()
     assert captured.out.count("failed") == 2
-    assert captured.err.count("1 damaged line skipped") == 1
+    assert captured.err.count("1 corrupted line skipped") == 1
     assert main(["sweep", path]) == 1
     out = capsys.readouterr().out
     assert f"{jobs[0].run_folder / 'manifest.json'} is not UTF-8" in out
-    assert f"{jobs[1].folder / 'job.json'} holds a list" in out
+    assert f"{jobs[1].folder / 'job.json'} contains a list" in out
 
 
 # -- the view -------------------------------------------------------------------------------------
@@ -415,6 +415,6 @@ def test_a_file_of_the_user_is_not_overwritten_by_what_a_sweep_writes(verb, tmp_
     text = "# notes of months\n" + (tmp_path / "s.yaml").read_text()
     file.write_text(text)
     assert main([verb, str(file)]) == 2
-    assert "is a file of yours" in capsys.readouterr().err
+    assert "was not written by a sweep" in capsys.readouterr().err
     assert file.read_text() == text
     assert not (tmp_path / "runs").exists()

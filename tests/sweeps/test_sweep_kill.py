@@ -40,7 +40,7 @@ def test_ctrl_c_lets_the_runs_save_and_says_how_to_go_on(tmp_path):
         sweep.send_signal(signal.SIGINT)
         out, _ = sweep.communicate(timeout=60)
     assert sweep.returncode == 130, out
-    assert f"To go on: dreamlab sweep {path}" in out
+    assert f"Resume with: dreamlab sweep {path}" in out
     for run in (tmp_path / "s" / "runs").glob("*_seed*"):
         assert json.loads((run / "manifest.json").read_text())["status"] == "interrupted"
         assert '"interrupted"' in (run / "events.jsonl").read_text()

@@ -13,6 +13,7 @@ from dreamlab.cli import main
 from dreamlab.commands.tune import _trials
 from dreamlab.config import compose, load_config
 from dreamlab.core.errors import ConfigError, MissingExtraError
+from dreamlab.sweeps.asking import put_back, suggest, valid
 from dreamlab.sweeps.job import Job, Lock, text_of
 from dreamlab.sweeps.job_pool import JobPool
 from dreamlab.sweeps.launch.local import Local
@@ -25,10 +26,7 @@ from dreamlab.sweeps.tune import (
     importances,
     make_pruner,
     open_study,
-    put_back,
     retry_failed,
-    suggest,
-    valid,
     write_results,
 )
 from tests.helpers import need
@@ -97,9 +95,9 @@ def test_the_pruners_count_in_multiples_of_the_reports():
 def test_a_search_needs_a_space_and_the_extra(tmp_path, monkeypatch, capsys):
     path = write_sweep(tmp_path)
     assert main(["tune", path, "--show"]) == 2
-    assert "this study has not begun" in capsys.readouterr().err
+    assert "this study has not started" in capsys.readouterr().err
     assert main(["tune", path]) == 2
-    assert "there is nothing to search" in capsys.readouterr().err
+    assert "the search space is empty" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(MissingExtraError, match=r"dreamlab\[tune\]"):
@@ -152,7 +150,7 @@ def test_a_failed_trial_is_tried_again_only_if_asked_and_only_once(tmp_path):
     ]
     assert [t.number for t in valid(study.trials)] == [1]
     _, lr, state, _ = ([*column.cells] for column in _trials(study).columns)
-    assert (lr, state) == (["0.001", "0.001"], ["tried again", "waiting"])
+    assert (lr, state) == (["0.001", "0.001"], ["retried", "waiting"])
 
 
 def test_a_pruned_run_is_stopped_and_marked(tmp_path, capsys):

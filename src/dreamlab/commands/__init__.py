@@ -1,1 +1,1 @@
-"""The verbs that look after runs; each takes its arguments and returns an exit code."""
+"""The commands of the command line; each parses its arguments and returns an exit code."""

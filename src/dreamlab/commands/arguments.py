@@ -1,4 +1,4 @@
-"""What the verbs' command lines are made of: help, limits, and what a shell may complete."""
+"""Building blocks of the command line: help, value types and shell completion."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dreamlab.runs.find import ROOT, is_run
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 TYPED = "dreamlab.typed"
-"""Where a verb finds what stood behind it, word by word."""
+"""Key of the context's meta under which the raw arguments of a command are kept."""
 MOST_COMPLETED = 1_000
 
 
 class Verb(click.Command):
-    """One verb: its help tells the arguments too, and gives examples."""
+    """A command whose help also describes its arguments and gives examples."""
 
     def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,7 +35,7 @@ class Verb(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # the parser does not always say whose option it was
+            error.ctx = error.ctx or ctx  # the parser does not always set the context
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -52,7 +52,7 @@ class Verb(click.Command):
 
 
 class Argument(click.Argument):
-    """An argument that says what it is."""
+    """A positional argument with a help text."""
 
     def __init__(self, *args: Any, about: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,17 +60,17 @@ class Argument(click.Argument):
 
 
 def verb(name: str, *examples: str) -> Callable[[Callable[..., int]], Verb]:
-    """Return a decorator that makes a verb of a function, with its docstring as help."""
+    """Return a decorator that turns a function into a command, with its docstring as help."""
     return click.command(name, cls=Verb, examples=examples)
 
 
 def argument(name: str, about: str, **options: Any) -> Callable[[Decorated], Decorated]:
-    """Return a decorator that adds an argument, with its help."""
+    """Return a decorator that adds a positional argument with a help text."""
     return click.argument(name, cls=Argument, about=about, **options)
 
 
 def typed(ctx: click.Context) -> list[str]:
-    """Return what was typed behind the verb."""
+    """Return the raw arguments of the command."""
     return ctx.meta[TYPED]
 
 
@@ -104,7 +104,7 @@ POSITIVE = Number(Positive, "x")
 
 
 class Place(click.ParamType):
-    """A path, not looked at: each verb says for itself what is wrong with it."""
+    """A path that is not checked here: each command reports its own errors."""
 
     name = "path"
 
@@ -116,7 +116,7 @@ class Place(click.ParamType):
 
 
 class RunFolder(click.ParamType):
-    """A run's folder, as text or as a path; a shell is offered those that there are."""
+    """A run directory, as text or as a path; shells complete the existing ones."""
 
     name = "run"
 
@@ -132,7 +132,7 @@ class RunFolder(click.ParamType):
 
 
 def _run_folders(start: str) -> list[str]:
-    """Return the runs whose folders begin like this, else those with such a name in the root."""
+    """Return run directories that start with this path, else runs in the root with that prefix."""
     beside = Path(start) if start.endswith("/") else Path(start).parent
     found = _shown(f for f in _folders(beside) if is_run(f) and str(f).startswith(start))
     inside = (f for f in _folders(ROOT) if is_run(f) and f.name.startswith(start))
@@ -147,12 +147,12 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _shown(folders: Iterable[Path]) -> list[str]:
-    """Return names that a shell can be given: one with a line break would be two."""
+    """Return the paths that can be passed to a shell: no line breaks."""
     return [str(f) for f in folders if one_line(str(f)) == str(f)]
 
 
 class Override(click.ParamType):
-    """`key=value`, the name of an experiment or a YAML file: read later, untouched here."""
+    """`key=value`, the name of an experiment or a YAML file: parsed later, passed through here."""
 
     name = "override"
 
@@ -168,21 +168,25 @@ class Override(click.ParamType):
 
 
 def _typed_so_far(given: Sequence[str], incomplete: str) -> tuple[str, str, str]:
-    """Return a key, the beginning of its value, and what stands before that in the same word."""
+    """Return a key, the prefix of its value, and what precedes the value in the same word."""
     key, equals, start = incomplete.partition("=")
     if equals:
         return key, start, f"{key}="
-    if len(given) > 1 and given[-1] == "=":  # bash makes three words of `key=value`
+    if len(given) > 1 and given[-1] == "=":  # bash splits `key=value` into three words
         return given[-2], incomplete, ""
     return "experiment", incomplete, ""
 
 
-# -- what several verbs take ----------------------------------------------------------------------
+# -- shared by several commands -------------------------------------------------------------------
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print for programs, not people.")
-root = click.option("--root", type=Place(), default=ROOT, help="Where ids and names are looked up.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+root = click.option(
+    "--root", type=Place(), default=ROOT, help="Where run ids and names are searched."
+)
 trust_code = click.option(
-    "--trust-code", is_flag=True, help="Run what a hub's configuration names beside dreamlab's own."
+    "--trust-code",
+    is_flag=True,
+    help="Allow code outside dreamlab that a hub's configuration names.",
 )
 checkpoint = click.option(
     "--checkpoint", default="latest", metavar="NAME", help="latest, best, or a name in checkpoints/"
@@ -195,31 +199,33 @@ overrides = argument(
 
 
 def check_trust(words: Sequence[str], trust_code: bool) -> None:
-    """Raise if a file from a hub among the words needs trust, or trust was given for nothing."""
+    """Raise if a file from a hub needs --trust-code, or --trust-code has no effect."""
     from dreamlab.interop.strangers import check_files
 
     if not check_files(words, trust_code) and trust_code:
-        raise ConfigError("--trust-code: none of these files is from a hub: leave it out")
+        raise ConfigError(
+            "--trust-code has no effect: none of these files is from a hub. Remove it"
+        )
 
 
-def run_folder(about: str = "a run's folder") -> Callable[[Decorated], Decorated]:
+def run_folder(about: str = "a run directory") -> Callable[[Decorated], Decorated]:
     """Return a decorator that adds the argument FOLDER."""
     return argument("folder", about, type=RunFolder(), metavar="FOLDER")
 
 
 def run_name(name: str = "run") -> Callable[[Decorated], Decorated]:
     """Return a decorator that adds the argument RUN: a folder, an id or a name."""
-    about = "a folder, an id or its beginning, or a name"
+    about = "a run directory, an id or its prefix, or a name"
     return argument(name, about, type=RunFolder(str), metavar=name.upper())
 
 
 def cfg(function: Decorated) -> Decorated:
     """Add Hydra's `--cfg job`."""
-    text = "Print the whole configuration and stop."
+    text = "Print the full configuration and exit."
     return click.option("--cfg", metavar="job", callback=_check_cfg, help=text)(function)
 
 
 def _check_cfg(ctx: click.Context, param: click.Parameter, value: str | None) -> bool:
     if value not in (None, "job"):
-        raise click.BadParameter("only `--cfg job` is known", ctx, param)
+        raise click.BadParameter("only `--cfg job` is supported", ctx, param)
     return value is not None

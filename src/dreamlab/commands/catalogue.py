@@ -1,6 +1,6 @@
-"""What the verbs share that find and look at runs.
+"""Helpers of the commands that find and show runs.
 
-Exit codes: 0 if all went well, 1 if nothing was found, 2 for a mistake in what was typed.
+Exit codes: 0 on success, 1 if nothing was found, 2 for a usage error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 
 def finds_runs(function: Callable[P, int]) -> Callable[P, int]:
-    """Return a verb that ends with 1 if there is no such run, and with 2 if the disk refuses."""
+    """Wrap a command: return 1 if no run is found, raise LabError on disk errors."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -29,7 +29,7 @@ def finds_runs(function: Callable[P, int]) -> Callable[P, int]:
         except NothingFoundError as error:
             print(error, file=sys.stderr)
             return 1
-        except BrokenPipeError:  # nobody reads on: that is for `main`
+        except BrokenPipeError:  # handled by `main`
             raise
         except OSError as error:
             raise LabError(str(error)) from None
@@ -38,7 +38,7 @@ def finds_runs(function: Callable[P, int]) -> Callable[P, int]:
 
 
 def read_runs(root: Path, paths: Sequence[str] = (), make: bool = False) -> indexed.Listing:
-    """Return the runs below a folder; on a terminal, say how far that is if it takes a while."""
+    """Return the runs below a folder; on a terminal, show progress if it takes long."""
     shown = False
 
     def tell(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""`dreamlab check`: does an environment keep the contract?"""
+"""`dreamlab check`: validate an environment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dreamlab.commands.printing import tell_findings
 @overrides
 @trust_code
 def command(overrides: tuple[str, ...], trust_code: bool) -> int:
-    """Validate an environment; exit code 1 if it breaks the contract of Gymnasium.
+    """Validate an environment; exit code 1 if it violates the Gymnasium API.
 
-    It is made, reset and stepped: shapes, types, ranges, seeds, ends of episodes.
+    Creates, resets and steps it: shapes, dtypes, ranges, seeding, episode ends.
     """
     from dreamlab.build import env_config
     from dreamlab.config import compose

@@ -1,4 +1,4 @@
-"""`dreamlab cleanup`: checkpoints and buffers of old runs are removed."""
+"""`dreamlab cleanup`: delete checkpoints and buffers of old runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dreamlab.runs.find import ROOT
 
 MIB = 2**20
 RECENT = 30
-"""How many of the newest runs are kept."""
+"""Number of newest runs to keep."""
 HOURS = {"h": 1, "d": 24, "w": 168}
 
 
@@ -32,7 +32,7 @@ class Age(click.ParamType):
             return value
         match = re.fullmatch(r"(\d{1,5})([hdw])", value.strip())
         if match is None:
-            self.fail(f"{value!r}: write a number and h, d or w, as in 30d", param, ctx)
+            self.fail(f"{value!r}: expected a number and h, d or w, such as 30d", param, ctx)
         return int(match[1]) * HOURS[match[2]] * 3600.0
 
 
@@ -42,19 +42,19 @@ class Age(click.ParamType):
     "dreamlab cleanup experiments --keep-best 3 --keep-recent 0 --yes",
 )
 @argument(
-    "root", f"a folder of runs; {ROOT} if none is named",
+    "root", f"a folder of runs; default: {ROOT}",
     required=False, type=RunFolder(), default=ROOT, metavar="[ROOT]",
 )  # fmt: skip
-@click.option("--keep-best", type=NATURAL, default=10, help="Runs to keep of each experiment.")
+@click.option("--keep-best", type=NATURAL, default=10, help="Best runs to keep per experiment.")
 @click.option(
     "--keep-recent", type=NATURAL,
     help=f"Newest runs to keep.  [default: {RECENT}, or 0 with --older-than]",
 )  # fmt: skip
 @click.option(
     "--older-than", type=Age(), metavar="AGE",
-    help="Only runs that were last heard of before that: 30d, 12h, 2w.",
+    help="Only runs last active longer ago than this: 30d, 12h, 2w.",
 )  # fmt: skip
-@click.option("--yes", is_flag=True, help="Do it, instead of saying what it does.")
+@click.option("--yes", is_flag=True, help="Delete; without it, only list.")
 @as_json
 def command(
     root: Path,
@@ -64,17 +64,17 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Say what old runs would give back, in MiB; with --yes remove it.
+    """List the disk space old runs would free, in MiB; with --yes delete.
 
-    Checkpoints, buffers and videos go; configuration, metrics, events and reports stay. Kept are
-    runs that are going on, the best and the newest, and those tagged `keep`.
+    Deletes checkpoints, buffers and videos; keeps configuration, metrics, events and reports. Never
+    touches active runs, the best and newest runs, and runs tagged `keep`.
     """
-    # whoever names an age means all runs of that age
+    # an explicit age applies to all runs of that age
     recent = (0 if older_than else RECENT) if keep_recent is None else keep_recent
     with disk_errors(every=True):
         runs = cleaning.survey(root, keep_best, recent, older_than or 0.0)
     if not runs:
-        raise LabError(f"{root}: there is no run")
+        raise LabError(f"{root}: no runs found")
     due = [run for run in runs if run.due]
     for run in due:
         if yes:
@@ -86,7 +86,7 @@ def command(
         return 0
     _sum_up(runs, due)
     if due and not yes:
-        print("nothing was removed: add --yes to do it")
+        print("dry run: nothing was deleted. Add --yes to delete")
     return 0
 
 
@@ -101,7 +101,7 @@ def _sum_up(runs: list[cleaning.Candidate], due: list[cleaning.Candidate]) -> No
     print(f"{len(due)} of {len(runs)} runs to clean" + (f"; kept: {counted}" if counted else ""))
     for kind, size in cleaning.totals(due).items():
         print(f"  {kind:12s} {_mib(size)}")
-    print(f"  {'together':12s} {_mib(sum(run.total for run in due))}")
+    print(f"  {'total':12s} {_mib(sum(run.total for run in due))}")
 
 
 def _mib(size: int) -> str:

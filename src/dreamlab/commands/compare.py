@@ -24,9 +24,9 @@ from dreamlab.core.text import print
 @as_json
 @against
 def command(out: Path | None, as_json: bool, **asked: Any) -> int:
-    """Compare groups of seeds: interquartile mean with intervals, probability of improvement.
+    """Compare groups of runs: IQM with bootstrap intervals, probability of improvement.
 
-    Figures are drawn with --out. A group is a run, a folder of runs, or name=folder,folder.
+    --out writes figures. A group is a run, a folder of runs, or name=folder,folder.
     """
     from dreamlab.results import figures
     from dreamlab.results.compare import remarks

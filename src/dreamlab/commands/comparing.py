@@ -1,4 +1,4 @@
-"""What the verbs share that make results of groups of runs: compare, export, report."""
+"""Arguments shared by the commands on groups of runs: compare, export, report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dreamlab.results.published import Curves
 
 GROUP = "a run, a folder of runs, or name=folder,folder"
-PUBLISHED = "Draw published curves, and say where runs stay below them."
+PUBLISHED = "Draw published curves, and warn where runs fall below them."
 
 
 @dataclass(frozen=True)
@@ -27,44 +27,42 @@ class Asked:
 
     groups: tuple[str, ...]
     metrics: Sequence[str] | None
-    """None: the return, and beside it the success rate where every run tells it."""
+    """None: the return, and the success rate if every run reports it."""
     at: int | None
     normalize: str
     against: str | None = None
 
     def compare(self) -> tuple[Groups, dict[str, Comparison]]:
-        """Return the groups, and a comparison by what the user called its metric."""
-        from dreamlab.results.compare import compare, usual_metrics
+        """Return the groups, and a comparison for each metric as the user named it."""
+        from dreamlab.results.compare import compare_all
         from dreamlab.results.groups import read_groups
 
         groups = read_groups(self.groups)
         warn(groups.damage)
-        found: dict[str, Comparison] = {}
-        for name in self.metrics or usual_metrics(groups):
-            many = compare(groups, name, self.at, self.normalize)
-            found |= {c.metric: c for c in many} if len(many) > 1 else {name: many[0]}
-        return groups, found
+        return groups, compare_all(groups, self.metrics, self.at, self.normalize)
 
     def published(self, comparisons: list[Comparison]) -> Curves | None:
-        """Return the published curves that were asked for."""
+        """Return the requested published curves."""
         from dreamlab.results import published
 
         return published.against(comparisons[0].groups, self.against) if self.against else None
 
     def below(self, comparisons: list[Comparison]) -> list[str]:
-        """Return the warnings about runs that do not keep up with what was published."""
+        """Return warnings about runs that fall below the published results."""
         from dreamlab.results import published
 
         if self.against is None:
             return []
         returns = [c for c in comparisons if c.is_return]
         if not returns:
-            raise LabError("--against: only returns are published; compare --metrics return")
+            raise LabError(
+                "--against: published curves exist only for the return; use --metrics return"
+            )
         return [note for c in returns for note in published.below(c, self.against, self.at)]
 
 
 class Names(click.ParamType):
-    """Names with commas between them."""
+    """Comma-separated names."""
 
     name = "a,b"
 
@@ -73,18 +71,18 @@ class Names(click.ParamType):
 
 
 def compared(function: Decorated) -> Decorated:
-    """Add the arguments that the three verbs share."""
+    """Add the arguments that the three commands share."""
     adds: list[Callable[[Decorated], Decorated]] = [
         argument("groups", GROUP, nargs=-1, required=True, type=RunFolder(str), metavar="GROUP..."),
         click.option(
             "--metrics", "--metric", "metrics", type=Names(), metavar="A,B",
-            help="return, success, loss, or names as in metrics.jsonl; otherwise return, and "
-            "success where every run has it.",
+            help="return, success, loss, or names as in metrics.jsonl; default: return, and "
+                "success if every run has it.",
         ),
         click.option("--at", type=POSITIVE_INT, metavar="FRAMES", help="Env frames to compare at."),
         click.option(
             "--normalize", default="auto", metavar="RULE",
-            help="How scores of several tasks are put together: auto, none, atari, dmc or minmax.",
+            help="How scores of several tasks are normalized: auto, none, atari, dmc or minmax.",
         ),
     ]  # fmt: skip
     for add in reversed(adds):

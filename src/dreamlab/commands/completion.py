@@ -1,4 +1,4 @@
-"""`dreamlab completion`: what makes a shell complete commands."""
+"""`dreamlab completion`: shell completion scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHELLS = ("bash", "zsh", "fish")
 @argument("shell", "bash (4.4 or newer), zsh or fish", type=click.Choice(SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> int:
-    """Print the script that makes a shell complete verbs, options, experiments and run folders."""
+    """Print a script that completes commands, options, experiments and run directories."""
     root, found = ctx.find_root(), get_completion_class(shell)
     assert found is not None, shell
     print(found(root.command, {}, "dreamlab", "_DREAMLAB_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""The picture of live runs that `dreamlab watch` draws."""
+"""The table of live runs that `dreamlab watch` shows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from dreamlab.core.words import duration, number
 from dreamlab.runs.live import RunView, sparkline
 
 COLOURS = {"crashed": "red", "failed": "red", "interrupted": "yellow", "finished": "green"}
-WIDE = 105  # columns from which on everything is shown
+WIDE = 105  # terminal width from which all columns are shown
 MOST_ALERTS = 5
-WIDTHS = {"frames": 9, "": 4, "return": 6, "best": 6, "eval": 6, "left": 8}  # so that nothing jumps
+WIDTHS = {"frames": 9, "": 4, "return": 6, "best": 6, "eval": 6, "left": 8}  # a stable layout
 
 
 def plain(view: RunView) -> dict[str, Any]:
-    """Return a view as plain data."""
+    """Return a view as JSON-serializable data."""
     out = {**asdict(view), "folder": str(view.folder)}
     return {**out, "last": view.last, "best": view.best, "eta_s": view.eta_s}
 
 
 def picture(views: list[RunView], width: int, height: int | None = None) -> RenderableType:
-    """Return the runs as a table with the latest alerts below it; only as many as fit."""
+    """Return a table of as many runs as fit, with the latest alerts below it."""
     if not views:
-        return Text("no run is going on (--all shows those that have ended)")
+        return Text("no active runs (--all also shows finished ones)")
     names, below = labels(views), alerts(views, time.time(), crop=height is not None)
     fit = len(views) if height is None else max(1, height - len(below) - 4)
     if len(views) > fit:
@@ -46,7 +46,7 @@ def picture(views: list[RunView], width: int, height: int | None = None) -> Rend
 
 
 def labels(views: list[RunView]) -> list[str]:
-    """Return what to call each run: its name and seed, or its folder where others share those."""
+    """Return a label for each run: its name and seed, or its folder if those are not unique."""
     full = [v.name if v.seed is None else f"{v.name}/{v.seed}" for v in views]
     shared = Counter(full)
     found = [v.folder.name if shared[n] > 1 else n for v, n in zip(views, full, strict=True)]
@@ -54,13 +54,13 @@ def labels(views: list[RunView]) -> list[str]:
 
 
 def cells(view: RunView, name: str, width: int) -> dict[str, Text | str]:
-    """Return a row by its columns; a narrow terminal gets the most telling ones."""
+    """Return a row by column; a narrow terminal gets the most important ones."""
     wide = width >= WIDE
     longest, curve = (30, 16) if wide else (max(8, width - 66), 10)
     share = f"{min(view.frames / view.total, 1):.0%}" if view.total else ""
     extra = {"best": number(view.best), "eval": number(view.eval)} if wide else {}
     return {
-        # the end of a folder's name tells it from its neighbours
+        # the end of a folder's name distinguishes it from its siblings
         "run": Text(name if len(name) <= longest else f"…{name[1 - longest :]}"),
         "frames": f"{view.frames:,}",
         "": share,
@@ -82,7 +82,7 @@ def state(view: RunView) -> Text:
 
 
 def alerts(views: list[RunView], now: float, crop: bool) -> list[Text]:
-    """Return the last alert of each run and kind, the newest first; cropped, one line for each."""
+    """Return the last alert of each run and kind, newest first, each cropped to one line."""
     last = {(n, a.kind): a for v, n in zip(views, labels(views), strict=True) for a in v.alerts}
     lines: list[Text] = []
     for (name, kind), alert in sorted(last.items(), key=lambda f: -f[1].time)[:MOST_ALERTS]:

@@ -1,4 +1,4 @@
-"""`dreamlab data`: look into data sets, convert them, and record new ones."""
+"""`dreamlab data`: inspect, convert and record datasets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DataVerb(Verb, click.Group):
-    """A verb with verbs of its own."""
+    """A command with subcommands."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(n, (c.help or "").splitlines()[0]) for n, c in self.commands.items()]
@@ -28,11 +28,11 @@ class DataVerb(Verb, click.Group):
 
 place = argument(
     "place",
-    "a LeRobot folder, an HDF5 file, a run's folder, or minari:ID",
+    "a LeRobot folder, an HDF5 file, a run directory, or minari:ID",
     metavar="SET",
 )
 skip_damaged = click.option(
-    "--skip-damaged", is_flag=True, help="Leave damaged episodes out, and say which."
+    "--skip-damaged", is_flag=True, help="Skip corrupted episodes, and report them."
 )
 
 
@@ -44,7 +44,7 @@ skip_damaged = click.option(
 @place
 @as_json
 def info(place: str, as_json: bool) -> int:
-    """Tell what is in a data set: frames, episodes, features, tasks, damage."""
+    """Describe a dataset: frames, episodes, features, tasks, corrupted episodes."""
     from dreamlab.data.datasets.opening import open_dataset
 
     about = described(open_dataset(place))
@@ -56,7 +56,7 @@ def info(place: str, as_json: bool) -> int:
             print(one_line(f"{name:16s} {_shown(value)}"))
     for name, feature in about["features"].items():
         print(one_line(f"  {name:32s} {feature['dtype']:8s} {feature['shape']}"))
-    warn(f"episode {k} is damaged: {v}" for k, v in about["damaged"].items())
+    warn(f"episode {k} is corrupted: {v}" for k, v in about["damaged"].items())
     return 0
 
 
@@ -65,7 +65,7 @@ def _shown(value: Any) -> str:
 
 
 def described(data: Dataset) -> dict[str, Any]:
-    """Return what is in a data set as plain data."""
+    """Return the description of a dataset as JSON-serializable data."""
     lengths = [e.length for e in data.episodes]
     features = {
         k: {"dtype": f.dtype, "shape": list(f.shape), "names": f.names}
@@ -83,7 +83,7 @@ def described(data: Dataset) -> dict[str, Any]:
 
 
 def _outcomes(data: Dataset) -> dict[str, Any]:
-    """Return the mean return and the share of successes, where the set tells."""
+    """Return the mean return and the success rate, if the dataset has them."""
     from dreamlab.data.datasets.table import REWARD, SUCCESS
 
     out: dict[str, Any] = {}
@@ -97,16 +97,16 @@ def _outcomes(data: Dataset) -> dict[str, Any]:
 
 @verb("sample", "dreamlab data sample data/pusht 0", "dreamlab data sample demos.hdf5 17 --json")
 @place
-@argument("index", "the number of a frame", type=NATURAL, metavar="INDEX")
+@argument("index", "index of a frame", type=NATURAL, metavar="INDEX")
 @as_json
 def sample(place: str, index: int, as_json: bool) -> int:
-    """Print one frame: every feature as it was recorded; of pictures shape and mean per channel."""
+    """Print one frame: every feature as recorded; shape and channel means of images."""
     from dreamlab.data.datasets.opening import open_dataset
     from dreamlab.data.datasets.table import DataError
 
     data = open_dataset(place)
     if index >= data.num_rows and not data.broken:
-        raise DataError(f"{place}: there is no frame {index}: it has {data.num_rows:,}")
+        raise DataError(f"{place}: there is no frame {index}: it has {data.num_rows:,} frames")
     frame = one_frame(data, _row(data, index))
     if as_json:
         print(json_text(frame))
@@ -117,7 +117,7 @@ def sample(place: str, index: int, as_json: bool) -> int:
 
 
 def _row(data: Dataset, index: int) -> int:
-    """Return the row of a frame: where episodes are missing, by the number it was given."""
+    """Return the row of a frame by its index in the full dataset."""
     from dreamlab.data.datasets.table import DataError
 
     if not data.broken:
@@ -126,14 +126,14 @@ def _row(data: Dataset, index: int) -> int:
     if not len(found):
         number, why = next(iter(data.broken.items()))
         raise DataError(
-            f"{data.place}: there is no frame {index}, or it is of a damaged episode: episode "
-            f"{number}: {why}"
+            f"{data.place}: frame {index} does not exist or belongs to a corrupted episode: "
+            f"episode {number}: {why}"
         )
     return int(found[0])
 
 
 def one_frame(data: Dataset, row: int) -> dict[str, Any]:
-    """Return everything about a frame; means of channels are in [0, 1]."""
+    """Return the features of a frame; channel means are in [0, 1]."""
     import numpy as np
 
     out: dict[str, Any] = {}
@@ -157,20 +157,25 @@ def one_frame(data: Dataset, row: int) -> dict[str, Any]:
     "dreamlab data stats data/pusht --stored --json",
 )
 @place
-@click.option("--stored", is_flag=True, help="Those that the set brings along, not computed anew.")
+@click.option(
+    "--stored",
+    is_flag=True,
+    help="Show the statistics stored in the dataset instead of computing them.",
+)
 @skip_damaged
 @as_json
 def stats(place: str, stored: bool, skip_damaged: bool, as_json: bool) -> int:
-    """Print the statistics that normalise: exact, computed once and kept by fingerprint."""
+    """Print normalization statistics: exact, computed once and cached by fingerprint."""
     from dreamlab.data.datasets import statistics
     from dreamlab.data.datasets.opening import open_dataset
     from dreamlab.data.datasets.table import DataError
 
     data = open_dataset(place)
     warn(data.check_whole(data.broken, skip_damaged))
+    warn(data.check_pictures(skip_damaged and not stored))
     found = data.stored if stored else statistics.cached(data)
     if not found:
-        raise DataError(f"{place}: it brings no statistics along: leave out --stored")
+        raise DataError(f"{place}: no statistics are stored: remove --stored to compute them")
     if as_json:
         print(json_text(statistics.plain(found)))
         return 0
@@ -195,9 +200,9 @@ def stats(place: str, stored: bool, skip_damaged: bool, as_json: bool) -> int:
     ),
 )
 def command() -> None:
-    """Look into data sets, convert them, and record new ones.
+    """Inspect, convert and record datasets.
 
-    LeRobot v2.0, v2.1 and v3.0, HDF5 of D4RL and robomimic, Minari, and the replay of a run.
+    Reads LeRobot v2.0, v2.1 and v3.0, D4RL and robomimic HDF5, Minari, and a run's replay buffer.
     """
 
 

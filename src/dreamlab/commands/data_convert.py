@@ -1,4 +1,4 @@
-"""`dreamlab data convert`: a data set in another format."""
+"""`dreamlab data convert`: convert a dataset to another format."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ CODECS = ("libsvtav1", "libx264")
     "dreamlab data convert experiments/first data/first",
     "dreamlab data convert data/pusht pusht.hdf5 --to robomimic",
 )
-@argument("source", "a data set of any format, or a run's folder", metavar="SET")
-@argument("target", "where the new one goes", type=Place(), metavar="TARGET")
-@click.option("--to", type=click.Choice(FORMATS), default="lerobot", help="The format to write.")
-@click.option("--codec", type=click.Choice(CODECS), default="libsvtav1", help="Of videos.")
-@click.option("--skip-damaged", is_flag=True, help="Leave damaged episodes out, and say which.")
+@argument("source", "a dataset of any format, or a run directory", metavar="SET")
+@argument("target", "path of the new dataset", type=Place(), metavar="TARGET")
+@click.option("--to", type=click.Choice(FORMATS), default="lerobot", help="Output format.")
+@click.option("--codec", type=click.Choice(CODECS), default="libsvtav1", help="Video codec.")
+@click.option("--skip-damaged", is_flag=True, help="Skip corrupted episodes, and report them.")
 def convert(source: str, target: Path, to: str, codec: str, skip_damaged: bool) -> int:
-    """Write a data set in another format: LeRobot v3.0, or HDF5 of robomimic or D4RL."""
+    """Convert a dataset to LeRobot v3.0, or to robomimic or D4RL HDF5."""
     from dreamlab.data.datasets.convert import to_lerobot
     from dreamlab.data.datasets.hdf5 import write_d4rl, write_robomimic
     from dreamlab.data.datasets.opening import open_dataset
 
     data = open_dataset(source)
-    warn(data.check_whole(data.broken, skip_damaged))
-    with disk_errors("Give the new data set another place"):
+    warn(data.check_whole(data.broken, skip_damaged) + data.check_pictures(skip_damaged))
+    with disk_errors("Choose another path for the new dataset"):
         if to == "lerobot":
             to_lerobot(data, target, codec)
         elif target.exists():
-            raise LabError(f"{target} exists: a data set is written into a new file")
+            raise LabError(f"{target} already exists: choose a new path for the dataset")
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.with_name(f".{target.name}.tmp")

@@ -1,4 +1,4 @@
-"""`dreamlab data record`: episodes of a trained policy as a data set."""
+"""`dreamlab data record`: record episodes of a trained policy as a dataset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODES = ("eval", "sample", "train")
 
 @dataclass(frozen=True)
 class Options:
-    """Whose episodes, how many, and where they go."""
+    """Options of `dreamlab data record`."""
 
     folder: Path
     target: Path
@@ -58,25 +58,25 @@ class Options:
     "dreamlab data record experiments/first data/first --episodes 50",
     "dreamlab data record experiments/first data/mixed --mode train --render",
 )
-@run_folder("a run's folder, a hub's, or hub:OWNER/NAME[@REVISION]")
-@argument("target", "the folder of the new data set", type=Place(), metavar="TARGET")
-@click.option("--episodes", type=POSITIVE_INT, default=10, help="How many to play.")
+@run_folder("a run directory, a hub folder, or hub:OWNER/NAME[@REVISION]")
+@argument("target", "folder of the new dataset", type=Place(), metavar="TARGET")
+@click.option("--episodes", type=POSITIVE_INT, default=10, help="Number of episodes.")
 @checkpoint
-@click.option("--seed", type=SEED, default=30_000, help="Of the environment.")
+@click.option("--seed", type=SEED, default=30_000, help="Seed of the environment.")
 @click.option(
     "--mode", type=click.Choice(MODES), default="eval",
-    help="How it acts: as measured, with sampled actions, or exploring as in training.",
+    help="How to act: as in evaluation, with sampled actions, or exploring as in training.",
 )  # fmt: skip
-@click.option("--render", is_flag=True, help="Film it: adds observation.images.render.")
-@click.option("--fps", type=POSITIVE, help="Frames per second; otherwise the environment's own.")
-@click.option("--task", help="What it does, in words; otherwise the environment's id.")
-@click.option("--codec", type=click.Choice(CODECS), default="libsvtav1", help="Of videos.")
+@click.option("--render", is_flag=True, help="Render frames: adds observation.images.render.")
+@click.option("--fps", type=POSITIVE, help="Frames per second; default: the environment's own.")
+@click.option("--task", help="Task description; default: the environment's id.")
+@click.option("--codec", type=click.Choice(CODECS), default="libsvtav1", help="Video codec.")
 @as_json
 @trust_code
 def record(**given: Any) -> int:
-    """Play episodes with a trained policy and write them as a LeRobot v3.0 data set.
+    """Record episodes of a trained policy as a LeRobot v3.0 dataset.
 
-    Observations and actions are in the environment's own units. Success is recorded where the
+    Observations and actions are in the environment's own units. Success is recorded if the
     environment reports it.
     """
     from dreamlab import training
@@ -89,9 +89,9 @@ def record(**given: Any) -> int:
     folder = hub.resolve(options.folder)
     trained = training.load_policy(folder, options.checkpoint, options.trust_code)
     if not trained.config.env.named:
-        raise LabError(f"{folder}: it names no environment to record in")
+        raise LabError(f"{folder}: the run has no environment to record in")
     dispatch.set_reference(trained.config.accel == "off")
-    with strangers.guarded(folder, options.trust_code), disk_errors("Give TARGET another place"):
+    with strangers.guarded(folder, options.trust_code), disk_errors("Choose another TARGET"):
         envs = Envs(replace(trained.config.env, num_envs=1, vector="sync"), options.seed)
         try:
             about = _record(trained, envs, options)
@@ -105,7 +105,7 @@ def record(**given: Any) -> int:
 
 
 def _record(trained: Trained, envs: Envs, options: Options) -> dict[str, Any]:
-    """Play, write, and return what came of it."""
+    """Record the episodes and return a summary."""
     from dreamlab.core.types import Mode
     from dreamlab.data.datasets.convert import write_episodes
     from dreamlab.data.datasets.lerobot_write import Recording
@@ -137,7 +137,7 @@ def _record(trained: Trained, envs: Envs, options: Options) -> dict[str, Any]:
 
 
 def _own_fps(envs: Envs) -> float:
-    """Return how many decisions a second has, where the environment tells; else 30."""
+    """Return the decisions per second of the environment, or 30 if it does not define them."""
     own = envs.vec.envs[0].metadata.get("render_fps")
     return float(own) / envs.config.repeat if own else 30.0
 
@@ -149,7 +149,7 @@ def _action(envs: Envs) -> Feature:
     if isinstance(spec.classes, int):
         return Feature("int64", (1,), classes=spec.classes)
     if spec.is_discrete:
-        raise LabError("several discrete actions at once cannot be recorded")
+        raise LabError("MultiDiscrete actions cannot be recorded")
     bounds = envs.own_bounds()
     low, high = (None, None) if bounds is None else (tuple(map(float, b.ravel())) for b in bounds)
     return Feature("float32", spec.shape, low=low, high=high)

@@ -1,4 +1,4 @@
-"""`dreamlab data view`: an episode as a contact sheet, curves or a video."""
+"""`dreamlab data view`: plot an episode as a contact sheet, curves or a video."""
 
 from __future__ import annotations
 
@@ -25,13 +25,20 @@ MOST_LINES = 12
     "dreamlab data view data/pusht 0",
     "dreamlab data view data/pusht 3 --as video --camera observation.image --out push.mp4",
 )
-@argument("place", "a data set of any format", metavar="SET")
-@argument("episode", "its number", type=NATURAL, metavar="EPISODE")
-@click.option("--as", "kind", type=click.Choice(tuple(KINDS)), help="A sheet, else curves.")
-@click.option("--camera", help="The feature to show; otherwise the first camera.")
-@click.option("--out", type=Place(), help="The file; otherwise NAME_EPISODE_KIND here.")
+@argument("place", "a dataset of any format", metavar="SET")
+@argument("episode", "index of the episode", type=NATURAL, metavar="EPISODE")
+@click.option(
+    "--as",
+    "kind",
+    type=click.Choice(tuple(KINDS)),
+    help="Default: a contact sheet if there are images, else curves.",
+)
+@click.option("--camera", help="The image feature to show; default: the first.")
+@click.option(
+    "--out", type=Place(), help="Output file; default: NAME_EPISODE_KIND in the working directory."
+)
 def view(place: str, episode: int, kind: str | None, camera: str | None, out: Path | None) -> int:
-    """Draw an episode: a contact sheet of its pictures, curves of its numbers, or a video."""
+    """Plot an episode: a contact sheet of its images, curves of its vectors, or a video."""
     from dreamlab.data.datasets.opening import open_dataset
 
     data = open_dataset(place)
@@ -39,7 +46,7 @@ def view(place: str, episode: int, kind: str | None, camera: str | None, out: Pa
     kind = kind or ("sheet" if data.cameras else "curves")
     name = Path(place.replace(":", "_")).stem
     path = out or Path(f"{name}_{episode:03d}_{kind}{KINDS[kind]}")
-    with disk_errors("Give the picture another place with --out"):
+    with disk_errors("Choose another output file with --out"):
         if kind == "curves":
             _draw_curves(data, shown, path)
         else:
@@ -51,7 +58,7 @@ def view(place: str, episode: int, kind: str | None, camera: str | None, out: Pa
 def _draw_pictures(
     data: Dataset, episode: Episode, camera: str | None, kind: str, path: Path
 ) -> Path:
-    """Write pictures of an episode as a film, or some of them as one picture."""
+    """Write the images of an episode as a video, or some of them as a contact sheet."""
     import numpy as np
     from PIL import Image
 
@@ -59,7 +66,7 @@ def _draw_pictures(
     from dreamlab.engine.video import contact_sheet, write_video
 
     if not data.cameras:
-        raise LabError(f"{data.place} has no camera: --as curves draws its numbers")
+        raise LabError(f"{data.place} has no images: use --as curves")
     chosen = data.camera(camera or next(iter(data.cameras)))
     rows = np.arange(episode.first, episode.end)
     if kind == "video":
@@ -75,7 +82,7 @@ def _rgb(picture: Any) -> Any:
 
 
 def _draw_curves(data: Dataset, episode: Episode, path: Path) -> None:
-    """Draw every vector of an episode over time, a panel each."""
+    """Plot every vector of an episode over time, one panel each."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""`dreamlab debug`: a short training with every check on."""
+"""`dreamlab debug`: a short training run with all checks on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dreamlab.commands.arguments import POSITIVE_INT, check_trust, overrides, tr
 @click.option("--frames", type=POSITIVE_INT, default=500, help="Env frames to train for.")
 @trust_code
 def command(overrides: tuple[str, ...], frames: int, trust_code: bool) -> int:
-    """Train for a few hundred frames with every check on; exit code 1 if an error was found.
+    """Train for a few hundred frames with all checks on; exit code 1 if an error was found.
 
-    Networks, buffers and phases are small (+preset=debug) unless another preset is named. Tells
-    what looks wrong, the range of inputs, gradients and activations, then memory by kind and module
-    and the time of each stage.
+    Uses small networks, buffers and phases (+preset=debug) unless another preset is given. Reports
+    problems, the ranges of inputs, gradients and activations, memory by kind and module, and the
+    time of each stage.
     """
     from dreamlab.commands.inspection import inspect
 

@@ -1,4 +1,4 @@
-"""`dreamlab demo`: a world model, trained while you look."""
+"""`dreamlab demo`: train a small world model and show its dream."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from dreamlab.commands.arguments import Override, argument, verb
 )
 @argument("overrides", "options of the run", nargs=-1, type=Override(), metavar="[KEY=VALUE]...")
 def command(overrides: tuple[str, ...]) -> int:
-    """Train a small DreamerV3 on CartPole-v1 from scratch and show its dream.
+    """Train a small DreamerV3 on CartPole-v1 and show its open-loop predictions.
 
-    A few minutes on a laptop's CPU; ends with what was learnt, films of the dream, and what to try
-    next.
+    Takes a few minutes on a laptop CPU; ends with the results, videos of the dream, and next steps.
     """
     from dreamlab.demo import run_demo
 

@@ -1,4 +1,4 @@
-"""`dreamlab diff`: how two runs differ."""
+"""`dreamlab diff`: compare two runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dreamlab.runs.query import find_run
 @as_json
 @finds_runs
 def command(a: str, b: str, root: Path, as_json: bool) -> int:
-    """Tell how two runs differ: options, code, versions, machine, results."""
+    """Show how two runs differ: options, code, versions, machine, results."""
     one, other = find_run(a, root), find_run(b, root)
     found = describe.changes_between(one, other)
     if as_json:

@@ -1,4 +1,4 @@
-"""`dreamlab doctor`: what works on this machine."""
+"""`dreamlab doctor`: check the installation and hardware."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dreamlab.commands.printing import tell_findings
 
 @verb("doctor", "dreamlab doctor")
 def command() -> int:
-    """Tell what works on this machine: versions, devices, memory, suites of environments."""
+    """Check the installation: versions, devices, memory, environment suites."""
     from dreamlab.envs.doctor import doctor
 
     tell_findings(doctor())

@@ -1,4 +1,4 @@
-"""`dreamlab eval`: measure a trained policy."""
+"""`dreamlab eval`: evaluate a trained policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, and where it goes."""
+    """Options of `dreamlab eval`."""
 
     folder: Path
     episodes: int
@@ -47,36 +47,31 @@ class Options:
     "dreamlab eval experiments/first --checkpoint best --episodes 20",
     "dreamlab eval hub:OWNER/NAME --video --out measured",
 )
-@run_folder("a run's folder, a hub's, or hub:OWNER/NAME[@REVISION]")
-@click.option("--episodes", type=POSITIVE_INT, default=10, help="How many to play.")
+@run_folder("a run directory, a hub folder, or hub:OWNER/NAME[@REVISION]")
+@click.option("--episodes", type=POSITIVE_INT, default=10, help="Number of episodes.")
 @checkpoint
-@click.option("--seed", type=SEED, default=20_000, help="Of the environments.")
-@click.option("--video", is_flag=True, help="Film an episode.")
-@click.option("--out", type=Place(), help="Where results go; otherwise into the run's folder.")
+@click.option("--seed", type=SEED, default=20_000, help="Seed of the environments.")
+@click.option("--video", is_flag=True, help="Record a video of an episode.")
+@click.option("--out", type=Place(), help="Output folder; default: the run directory.")
 @as_json
 @trust_code
 def command(**given: Any) -> int:
-    """Measure a trained policy in new episodes.
+    """Evaluate a trained policy in new episodes.
 
-    Returns and lengths are printed and kept in report/eval.json; a video goes to videos/. The
-    device and `accel` are those of the run. Into a hub's folder nothing is written.
+    Prints returns and lengths and writes them to report/eval.json; videos go to videos/. The device
+    and `accel` are those of the run. Hub folders are read-only.
     """
-    from dreamlab import build, training
-    from dreamlab.accel import dispatch
+    from dreamlab import training
     from dreamlab.export import hub
-    from dreamlab.interop import strangers
 
     options = Options(**given)
     folder = hub.resolve(options.folder)
     out = options.out or (None if hub.is_hub(folder) else folder)
     if options.video and out is None:
-        raise LabError("eval: nothing is written into a hub's folder: add --out FOLDER")
+        raise LabError("eval: hub folders are read-only: add --out FOLDER")
     trained = training.load_policy(folder, options.checkpoint, options.trust_code)
     changed = replace(trained.config.eval, episodes=options.episodes, seed=options.seed)
-    dispatch.set_reference(trained.config.accel == "off")
-    evaluator = build.build_evaluator(replace(trained.config, eval=changed))
-    with strangers.guarded(folder, options.trust_code):
-        result = evaluator.run(trained.workflow, trained.statistics, film=options.video)
+    result = training.measure(trained, folder, changed, options.video, options.trust_code)
     metrics = _finite({"env_frames": trained.env_frames, **result.metrics()})
     measured = {**metrics, "returns": result.returns}
     faults = _keep(result, measured, out, f"eval_seed{options.seed}.mp4")
@@ -92,8 +87,8 @@ def command(**given: Any) -> int:
 def _finite(metrics: dict[str, float]) -> dict[str, float]:
     if wrong := [k for k, v in metrics.items() if not math.isfinite(v)]:
         raise LabError(
-            f"eval: {wrong[0]} is {metrics[wrong[0]]}: the policy acts, but its environment or "
-            "its rewards are not finite (`dreamlab check` tries the environment)"
+            f"eval: {wrong[0]} is {metrics[wrong[0]]}: the environment or its rewards are not "
+            f"finite (validate it with `dreamlab check`)"
         )
     return metrics
 
@@ -101,7 +96,7 @@ def _finite(metrics: dict[str, float]) -> dict[str, float]:
 def _keep(
     result: EvalResult, measured: dict[str, Any], out: Path | None, film: str
 ) -> dict[str, OSError]:
-    """Write what was measured, and the video; return what the disk refused, and why."""
+    """Write the results and the video; return what could not be written, and why."""
     from dreamlab.core.files import write_json
     from dreamlab.engine.video import Films
 

@@ -1,4 +1,4 @@
-"""`dreamlab export`: a table of groups and metrics."""
+"""`dreamlab export`: export a table of results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from dreamlab.core.text import print
 @compared
 @click.option("--format", "kind", default="markdown", help="latex, csv, markdown or json.")
 @click.option("--statistic", default="iqm", help="latex, markdown: iqm, mean or median.")
-@click.option("--curves", is_flag=True, help="csv: every value of every run.")
-@click.option("--out", type=Place(), help="A file; without it the table is printed.")
+@click.option("--curves", is_flag=True, help="csv: all points of all runs.")
+@click.option("--out", type=Place(), help="Output file; default: print to stdout.")
 def command(kind: str, statistic: str, curves: bool, out: Path | None, **asked: Any) -> int:
-    """Write a table of groups and metrics: statistic, interval and number of seeds."""
+    """Export a table of groups and metrics: statistic, interval and number of seeds."""
     from dreamlab.results.compare import remarks
     from dreamlab.results.tables import curves_csv, in_format
 
@@ -34,7 +34,7 @@ def command(kind: str, statistic: str, curves: bool, out: Path | None, **asked: 
     comparisons = list(named.values())
     exported = in_format(comparisons, kind, statistic)
     if curves and kind != "csv":
-        raise LabError("--curves: curves are written with --format csv")
+        raise LabError("--curves requires --format csv")
     exported = curves_csv(comparisons) if curves else exported
     if out:
         write_text(out, exported + "\n")

@@ -1,4 +1,4 @@
-"""`dreamlab export-policy`: a policy for other programs."""
+"""`dreamlab export-policy`: export a policy to ONNX, TorchScript or a model hub."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Which policy, and what is made of it."""
+    """Options of `dreamlab export-policy`."""
 
     folder: Path
     format: Format
@@ -51,22 +51,25 @@ class Options:
     "dreamlab export-policy experiments/first --format onnx",
     "dreamlab export-policy experiments/first --hub my-policy --push OWNER/NAME --private",
 )
-@run_folder("a run's folder, a hub's, or hub:OWNER/NAME[@REVISION]")
+@run_folder("a run directory, a hub folder, or hub:OWNER/NAME[@REVISION]")
 @click.option(
-    "--format", type=click.Choice(["onnx", "torchscript"]), default="onnx", help="Of the file."
+    "--format", type=click.Choice(["onnx", "torchscript"]), default="onnx", help="Export format."
 )
 @checkpoint
-@click.option("--out", type=Place(), help="The file; otherwise FOLDER/export/policy.*")
-@click.option("--batch", type=POSITIVE_INT, help="Fix the number of rows; otherwise any number.")
+@click.option("--out", type=Place(), help="Output file; default: FOLDER/export/policy.*")
+@click.option("--batch", type=POSITIVE_INT, help="Fixed batch size; default: dynamic.")
 @click.option(
-    "--tolerance", type=POSITIVE, default=1e-4, help="Largest difference from the original."
+    "--tolerance",
+    type=POSITIVE,
+    default=1e-4,
+    help="Largest allowed difference from the original policy.",
 )
 @click.option("--hub", type=Place(), help="Write a folder for a model hub instead.")
 @click.option("--push", metavar="OWNER/NAME", help="Upload that folder to Hugging Face.")
-@click.option("--private", is_flag=True, help="Only you shall see what is pushed.")
+@click.option("--private", is_flag=True, help="Make the pushed repository private.")
 @trust_code
 def command(**given: Any) -> int:
-    """Write a run's policy for other programs, compared with the original before it counts."""
+    """Export a run's policy and verify it against the original."""
     from dreamlab import training
     from dreamlab.export import hub
     from dreamlab.interop import strangers
@@ -74,12 +77,12 @@ def command(**given: Any) -> int:
     options = Options(**given)
     options = replace(options, folder=hub.resolve(options.folder))
     if not (options.folder / "config.yaml").exists():
-        raise ConfigError(f"{options.folder} is not a run folder: it has no config.yaml")
+        raise ConfigError(f"{options.folder} is not a run directory: it has no config.yaml")
     if options.private and not options.push:
-        raise ConfigError("export-policy: --private is about --push OWNER/NAME")
+        raise ConfigError("export-policy: --private has no effect without --push OWNER/NAME")
     to_hub = options.hub or options.push
     if hub.is_hub(options.folder) and not (options.out or to_hub):
-        raise ConfigError("export-policy: nothing is written into a hub's folder: add --out FILE")
+        raise ConfigError("export-policy: hub folders are read-only: add --out FILE")
     trained = training.load_policy(options.folder, options.checkpoint, options.trust_code)
     with disk_errors(every=True), strangers.guarded(options.folder, options.trust_code):
         return _export_to_hub(trained, options) if to_hub else _export(trained, options)
@@ -101,7 +104,7 @@ def _export_to_hub(trained: Trained, options: Options) -> int:
         if options.push:
             message = f"{type(workflow).__name__} on {env}, {frames:,} env frames"
             url = hub.push(folder, options.push, message, private=options.private)
-            print(f"pushed to  {url}\nmeasure it with  dreamlab eval {source}")
+            print(f"pushed to  {url}\nevaluate:  dreamlab eval {source}")
     return 0
 
 
@@ -115,7 +118,7 @@ def _export(trained: Trained, options: Options) -> int:
     from dreamlab.runs.run import Run
     from dreamlab.training import scaling_of
 
-    torch.set_num_threads(1)  # a row at a time is too little work to share
+    torch.set_num_threads(1)  # one row at a time is too little work for several threads
     env = trained.config.env
     wrapper = exporting.action_wrapper(make_env(env, 0, 0))
     normalize = exporting.Normalize(env.normalize_obs, trained.statistics)
@@ -146,14 +149,14 @@ def _export(trained: Trained, options: Options) -> int:
     print(f"inputs          {', '.join(policy.inputs)}")
     print(f"outputs         {', '.join(policy.outputs)}")
     forced = policy.batch != options.batch
-    fixed = " only: this policy cannot be written for any number of them" if forced else " only"
-    print(f"rows            {f'{policy.batch}{fixed}' if policy.batch else 'any number'}")
+    fixed = ", fixed: this policy does not support a dynamic batch size" if forced else ", fixed"
+    print(f"batch size      {f'{policy.batch}{fixed}' if policy.batch else 'dynamic'}")
     print(f"max difference  {parity.worst:.3g} over {parity.steps} steps")
     return 0
 
 
 def _of_data(env: EnvConfig, data: Affine) -> Actions:
-    """Return what brings actions back to the units of the data, within the environment's bounds."""
+    """Return the mapping of actions to the units of the data, within the environment's bounds."""
     from dreamlab.envs.vector import make_env
     from dreamlab.export.policy_export import Actions
 

@@ -1,4 +1,4 @@
-"""`dreamlab import`: a run made of a checkpoint of another program."""
+"""`dreamlab import`: import a checkpoint of the official DreamerV3, TD-MPC2 or LeRobot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAMS = {
     "tdmpc2": "dreamlab.interop.import_tdmpc2",
     "lerobot": "dreamlab.interop.import_lerobot",
 }
-"""What reads the checkpoints of each program."""
+"""The module that reads the checkpoints of each program."""
 
 
 @verb(
@@ -25,7 +25,7 @@ PROGRAMS = {
     "dreamlab import tdmpc2 walker-run-1.pt tdmpc2_dmc_proprio env.id=walker_run",
     "dreamlab import lerobot checkpoints/last/pretrained_model env=pusht env.options.obs=pixels",
 )
-@argument("program", "whose checkpoint it is: dreamerv3, tdmpc2 or lerobot", metavar="PROGRAM")
+@argument("program", "source of the checkpoint: dreamerv3, tdmpc2 or lerobot", metavar="PROGRAM")
 @argument(
     "path",
     "dreamerv3: an agent.pkl, an .npz, or a folder with one; tdmpc2: a .pt; lerobot: a folder",
@@ -35,10 +35,10 @@ PROGRAMS = {
 @overrides
 @trust_code
 def command(program: str, path: Path, overrides: tuple[str, ...], trust_code: bool) -> int:
-    """Make a run folder of an original's checkpoint; eval and resume work on it.
+    """Import a checkpoint of the official DreamerV3, TD-MPC2 or LeRobot as a run.
 
-    The network is that of the weights; the environment is yours to name. Nothing in the checkpoint
-    is executed.
+    `eval` and `resume` work on it. The network sizes are read from the weights; you name the
+    environment. No code in the checkpoint is executed.
     """
     if program not in PROGRAMS:
         raise LabError(unknown("program to import from", program, PROGRAMS, "import"))
@@ -49,20 +49,17 @@ def command(program: str, path: Path, overrides: tuple[str, ...], trust_code: bo
     weights = import_run.read_weights(path)
     config = import_run.config_for(weights, overrides)
     if config.run.dir and (Path(config.run.dir) / "config.yaml").exists():
-        raise LabError(f"{config.run.dir} holds a run already: import into another run.dir")
+        raise LabError(f"{config.run.dir} already contains a run: choose another run.dir")
     import_run.check_fit(weights, config)
-    with (
-        disk_errors("Give the run another place with run.dir"),
-        training.open_run(config) as opened,
-    ):
+    with disk_errors("Choose another run.dir"), training.open_run(config) as opened:
         run = opened.run
-        if opened.found:  # another process was faster
-            raise LabError(f"{run.folder} holds a run already: import into another run.dir")
+        if opened.found:  # another process created it meanwhile
+            raise LabError(f"{run.folder} already contains a run: choose another run.dir")
         loop = build.build(opened.config, run)
         moments = import_run.fill(loop.workflow, weights)
         loop.save()
         opened.keep()
         run.event("imported", source=str(path), optimizer=moments)
         run.update(status="imported")
-    print(f"imported {'with' if moments else 'without'} the optimizer's moments: {run.folder}")
+    print(f"imported {'with' if moments else 'without'} optimizer state: {run.folder}")
     return 0

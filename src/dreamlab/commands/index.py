@@ -1,4 +1,4 @@
-"""`dreamlab index`: the index of runs."""
+"""`dreamlab index`: update the run index."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from dreamlab.runs.query import NothingFoundError
     "dreamlab index /data/runs --rebuild",
 )
 @argument(
-    "root", f"a folder of runs; {ROOT} if none is named",
+    "root", f"a folder of runs; default: {ROOT}",
     required=False, type=RunFolder(), default=ROOT, metavar="[ROOT]",
 )  # fmt: skip
-@click.option("--rebuild", is_flag=True, help="Forget the index and read all runs.")
+@click.option("--rebuild", is_flag=True, help="Rebuild the index from scratch.")
 @as_json
 @finds_runs
 def command(root: Path, rebuild: bool, as_json: bool) -> int:
-    """Bring the index of a folder's runs up to date, or make it anew.
+    """Update or rebuild the index of a folder of runs.
 
-    Only what `dreamlab list` is fast by: the folders are the truth, and the index can be deleted.
+    The index only speeds up `dreamlab list`: run directories are authoritative, and it can be
+    deleted.
     """
     if not root.is_dir():
-        raise NothingFoundError(f"{root}: there is no such folder")
+        raise NothingFoundError(f"{root}: no such folder")
     if rebuild and not indexed.remove(root):
         raise LabError(
-            f"{root / indexed.FILE} cannot be removed: it is in use, read-only, or no index of runs"
+            f"{root / indexed.FILE} cannot be removed: it is in use, read-only, or not a run index"
         )
     listing = read_runs(root, make=True)
     warn(listing.notes)
@@ -45,5 +46,5 @@ def command(root: Path, rebuild: bool, as_json: bool) -> int:
     if as_json:
         print(json_text(found))
     else:
-        print(f"{root}: {found['runs']} runs, {found['read']} of them read anew")
+        print(f"{root}: {found['runs']} runs, {found['read']} updated")
     return 0 if listing.rows else 1

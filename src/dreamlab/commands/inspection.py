@@ -1,4 +1,4 @@
-"""A few hundred frames of training with every check on: what `dreamlab debug` does."""
+"""Implementation of `dreamlab debug`: a few hundred frames with all checks on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dreamlab.engine.terminal import Terminal
 
 
 def inspect(overrides: Sequence[str], frames: int) -> int:
-    """Train with every check on and print what was found; return 1 if an error was."""
+    """Train with all checks on and print the findings; return 1 if there was an error."""
     config = _debug_config(overrides)
     build.check(config)
     with disk_errors(every=True), tempfile.TemporaryDirectory() as scratch:
@@ -35,7 +35,7 @@ def inspect(overrides: Sequence[str], frames: int) -> int:
         except DivergedError as diverged:
             error = diverged
         _report_inspection(inspector, error)
-        if error is None:  # again without the checks, which would be most of the profile
+        if error is None:  # again without the checks, which would dominate the profile
             plain = replace(config, watch=replace(config.watch, check_every_update=False))
             _measure(_open(plain, Path(scratch) / "measured"), frames)
             _profile(_open(plain, Path(scratch) / "profiled"), frames)
@@ -48,10 +48,10 @@ def _stop_at(frames: int) -> StopWhen:
 
 
 def _open(config: LabConfig, folder: Path) -> Orchestrator:
-    """Return the loop of a new run folder."""
+    """Return the loop of a new run."""
     with training.open_run(replace(config, run=replace(config.run, dir=str(folder)))) as opened:
         if opened.found:
-            raise LabError(f"{folder} holds a run already: choose another run.dir")
+            raise LabError(f"{folder} already contains a run: choose another run.dir")
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
         opened.keep()
     return loop
@@ -72,7 +72,7 @@ def _debug_config(overrides: Sequence[str]) -> LabConfig:
 def _report_inspection(inspector: Inspector, error: LabError | None) -> None:
     counters, findings = inspector.loop.counters, inspector.findings()
     print(f"{counters.env_frames} env frames, {counters.updates} updates")
-    print("\nfindings" if findings or error else "\nnothing wrong was found")
+    print("\nfindings" if findings or error else "\nno problems found")
     for finding in findings:
         print(f"  {finding.level:8s} {finding.text}")
     if error is not None:
@@ -89,7 +89,7 @@ def _report_inspection(inspector: Inspector, error: LabError | None) -> None:
 
 
 def _measure(loop: Orchestrator, frames: int) -> None:
-    """Train again, and print where memory and time went."""
+    """Train again, and print memory and time."""
     times, memory = StageTimes(), MemoryProfile()
     for observer in (times, memory, _stop_at(frames)):
         loop.observers.add(observer)
@@ -102,7 +102,7 @@ def _measure(loop: Orchestrator, frames: int) -> None:
 
 
 def _profile(loop: Orchestrator, frames: int) -> None:
-    """Train a third time, as far as the profiler needs, which slows and takes memory itself."""
+    """Train a third time under the profiler, which itself costs time and memory."""
     profiler = Profiler(3, loop.run_log.folder / "trace.json", lambda _: None)
     loop.observers.add(profiler)
     loop.observers.add(_stop_at(frames))

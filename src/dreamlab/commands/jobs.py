@@ -1,4 +1,4 @@
-"""What the verbs share that run many jobs: the sweep's file, its check, who runs it."""
+"""Helpers of the commands that run many jobs: the sweep file, its validation, its launcher."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from dreamlab.sweeps.sweep import SweepConfig, telling
 
 
 def read_sweep(file: str, overrides: Sequence[str]) -> SweepConfig:
-    """Return the sweep of a file, with what the command line changes in it."""
+    """Return the sweep of a file with the command line's overrides."""
     path = _find(file)
     node = read_yaml(path)
     node.setdefault("name", path.stem)
@@ -60,7 +60,7 @@ def _find(name: str) -> Path:
 
 
 def _apply(node: dict[str, Any], override: str) -> None:
-    """Change an option of the sweep; any other is added to the overrides of all jobs."""
+    """Set an option of the sweep; any other is added to the overrides of all jobs."""
     key, equals, text = override.partition("=")
     if not equals and override in choices("experiment"):
         key = "+experiment"
@@ -85,7 +85,7 @@ def _apply(node: dict[str, Any], override: str) -> None:
 
 
 def check_jobs(jobs: Sequence[Job]) -> int:
-    """Raise if a job could not begin; return the env frames of one, 0 if they are not known."""
+    """Raise if a job's configuration is invalid; return its env frames, 0 if unknown."""
     frames = 0
     for job in telling(jobs):
         config = load_config(compose(job.overrides))
@@ -96,19 +96,19 @@ def check_jobs(jobs: Sequence[Job]) -> int:
 
 
 def keep_file(config: SweepConfig, folder: Path) -> None:
-    """Keep the sweep's file beside its jobs."""
+    """Save the sweep file beside its jobs."""
     path = folder / "sweep.yaml"
     if path.exists() and not {"limits", "launcher", "tune", "sample_seed"} <= {*read_yaml(path)}:
-        raise ConfigError(f"{path} is a file of yours: give the sweep another folder with dir=")
+        raise ConfigError(f"{path} was not written by a sweep: choose another folder with dir=")
     write_text(path, OmegaConf.to_yaml(OmegaConf.create(dump(config))))
 
 
 def staff(
     config: SweepConfig, folder: Path, jobs: Sequence[Job], count: int
 ) -> tuple[JobPool, SweepProgress]:
-    """Return who runs `count` jobs like these, and where that is shown; for none nobody is called.
+    """Return the pool that runs `count` jobs, and its progress view; no launcher for 0 jobs.
 
-    Where they share GPUs fewer run at once than asked for, if memory has no room for more.
+    Jobs that share GPUs run fewer at once than requested if GPU memory does not suffice.
     """
     size, limits, mps = config.parallel_jobs, config.limits, None
     view = SweepProgress(config.name, size)
@@ -126,7 +126,7 @@ def staff(
 def seat(
     config: SweepConfig, folder: Path, jobs: Sequence[Job], count: int, say: Callable[[str], None]
 ) -> Seats | None:
-    """Return which job gets which GPU of this machine, and say so; None leaves it to the runs."""
+    """Return the GPU assignment of the jobs, and log it; None leaves it to the runs."""
     limits, asked = config.limits, min(config.parallel_jobs, count)
     if config.launcher.name != "local" or limits.gpus == 0:
         return None
@@ -146,7 +146,7 @@ def seat(
 
 
 def _on_gpu(jobs: Sequence[Job]) -> bool:
-    """Tell whether any of the jobs takes a GPU where there is one."""
+    """Return whether any of the jobs would use an available GPU."""
     devices = (load_config(compose(job.overrides)).device for job in telling(jobs))
     return bool(visible_gpus()) and any(d in ("auto", "cuda") for d in devices)
 
@@ -160,16 +160,16 @@ def _about_mps(seats: Seats, wanted: bool) -> str:
 
 
 def console() -> ShowConsole:
-    """Return where tables are printed; without a terminal they are wide."""
+    """Return the console for tables, which is wide without a terminal."""
     return ShowConsole() if sys.stdout.isatty() else ShowConsole(width=200)
 
 
 def list_jobs(jobs: Iterable[Job]) -> None:
-    """Print the command of each job and how far it is."""
+    """Print the command and the status of each job."""
     for job in jobs:
         print(f"{shell(job.command())}  # {job.status()}")
 
 
 def again(verb: str, args: list[str]) -> str:
-    """Return what to type to go on."""
+    """Return the command that resumes the sweep."""
     return shlex.join(["dreamlab", verb, *(a for a in args if a != "--retry-failed")])

@@ -1,4 +1,4 @@
-"""`dreamlab list`: the runs below some folders."""
+"""`dreamlab list`: list runs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from dreamlab.runs.query import COLUMNS, ask, parse_filter
     "dreamlab list experiments /data/runs --filter 'tags~baseline' --json",
 )
 @argument(
-    "roots", f"folders of runs; {ROOT} if none is named",
+    "roots", f"folders of runs; default: {ROOT}",
     nargs=-1, type=RunFolder(), metavar="[ROOT]...",
 )  # fmt: skip
 @click.option(
-    "--filter", "conditions", multiple=True, metavar="KEY=VALUE", help="With = != > >= < <= or ~."
+    "--filter",
+    "conditions",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Operators: = != > >= < <= ~.",
 )
 @click.option(
-    "--sort", default="", show_default=False, metavar="KEY", help="Numbers from the highest."
+    "--sort", default="", show_default=False, metavar="KEY", help="Sort by KEY; numbers descending."
 )
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--limit", type=POSITIVE_INT, help="At most so many runs.")
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
+@click.option("--limit", type=POSITIVE_INT, help="Maximum number of runs.")
 @as_json
 @finds_runs
 def command(
@@ -43,10 +47,10 @@ def command(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """List the runs below some folders.
+    """List the runs in folders.
 
-    KEY is a column (return, frames, status, env, tags, ...) or an option of the configuration such
-    as workflow.gamma. Exit code 1 if there is no such run.
+    KEY is a column (return, frames, status, env, tags, ...) or a configuration key such as
+    workflow.gamma. Exit code 1 if no run matches.
     """
     filters = [parse_filter(f) for f in conditions]
     places = [*roots] or [ROOT]
@@ -60,5 +64,5 @@ def command(
         print(describe.table(rows, [k for k in keys if k in rows[0] and k not in COLUMNS]))
     else:
         where = ", ".join(map(str, places))
-        print(f"no run in {where}{' fulfils these filters' if filters else ''}", file=sys.stderr)
+        print(f"no run in {where}{' matches these filters' if filters else ''}", file=sys.stderr)
     return 0 if rows else 1

@@ -1,4 +1,4 @@
-"""`dreamlab logs`: a run's events and metrics as lines."""
+"""`dreamlab logs`: print a run's events and metrics."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dreamlab.runs.run_row import GOING, live_status, read_row
     "dreamlab logs 3f2a --follow",
 )
 @run_name()
-@click.option("--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("--last", type=NATURAL, help="Only the last so many lines.")
+@click.option("--follow", is_flag=True, help="Follow until the run ends.")
+@click.option("--last", type=NATURAL, help="Print only the last N lines.")
 @root
 @as_json
 @finds_runs
 def command(run: str, follow: bool, last: int | None, root: Path, as_json: bool) -> int:
-    """Print a run's events and metrics, one line each, in the order they happened."""
+    """Print a run's events and metrics in chronological order, one per line."""
     folder = find_run(run, root)
 
     def tell(line: Line) -> None:

@@ -1,4 +1,4 @@
-"""What `sweep` and `tune` are typed with."""
+"""Arguments of `sweep` and `tune`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dreamlab.core.text import print
 
 @dataclass(frozen=True)
 class Asked:
-    """What was typed behind `sweep` or `tune`."""
+    """Parsed arguments of `sweep` or `tune`."""
 
     file: str | None
     overrides: tuple[str, ...]
@@ -26,7 +26,7 @@ class Asked:
 
 
 class SweepFile(click.ParamType):
-    """A YAML file, or the name of one that comes with the package."""
+    """A YAML file, or the name of a bundled one."""
 
     name = "file"
 
@@ -39,19 +39,19 @@ class SweepFile(click.ParamType):
 
 
 def many(function: Decorated) -> Decorated:
-    """Add the arguments that both verbs share."""
+    """Add the arguments that both commands share."""
     adds: list[Callable[[Decorated], Decorated]] = [
         argument(
-            "file", "a YAML file, or the name of one in configs/sweep; without it they are listed",
+            "file", "a YAML file, or a name in configs/sweep; omit it to list them",
             required=False, type=SweepFile(), metavar="[FILE]",
         ),
         argument(
-            "overrides", "options of the sweep, or of all its jobs",
+            "overrides", "options of the sweep or of all its jobs",
             nargs=-1, type=Override(), metavar="[KEY=VALUE]...",
         ),
-        click.option("--dry-run", is_flag=True, help="List the jobs and stop."),
-        click.option("--show", is_flag=True, help="Print the results so far and stop."),
-        click.option("--retry-failed", is_flag=True, help="Run failed jobs again."),
+        click.option("--dry-run", is_flag=True, help="List the jobs and exit."),
+        click.option("--show", is_flag=True, help="Print the results so far and exit."),
+        click.option("--retry-failed", is_flag=True, help="Retry failed jobs."),
     ]  # fmt: skip
     for add in reversed(adds):
         function = add(function)
@@ -59,6 +59,6 @@ def many(function: Decorated) -> Decorated:
 
 
 def list_sweeps() -> int:
-    """Print what could be run."""
+    """Print the available sweeps."""
     print("sweeps:", ", ".join(choices("sweep")))
     return 0

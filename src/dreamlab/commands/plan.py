@@ -1,4 +1,4 @@
-"""`dreamlab plan`: what a run will cost, from a few seconds of it in a scratch folder."""
+"""`dreamlab plan`: estimate the cost of a run from a few seconds of training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dreamlab.commands.arguments import cfg, check_trust, overrides, trust_code, verb
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.text import print
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ GIB = 2**30
 @cfg
 @trust_code
 def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
-    """Tell what a run will cost before it is trained.
+    """Estimate the cost of a run before training it.
 
     Parameters, memory and disk in GiB, env frames, updates and the expected time, extrapolated from
     a few seconds of training in a scratch folder on this machine.
@@ -42,7 +43,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
 
 
 def _costs(config: LabConfig) -> list[tuple[str, str]]:
-    """Return what is told, row by row."""
+    """Return the rows of the table."""
     from dreamlab import build
     from dreamlab.core.words import duration
     from dreamlab.engine.plan import GPU_ROW, make_plan
@@ -50,6 +51,8 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
     from dreamlab.engine.watch import disk_free, memory_available
     from dreamlab.runs.run import Run
 
+    if config.actors.num:
+        raise ConfigError("actors: plan measures one process: leave them out")
     with tempfile.TemporaryDirectory() as scratch:
         run = Run(Path(scratch) / "run")
         run.folder.mkdir()

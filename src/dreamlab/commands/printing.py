@@ -1,4 +1,4 @@
-"""What the verbs print beside their results: JSON for programs, warnings for people."""
+"""Output of the commands: JSON, warnings and findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def warn(notes: Iterable[str]) -> None:
 
 
 def json_text(data: Any, indent: int | None = 2) -> str:
-    """Return plain data as JSON; a number that JSON does not know is text, as in metrics.jsonl."""
+    """Return data as JSON; NaN and infinity become text, as in metrics.jsonl."""
     return json.dumps(_finite(data), indent=indent, default=str, allow_nan=False)
 
 
@@ -33,17 +33,17 @@ def _finite(data: Any) -> Any:
 
 
 def hang_up() -> None:
-    """Send the rest of the output nowhere, once nobody reads it; an exit would complain of it."""
+    """Discard the rest of the output after a broken pipe, so that exit does not raise."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except BrokenPipeError:
-            with suppress(OSError):  # a stream without a file has nothing left to flush
+            with suppress(OSError):  # a stream without a file descriptor has nothing to flush
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def tell_findings(findings: Iterable[Any]) -> int:
-    """Print what a check found; return 1 if there was an error, 0 if not."""
+    """Print the findings of a check; return 1 if one is an error, else 0."""
     levels: list[str] = []
     for finding in findings:
         print(f"{finding.level:8s} {finding.text}")

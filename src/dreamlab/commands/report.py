@@ -1,4 +1,4 @@
-"""`dreamlab report`: one page about groups of runs."""
+"""`dreamlab report`: write an HTML report about groups of runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dreamlab.core.text import print, visible
     "dreamlab report experiments/first --title 'First steps' --against published",
 )
 @compared
-@click.option("--out", type=Place(), default=Path("report.html"), help="The file.")
-@click.option("--title", help="The page's title; otherwise the groups' names.")
+@click.option("--out", type=Place(), default=Path("report.html"), help="Output file.")
+@click.option("--title", help="Title of the page; default: the group names.")
 @against
 def command(out: Path, title: str | None, **asked: Any) -> int:
-    """Write one HTML page about groups of runs that needs no other file.
+    """Write a self-contained HTML report about groups of runs.
 
-    Statistics, curves, options, films, and what to type to make all of it again.
+    Statistics, curves, options, videos, and the commands that reproduce them.
     """
     from dreamlab.commands.reproduce import recipe
     from dreamlab.results.compare import remarks
@@ -45,13 +45,13 @@ def command(out: Path, title: str | None, **asked: Any) -> int:
 
 
 def _title(names: list[str]) -> str:
-    """Return a title from groups' names; of many, the first few."""
+    """Return a title made of the first group names."""
     shown = names if len(names) < 4 else [*names[:2], f"{len(names) - 2} more"]
     return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def _typed_again(wanted: Asked, title: str | None) -> list[str]:
-    """Return the options of a page that its groups are not."""
+    """Return the options of a report other than its groups."""
     metrics = ",".join(wanted.metrics) if wanted.metrics else None
     asked: dict[str, Any] = {
         "--metrics": metrics, "--at": wanted.at, "--against": wanted.against,

@@ -1,4 +1,4 @@
-"""What to type to make runs again: the code they ran on, their options, their seeds."""
+"""The commands that reproduce runs: code version, options, seeds."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from dreamlab.runs.git_state import KEPT_CHARACTERS
 from dreamlab.runs.options import flatten
 
 ROOT = "again"
-"""The folder of the new runs: the old ones are not gone on with."""
+"""Folder of the new runs, so that the old ones are not resumed."""
 Code = tuple[str, str]
-"""A commit and what was changed after it."""
+"""A commit and the uncommitted changes on top of it."""
 
 
 @dataclass
 class Recipe:
-    """Lines for a shell, and the files that they read."""
+    """Shell commands, and the files they read."""
 
     lines: list[str] = field(default_factory=list[str])
     files: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def recipe(groups: Groups, arguments: Sequence[str]) -> Recipe:
-    """Return how to make all runs again, and the page about them with these arguments."""
+    """Return the commands that reproduce all runs and the report with these arguments."""
     out = Recipe()
     projects = (m.run.manifest.get("project") or {} for m in groups.members)
     for commit in dict.fromkeys(p["commit"] for p in projects if p.get("commit")):
         word = shlex.quote(one_line(str(commit)))
-        out.lines.append(f"# begun in a repository of your own, at its commit {word}")
+        out.lines.append(f"# started in your own repository, at commit {word}")
     codes = list(dict.fromkeys(code_of(m) for m in groups.members))
     for i, code in enumerate(codes):
         patch = "changes.patch" if len(codes) == 1 else f"changes_{i + 1}.patch"
@@ -54,28 +54,28 @@ def recipe(groups: Groups, arguments: Sequence[str]) -> Recipe:
 
 
 def slug(name: str) -> str:
-    """Return a name as a folder may have it, and a shell reads it as one word."""
+    """Return a name that is a valid folder name and a single shell word."""
     return re.sub(r"[^\w.-]+", "_", name).strip("_") or "_"
 
 
 def code_of(member: Member) -> Code:
-    """Return the code that a run was made with."""
+    """Return the code version of a run."""
     git = member.run.manifest.get("git") or {}
     return str(git.get("commit") or ""), str(git.get("diff") or "")
 
 
 def _apply(out: Recipe, diff: str, patch: str) -> list[str]:
-    """Return the line that brings changes back, if there were any."""
+    """Return the command that applies uncommitted changes, if there were any."""
     if not diff:
         return []
     if len(diff) >= KEPT_CHARACTERS:
-        return ["# the code was changed after that commit, by more than a run keeps"]
+        return ["# there were uncommitted changes, too large to be stored in the run"]
     out.files[patch] = diff if diff.endswith("\n") else f"{diff}\n"
     return [f"git apply {patch}"]
 
 
 def _trains(out: Recipe, group: Group, members: list[Member]) -> list[str]:
-    """Return a command for all runs of a group that differ in nothing but the seed."""
+    """Return one command for all runs of a group that differ only in the seed."""
     seeds: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for m in members:
         name = slug(group.name) if len(group.tasks) == 1 else f"{slug(group.name)}/{slug(m.task)}"
@@ -93,10 +93,10 @@ def _trains(out: Recipe, group: Group, members: list[Member]) -> list[str]:
 
 
 def typed(member: Member) -> tuple[str, ...] | None:
-    """Return what was typed after `dreamlab train`, less seed and folder.
+    """Return the arguments of `dreamlab train` without seed and folder.
 
-    None if that does not give the run's configuration: it was started by a program, from a file
-    that may be elsewhere, or trained on for longer.
+    None if they do not give the run's configuration: it was started from Python or from a file that
+    may have moved, or it was extended later.
     """
     command = [str(w) for w in member.run.manifest.get("command") or []]
     words = [w for w in command[2:] if not w.startswith(("seed=", "run.dir="))]
@@ -105,7 +105,7 @@ def typed(member: Member) -> tuple[str, ...] | None:
     if any(w.lstrip("+~").startswith("hydra") for w in words):
         return None
     try:
-        with ours_only():  # the command may be a stranger's: it is compared, nothing of it is run
+        with ours_only():  # the command may be untrusted: it is only compared, never executed
             again = load_config(compose([*words, f"seed={member.seed}"]))
     except LabError:
         return None

@@ -1,4 +1,4 @@
-"""`dreamlab resume`: go on with a run from its own configuration."""
+"""`dreamlab resume`: resume a run with its own configuration."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ MAY_CHANGE = {LENGTH: PositiveInt, PROCESSES: PositiveInt}
 @run_folder()
 @argument(
     "overrides",
-    f"{LENGTH}=N: the length of the whole training, in env frames; {PROCESSES}=N: how many train",
+    f"{LENGTH}=N: the total length of training, in env frames; {PROCESSES}=N: number of processes",
     nargs=-1, type=Override(), metavar="[KEY=N]...",
 )  # fmt: skip
 @click.option(
     "--checkpoint", default="latest", metavar="NAME",
-    help="Go back to this one (best, or a name in checkpoints/); later ones become undone_NAME.",
+    help="Roll back to this one (best, or a name in checkpoints/); later ones are renamed to "
+        "undone_NAME.",
 )  # fmt: skip
 @trust_code
 def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_code: bool) -> int:
-    """Go on with an interrupted run, or with a finished one for longer.
+    """Resume an interrupted run, or extend a finished one.
 
-    Everything is as it was: weights, optimizers, replay, random numbers, counters. The numbers are
-    those of a training that was never interrupted.
+    Restores weights, optimizers, replay buffer, random states and counters. The results are
+    identical to those of an uninterrupted run.
     """
     given: dict[str, int] = {}
     for override in overrides:
         key, _, value = override.partition("=")
         if key not in MAY_CHANGE or not value.replace("_", "").isdecimal():
             raise ConfigError(
-                f"resume: {override!r}: only {LENGTH}=N and {PROCESSES}=N may change; "
+                f"resume: {override!r}: only {LENGTH}=N and {PROCESSES}=N can be changed; "
                 "for other options start a new run"
             )
         given[key] = convert(int(value), MAY_CHANGE[key], key)

@@ -1,4 +1,4 @@
-"""A part of a run once more, in a clean process: what `dreamlab verify` compares with."""
+"""The rerun that `dreamlab verify` compares with, in a clean process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dreamlab.runs.run import Run
 
 
 def prepare(config: LabConfig, second: Path, overrides: Sequence[str]) -> verifying.Rows:
-    """Write the second run's configuration; return the options that it changes."""
+    """Write the configuration of the rerun; return the options that it changes."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -44,7 +44,7 @@ def prepare(config: LabConfig, second: Path, overrides: Sequence[str]) -> verify
 
 
 def _quiet(config: LabConfig, folder: Path) -> LabConfig:
-    """Return the same training without what only looks at it."""
+    """Return the same training without evaluation and logging."""
     log = replace(
         config.log, terminal="off", tensorboard=False, wandb=False, chain=True, norms=False
     )
@@ -61,9 +61,11 @@ def _quiet(config: LabConfig, folder: Path) -> LabConfig:
 
 
 def copy_checkpoint(run: Run, config: LabConfig, second: Path, which: str) -> int:
-    """Copy a checkpoint with all that it needs; return its moment."""
+    """Copy a checkpoint and the files it needs; return its clock."""
     if is_writing(run.folder):
-        raise LabError(f"{run.folder} is being trained: leave out --from, or wait until it is done")
+        raise LabError(
+            f"{run.folder} is being trained: remove --from, or wait until it has finished"
+        )
     checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint, print)
     path = checkpoints.named(which) or checkpoints.folder / which
     if path.name not in checkpoints.names():
@@ -77,7 +79,7 @@ def copy_checkpoint(run: Run, config: LabConfig, second: Path, which: str) -> in
 
 
 def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
-    """Return the moments of the links to compare: all, or up to the first after `frames`."""
+    """Return the clocks of the links to compare: all, or up to the first after `frames`."""
     links = verifying.whole_part(verifying.read_chain(run.folder))
     ahead = [at for link in links if (at := moment_of(link)) > begin]
     if not ahead:
@@ -87,16 +89,16 @@ def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
 
 
 def run_again(second: Path, links: int) -> None:
-    """Train the prepared folder for a number of links, in a process of its own."""
+    """Train the prepared folder for a number of links in a separate process."""
     command = [sys.executable, "-m", __name__, str(second), str(links)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         text = "\n".join(done.stderr.strip().splitlines()[-8:])
-        raise LabError(f"the second run failed:\n{text}")
+        raise LabError(f"the rerun failed:\n{text}")
 
 
 class StopAfterLinks(Observer):
-    """Ends a run once it has written a number of links."""
+    """Stop a run after a number of links."""
 
     def __init__(self, loop: Orchestrator, links: int) -> None:
         self.loop, self.left = loop, links
@@ -108,7 +110,7 @@ class StopAfterLinks(Observer):
 
 
 def again(folder: Path, links: int) -> int:
-    """Train a prepared folder for a number of links: what the clean process does."""
+    """Train a prepared folder for a number of links: the entry point of the clean process."""
     run = Run(folder)
     config = load_config(read_yaml(run.config_path))
     loop = build.build(config, run, Terminal("off", config.name))

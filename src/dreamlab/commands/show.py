@@ -1,4 +1,4 @@
-"""`dreamlab show`: everything about one run."""
+"""`dreamlab show`: show a run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from dreamlab.runs.run import Run
 @as_json
 @finds_runs
 def command(run: str, diff: bool, root: Path, as_json: bool) -> int:
-    """Tell all about a run: results, options, code, machine, and how to go on with it."""
+    """Show a run: results, options, code, machine, and the command that resumes it."""
     answer: Answer = matches(run, root)
     warn(answer.notes)
     if diff:
         manifest = Run(Path(answer.rows[0]["folder"])).manifest
         patch = str((manifest.get("git") or {}).get("diff", ""))
-        # a patch is applied as it is; who reads it on a terminal is spared its control characters
+        # a patch is written unchanged to a file or pipe, and escaped on a terminal
         sys.stdout.write(visible(patch) if sys.stdout.isatty() else patch)
         return 0
     found = [describe.everything(row) for row in answer.rows]

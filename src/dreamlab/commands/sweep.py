@@ -1,4 +1,4 @@
-"""`dreamlab sweep`: every job of a sweep that is not over yet."""
+"""`dreamlab sweep`: run all unfinished jobs of a sweep."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 @many
 @click.pass_context
 def command(ctx: click.Context, **given: Any) -> int:
-    """Run every job of a sweep that is not over yet.
+    """Run all unfinished jobs of a sweep.
 
-    Jobs are runs: each option in `parameters` times each seed. Typed again, the sweep goes on where
-    it was. Limits of a job are in threads, GB of memory and minutes. On a machine with GPUs each
-    job gets one, shared by as many as its memory holds, under NVIDIA's MPS where that is installed:
-    limits.gpus=0.25 (four on each), limits.gpu_memory_gib=4 and launcher.mps=false change that.
+    Jobs are runs: each combination of `parameters` times each seed. The same command resumes the
+    sweep. Limits of a job are in threads, GB of memory and minutes. On a machine with GPUs each job
+    gets one, shared by as many jobs as fit in its memory, with NVIDIA MPS if installed:
+    limits.gpus=0.25 (four per GPU), limits.gpu_memory_gib=4 and launcher.mps=false override this.
     """
     asked = Asked(**given)
     if asked.file is None:
@@ -60,7 +60,7 @@ def command(ctx: click.Context, **given: Any) -> int:
     coming = [j for j in jobs if j.status() not in ends]
     pool, view = shared.staff(config, folder, coming, len(coming))
     work = Sweep(jobs, pool, view, asked.retry_failed)
-    busy = f", {len(work.elsewhere)} running already" if work.elsewhere else ""
+    busy = f", {len(work.elsewhere)} already running" if work.elsewhere else ""
     view.say(f"{len(jobs)} jobs, {len(work.left)} to run{busy}, in {folder}")
     code = work.run()
     _report_failures([j for j in jobs if work.states[j.name] == "failed"])
@@ -69,7 +69,7 @@ def command(ctx: click.Context, **given: Any) -> int:
 
 
 def _report_failures(failed: Iterable[Job]) -> None:
-    """Print the last words of failed jobs, once for those that failed in the same way."""
+    """Print the last stderr lines of failed jobs, once per distinct error."""
     alike: dict[tuple[str, ...], list[Job]] = {}
     for job in failed:
         alike.setdefault(tuple(job.error()), []).append(job)
@@ -83,7 +83,7 @@ def _report_failures(failed: Iterable[Job]) -> None:
 
 def _summary(work: Sweep, folder: Path, again: str) -> str:
     if work.pool.stopping:
-        return f"stopped. To go on: {again}"
+        return f"stopped. Resume with: {again}"
     if "failed" in work.states.values():
-        return f"some jobs failed. To try them again: {again} --retry-failed"
-    return f"all finished: {folder}. The results: {again} --show"
+        return f"some jobs failed. Retry with: {again} --retry-failed"
+    return f"all finished: {folder}. Results: {again} --show"

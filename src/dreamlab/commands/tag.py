@@ -1,4 +1,4 @@
-"""`dreamlab tag`: a run's tags."""
+"""`dreamlab tag`: add or remove tags of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REMOVE = "--remove"
 
 
 class Tag(Verb):
-    """Reads `--remove a b` as `--remove a --remove b`."""
+    """Parse `--remove a b` as `--remove a --remove b`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         out: list[str] = []
@@ -44,15 +44,15 @@ class Tag(Verb):
     ),
 )
 @run_name()
-@argument("add", "tags to give it", nargs=-1, metavar="[TAG]...")
-@click.option(REMOVE, multiple=True, metavar="TAG...", help="Tags to take away.")
+@argument("add", "tags to add", nargs=-1, metavar="[TAG]...")
+@click.option(REMOVE, multiple=True, metavar="TAG...", help="Tags to remove.")
 @root
 @as_json
 @finds_runs
 def command(add: tuple[str, ...], remove: tuple[str, ...], as_json: bool, **where: Any) -> int:
-    """Give a run tags, or take them away; without any, print those it has.
+    """Add or remove tags of a run; without arguments, print its tags.
 
-    What is tagged `keep` is left alone by `dreamlab cleanup`.
+    `dreamlab cleanup` never touches runs tagged `keep`.
     """
     given: Path = find_run(where["run"], where["root"])
     run = Run(given)

@@ -1,4 +1,4 @@
-"""`dreamlab train`: a new run, or more of the one in run.dir."""
+"""`dreamlab train`: start a run, or resume the one in run.dir."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.text import print
 
 WIDE = 130
-"""Columns from which on an environment is written in full."""
+"""Terminal width from which environments are not cropped."""
 
 
 @verb(
@@ -28,13 +28,13 @@ WIDE = 130
 @cfg
 @trust_code
 def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
-    """Train, or go on with the run in run.dir.
+    """Train, or resume the run in run.dir.
 
-    The configuration is an experiment and whatever is changed in it. A run gets a folder of its own
-    below experiments/ unless run.dir names one; the same command in the same folder goes on.
-    `seed=1,2,3` trains each seed in turn. Without arguments the experiments are listed.
-    With launcher.name=slurm or ray a cluster trains it, with what `limits` ask for.
-    Lengths are in env frames, action repeat included.
+    The configuration is an experiment plus overrides. A run gets its own directory in experiments/
+    unless run.dir is set; the same command with the same run.dir resumes it. `seed=1,2,3` trains
+    the seeds one after another. Without arguments, lists the experiments. With
+    launcher.name=slurm or ray it is submitted to a cluster, with the resources in `limits`. Lengths
+    are in env frames, including action repeat.
     """
     if not overrides and not cfg:
         return _list()
@@ -59,7 +59,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
             continue
         strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
         if trust_code and not (strange_file or strange_run):
-            raise ConfigError("--trust-code: nothing here is from a hub: leave it out")
+            raise ConfigError("--trust-code has no effect: no file here is from a hub. Remove it")
         trusted = trust_code and strange_run
         flags = ["--trust-code"] if trust_code else []
         with several.processes_of(config, ["train", *words, *flags]) as here:
@@ -72,7 +72,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
 
 
 def _list() -> int:
-    """Print the experiments as a table, one line each; on a terminal no longer than its lines."""
+    """Print a table of the experiments, cropped to the terminal's width."""
     rows = [("experiment", "environment", ""), *((e.name, e.env, e.about) for e in experiments())]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
@@ -88,7 +88,7 @@ def _cropped(text: str, width: int | None) -> str:
 
 
 def each_seed(words: list[str]) -> list[list[str]]:
-    """Return one list of overrides per seed; each has its own folder."""
+    """Return one list of overrides per seed, each with its own folder."""
     at = next((i for i, a in enumerate(words) if a.startswith("seed=") and "," in a), None)
     if at is None:
         return [words]

@@ -1,4 +1,4 @@
-"""`dreamlab tune`: a search for good options."""
+"""`dreamlab tune`: tune hyperparameters."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from dreamlab.core.words import number
 @many
 @click.pass_context
 def command(ctx: click.Context, **given: Any) -> int:
-    """Search for good options with Optuna; go on with the study if it has begun.
+    """Tune hyperparameters with Optuna; resume the study if it exists.
 
-    A trial is one run for each seed of the file, with options that Optuna chooses; bad ones are
-    stopped early. Needs the extra `tune`.
+    A trial is one run per seed of the file, with options suggested by Optuna; poor trials are
+    pruned. Requires the extra `tune`.
     """
     asked = Asked(**given)
     if asked.file is None:
@@ -42,7 +42,7 @@ def command(ctx: click.Context, **given: Any) -> int:
         shared.list_jobs(make_jobs(replace(config, method="random", samples=1), folder)[:1])
         return 0
     if asked.show and not (config.tune.storage or tuning.study_file(folder).exists()):
-        raise LabError(f"{folder}: this study has not begun")
+        raise LabError(f"{folder}: this study has not started")
     study = tuning.open_study(config, folder, frames)
     if asked.show:
         shared.console().print(_trials(study))
@@ -56,7 +56,7 @@ def command(ctx: click.Context, **given: Any) -> int:
     view.say(f"{config.tune.trials} trials, in {folder}")
     code = tuning.Tuner(config, folder, study, (pool, view)).run()
     if code == 130:
-        view.say(f"stopped. To go on: {shared.again('tune', typed(ctx))}")
+        view.say(f"stopped. Resume with: {shared.again('tune', typed(ctx))}")
         return code
     written = tuning.write_results(config, folder, study)
     best = study.best_trial
@@ -69,8 +69,8 @@ def command(ctx: click.Context, **given: Any) -> int:
 def _trials(study: Any) -> Any:
     from rich.table import Table
 
+    from dreamlab.sweeps.asking import valid
     from dreamlab.sweeps.progress import cell
-    from dreamlab.sweeps.tune import valid
 
     trials = study.get_trials(deepcopy=False)
     counted = {t.number for t in valid(trials)}
@@ -80,7 +80,7 @@ def _trials(study: Any) -> Any:
     for name in ("trial", *keys, "state", "value"):
         table.add_column(name, justify="right")
     for t, point in zip(trials, points, strict=True):
-        state = t.state.name.lower() if t.number in counted else "tried again"
+        state = t.state.name.lower() if t.number in counted else "retried"
         values = [cell(point[k]) if k in point else "-" for k in keys]
         table.add_row(str(t.number), *values, state, number(t.value))
     return table

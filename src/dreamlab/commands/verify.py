@@ -1,4 +1,4 @@
-"""`dreamlab verify`: a part of a run is run again, and everything compared."""
+"""`dreamlab verify`: rerun part of a run and compare."""
 
 from __future__ import annotations
 
@@ -33,16 +33,21 @@ from dreamlab.runs.run import Run
 )
 @run_folder()
 @argument(
-    "overrides", "options to change in the second run",
+    "overrides", "options to change in the rerun",
     nargs=-1, type=Override(), metavar="[KEY=VALUE]...",
 )  # fmt: skip
 @click.option(
     "--frames",
     type=NATURAL,
     default=10_000,
-    help="Env frames, or updates of a run that collects none; 0: all.",
+    help="Env frames, or updates of an offline run; 0: all.",
 )
-@click.option("--from", "start", metavar="CHECKPOINT", help="Begin there: latest, best or a name.")
+@click.option(
+    "--from",
+    "start",
+    metavar="CHECKPOINT",
+    help="Checkpoint to start from: latest, best or a name.",
+)
 @as_json
 @trust_code
 def command(
@@ -53,17 +58,20 @@ def command(
     as_json: bool,
     trust_code: bool,
 ) -> int:
-    """Run a part of a run again in a clean process; exit code 1 if anything is not the same.
+    """Rerun part of a run in a clean process; exit code 1 if it does not reproduce.
 
-    Transitions, losses and weights are compared by their digests, link by link. What differs is
-    told with its place, and what has changed since: versions, hardware, code, options.
+    Compares digests of transitions, losses and weights, link by link. Reports the first difference
+    and what has changed since: versions, hardware, code, options.
     """
     from dreamlab.commands import second_run
+    from dreamlab.engine.actors.options import NOT_EXACT
     from dreamlab.interop import strangers
 
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{folder} is not a run folder: it has no config.yaml")
+        raise ConfigError(f"{folder} is not a run directory: it has no config.yaml")
     run, config = Run(folder), strangers.read_config(folder, trust_code)
+    if config.actors.num:
+        raise LabError(f"{folder} cannot be repeated: {NOT_EXACT}")
     with disk_errors(every=True), tempfile.TemporaryDirectory(prefix="dreamlab_verify_") as scratch:
         second = Path(scratch) / "run"
         changed = second_run.prepare(config, second, overrides)
@@ -72,12 +80,12 @@ def command(
         if not as_json:
             unit = axis_name(unit_of(verifying.read_chain(folder)[-1]))
             span = f"{unit} {begin:,} to {ahead[-1]:,}"
-            print(f"running {span} of {folder} again", flush=True)
+            print(f"rerunning {span} of {folder}", flush=True)
         second_run.run_again(second, len(ahead))
         verdict = verifying.compare(run, Run(second), begin)
     rows = [*verifying.surroundings(run), *((f"options.{k}", a, b) for k, a, b in changed)]
     if verdict.divergence is None and verdict.last is None:
-        raise LabError("the second run recorded nothing that could be compared")
+        raise LabError("the rerun recorded nothing to compare")
     if as_json:
         _print_json(verdict, rows)
     else:
@@ -93,20 +101,20 @@ def _print_json(verdict: verifying.Verdict, rows: verifying.Rows) -> None:
 
 def _report_verdict(verdict: verifying.Verdict, rows: verifying.Rows) -> None:
     if (last := verdict.last) is not None and verdict.divergence is None:
-        places = f"{verdict.compared} place{'' if verdict.compared == 1 else 's'}"
+        places = f"{verdict.compared} point{'' if verdict.compared == 1 else 's'}"
         print(
             f"same: transitions, losses and weights at {places}, up to env frame "
             f"{last['env_frames']:,} and update {last['updates']:,}"
         )
         if rows:
-            print("although these differ between then and now:\n" + verifying.table(rows))
+            print("despite these differences since then:\n" + verifying.table(rows))
     if verdict.divergence is None:
         return
     print(verifying.describe(verdict.divergence))
     if rows:
-        print("what differs between then and now:\n" + verifying.table(rows))
+        print("changed since then:\n" + verifying.table(rows))
     else:
         print(
-            "versions, hardware, code and options are the same: something here is not a function "
-            "of the seed (on a GPU set deterministic=true; `dreamlab check` tries the environment)"
+            "versions, hardware, code and options are the same: something is nondeterministic (on "
+            "a GPU set deterministic=true; validate the environment with `dreamlab check`)"
         )

@@ -1,4 +1,4 @@
-"""`dreamlab watch`: the runs that are going on, in the terminal."""
+"""`dreamlab watch`: show live runs in the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dreamlab.commands.printing import json_text, warn
 from dreamlab.core.text import print
 from dreamlab.runs.find import ROOT
 
-ELSEWHERE = 140  # columns where there is no terminal
+ELSEWHERE = 140  # width without a terminal
 
 
 @verb(
@@ -21,13 +21,13 @@ ELSEWHERE = 140  # columns where there is no terminal
     "dreamlab watch experiments/sweep --all --once",
 )
 @argument(
-    "roots", f"runs, or folders of runs; {ROOT} if none is named",
+    "roots", f"runs, or folders of runs; default: {ROOT}",
     nargs=-1, type=RunFolder(), metavar="[ROOT]...",
 )  # fmt: skip
-@click.option("--all", "ended", is_flag=True, help="Those that have ended as well.")
-@click.option("--once", is_flag=True, help="Print one look and stop, as without a terminal.")
+@click.option("--all", "ended", is_flag=True, help="Also show finished runs.")
+@click.option("--once", is_flag=True, help="Print a snapshot and exit, as without a terminal.")
 @as_json
-@click.option("--every", type=POSITIVE, default=2.0, help="Seconds between two looks.")
+@click.option("--every", type=POSITIVE, default=2.0, help="Seconds between updates.")
 def command(roots: tuple[Path, ...], ended: bool, once: bool, as_json: bool, every: float) -> int:
     """Show live runs until Ctrl-C: returns, speed in env frames/s, time left, alerts."""
     from rich.live import Live
@@ -42,7 +42,7 @@ def command(roots: tuple[Path, ...], ended: bool, once: bool, as_json: bool, eve
         warn(watcher.damage())
         return 0
     console = ShowConsole()
-    if elsewhere := not console.is_terminal:  # a file or a pipe: a picture cannot be drawn anew
+    if elsewhere := not console.is_terminal:  # a file or a pipe cannot be redrawn
         console = ShowConsole(width=ELSEWHERE)
     if once or elsewhere:
         views = watcher.look(ended)

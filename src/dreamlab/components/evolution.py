@@ -1,4 +1,4 @@
-"""Searches over vectors of weights: asked for candidates, told how good each of them is."""
+"""Ask/tell searches over weight vectors: propose candidates, get their scores."""
 
 from __future__ import annotations
 

@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 Unit = Literal["frames", "updates"]
 CLOCK = "clock"
-"""Where a record of a run counted in updates has its place on the axis."""
+"""The key of a record's position on the axis, for runs counted in updates."""
+
+LATE = "late"
+"""In a record of an earlier moment than those before it: what took until now to measure."""
 
 
 @dataclass
@@ -30,9 +33,9 @@ class Clock:
     count: int = 0
     updates: int = 0
     moving: bool = True
-    """False in a phase of a run counted in frames that collects none."""
+    """False in a phase without collection, in a run counted in frames."""
     alone: bool = True
-    """The count by itself tells the moment: nothing was learnt since without collecting."""
+    """The count alone identifies the point: no update happened since without collecting."""
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from dreamlab.core.errors import ConfigError, unknown
+from dreamlab.core.errors import ConfigError, UnknownOptionError, unknown
 from dreamlab.core.limits import Limit, shown
 from dreamlab.core.locate import check_kind, locate
 
@@ -27,7 +27,7 @@ class Part:
 
     target: str
     config: Any
-    """The loaded `Config` of the class; for a class without one, the arguments it is to get."""
+    """The loaded `Config` of the class; for a class without one, its keyword arguments."""
     home: str = "dreamlab.nn"
     kind: type | None = None
     """None: a `torch.nn.Module`."""
@@ -110,13 +110,13 @@ def check_presets(config: Any) -> None:
         wanted = table.get(getattr(config, name), {})
         if wanted and not any(_has(getattr(config, k), v) for k, v in wanted.items()):
             raise ValueError(
-                f"{name}={getattr(config, name)} has no effect: whatever it stands for is given "
-                f"otherwise; set {name}=null"
+                f"{name}={getattr(config, name)} has no effect: it is overridden by another "
+                f"option; set {name}=null"
             )
 
 
 def _has(value: Any, wanted: Any) -> bool:
-    """Tell whether a value, or an option in it, is as a preset says."""
+    """Return whether a value, or an option in it, is as a preset says."""
     if not isinstance(wanted, Mapping):
         return dump(value) == dump(wanted)
     options = value.config if isinstance(value, Part) else value
@@ -136,7 +136,8 @@ def _fields(
         if key not in known:
             inside = _inside(str(key), {k: _below(f, below) for k, f in known.items()})
             names = inside or known
-            raise ConfigError(unknown(f"{cls.__name__} option", str(key), names, path))
+            text = unknown(f"{cls.__name__} option", str(key), names, path)
+            raise UnknownOptionError(text, path)
         values[key] = convert(value, hints[key], path, _below(known[key], below))
     return values
 
@@ -263,20 +264,20 @@ def _convert_part(value: Any, path: str, base: Any) -> Part:
     if isinstance(value, str):
         value = {"_target_": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: expected a part's name or options, got {shown(value)}")
+        raise ConfigError(f"{path}: expected a component's name or options, got {shown(value)}")
     options = {k: v for k, v in value.items() if k != "_target_"}
     target = value.get("_target_", base.target)
     if not isinstance(target, str):
         raise ConfigError(f"{path}._target_: expected the name of a class, got {target!r}")
     if not target:
-        raise ConfigError(f"{path}: _target_ is missing: there is no default that it could mean")
+        raise ConfigError(f"{path}: _target_ is missing, and there is no default")
     found = replace(base, target=target).cls(path)
     under = base.config if base.target and _same_options(found, base) else None
     return Part.load(target, options, base.home, base.kind, path, under)
 
 
 def _same_options(cls: Any, base: Part) -> bool:
-    """Tell whether options of a part say something of this class: its own, or one like it."""
+    """Return whether options of a part say something of this class: its own, or one like it."""
     return cls is base.cls() or getattr(cls, "Config", None) is type(base.config)
 
 
@@ -301,7 +302,8 @@ def arguments(
             out[key] = convert(value, hints.get(key, Any), f"{path}.{key}")
         elif not takes_any or key in given:
             kind = kind or f"{function.__name__} option"
-            raise ConfigError(unknown(kind, str(key), names, f"{path}.{key}"))
+            where = f"{path}.{key}"
+            raise UnknownOptionError(unknown(kind, str(key), names, where), where)
     return out
 
 
@@ -309,7 +311,7 @@ def _parameters(function: Callable[..., Any], path: str) -> Mapping[str, inspect
     try:
         return inspect.signature(function).parameters
     except (ValueError, TypeError):  # something built in, or not even a function
-        raise ConfigError(f"{path}: {shown(function)} does not tell its options") from None
+        raise ConfigError(f"{path}: {shown(function)} has no inspectable signature") from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

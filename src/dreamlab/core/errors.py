@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import ModuleType
+from typing import Any
 
 from dreamlab.core.text import one_line
 
@@ -13,9 +14,23 @@ from dreamlab.core.text import one_line
 class LabError(Exception):
     """Raised for a mistake in the caller's input, never for a bug of ours."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message says what to change, our stack does not."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(LabError):
-    """The configuration asks for something that does not exist or does not fit."""
+    """The configuration requests something that does not exist or does not fit."""
+
+
+class UnknownOptionError(ConfigError):
+    """An option has a name that does not exist; says what to type, if that is known."""
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text)
+        self.path, self.said = path, text
+        self.instead: dict[str, Any] | None = None
+        """Options that say the same; None if nothing is known, empty if there are none."""
 
 
 class MissingExtraError(LabError):
@@ -23,7 +38,7 @@ class MissingExtraError(LabError):
 
 
 class CheckpointError(LabError):
-    """A checkpoint or run folder cannot be used."""
+    """A checkpoint or run directory cannot be used."""
 
 
 class EnvError(LabError):

@@ -40,7 +40,7 @@ class Range:
         """Raise if the number is outside."""
         most = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
         if not abs(value) <= most:  # so that nan fails too
-            bits = "an integer of 64 bits" if isinstance(value, int) else "a finite number"
+            bits = "a 64-bit integer" if isinstance(value, int) else "a finite number"
             raise ConfigError(f"{where}: must be {bits}, got {shown(value)}")
         below = value <= self.low if self.open_low else value < self.low
         above = value >= self.high if self.open_high else value > self.high
@@ -75,7 +75,7 @@ class Items:
 def shown(value: Any) -> str:
     """Return a value as an error shows it: on one line, and not all of a long one."""
     if isinstance(value, int) and abs(value) > LARGEST_INT:
-        return f"a number of {value.bit_length()} bits"
+        return f"a {value.bit_length()}-bit number"
     text = f"{value:.12g}" if isinstance(value, float) else repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
@@ -85,7 +85,7 @@ Natural = Annotated[int, Range(0)]
 PositiveInt = Annotated[int, Range(1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Width = Annotated[int, Range(1, 65_536)]
-"""Units of a layer: the square of more would not fit into any memory."""
+"""Units of a layer; a weight matrix of more would not fit into memory."""
 Depth = Annotated[int, Range(0, 1_000)]
 """Layers of a network."""
 Side = Annotated[int, Range(1, 4_096)]
@@ -96,9 +96,9 @@ NonNegative = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(0, open_low=True)]
 Share = Annotated[float, Range(0, 1)]
 SomeShare = Annotated[float, Range(0, 1, open_low=True)]
-"""A share that is not zero: with none at all nothing would ever move."""
+"""A fraction above zero."""
 Decay = Annotated[float, Range(0, 1, open_high=True)]
-"""A share that is not all: what is kept must fade."""
+"""A fraction below one."""
 
 __all__ = [
     "AnyInt", "Decay", "Depth", "Finite", "Items", "Limit", "Natural", "NonNegative",

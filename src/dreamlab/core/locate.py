@@ -34,7 +34,7 @@ def locate(name: str, where: str, home: str = "") -> Any:
     if len(words) == 1:
         raise ConfigError(unknown("part", name, table, where))
     if not all(w.isidentifier() for w in words):
-        raise ConfigError(f"{where}: {name!r} is no name of a class: package.module.Class is one")
+        raise ConfigError(f"{where}: {name!r} is not a class path: expected package.module.Class")
     module_name, attr = ".".join(words[:-1]), words[-1]
     if _OURS_ONLY.get() and not module_name.startswith(PACKAGE):
         raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
@@ -46,7 +46,7 @@ def locate(name: str, where: str, home: str = "") -> Any:
 
 
 def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
-    """Raise if what a name means is no class of the wanted kind; nothing is called."""
+    """Raise if what a name means is not a class of the wanted kind; nothing is called."""
     if kind is None:
         from torch import nn  # listing runs shall not wait for torch
 
@@ -54,7 +54,7 @@ def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
     path = f"{kind.__module__}.{kind.__name__}".replace("torch.nn.modules.module", "torch.nn")
     if not isinstance(found, type):
         what = type(found).__name__
-        raise ConfigError(f"{where}: {name} is a {what}, and a class is wanted: a {path}")
+        raise ConfigError(f"{where}: {name} is a {what}, but a class is required: a {path}")
     if _OURS_ONLY.get() and not found.__module__.startswith(PACKAGE):
         raise ConfigError(f"{where}: {name!r} is not part of dreamlab")
     if getattr(kind, "_is_protocol", False):
@@ -62,13 +62,13 @@ def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
         methods = {n: v for b in reversed(bases) for n, v in vars(b).items() if n[0] != "_"}
         wanted = [n for n, v in methods.items() if _is_behaviour(v)]
         lacks = [n for n in wanted if not hasattr(found, n)]
-        remedy = f"a class like {path} is wanted, with {', '.join(lacks)}"
+        remedy = f"a class like {path} is required, with {', '.join(lacks)}"
     else:
-        lacks, remedy = not issubclass(found, kind), f"a class derived from {path} is wanted"
+        lacks, remedy = not issubclass(found, kind), f"a subclass of {path} is required"
     if lacks:
         raise ConfigError(f"{where}: {name} is not a {kind.__name__}: {remedy}")
     if inspect.isabstract(found):
-        raise ConfigError(f"{where}: {name} is abstract: name a class derived from it")
+        raise ConfigError(f"{where}: {name} is abstract: use a subclass of it")
 
 
 def _is_behaviour(value: Any) -> bool:

@@ -16,7 +16,7 @@ def check_word(name: str, where: str) -> str:
         return name
     better = re.sub(r"[^\w.+-]+", "_", name).lstrip(".+-_")[:100] or "run"
     raise ConfigError(
-        f"{where}: {name!r} cannot be a name: use letters, digits and . + - _, "
+        f"{where}: {name!r} is not a valid name: use letters, digits and . + - _, "
         f"at most 100, e.g. {better!r}"
     )
 
@@ -25,4 +25,4 @@ def check_tag(name: str, where: str) -> str:
     """Return a tag, or raise saying what one is made of."""
     if TAG.fullmatch(name):
         return name
-    raise ConfigError(f"{where}: {name!r} cannot be a tag: use letters, digits and . : / + - _")
+    raise ConfigError(f"{where}: {name!r} is not a valid tag: use letters, digits and . : / + - _")

@@ -44,7 +44,7 @@ PARTS = {
     "sgd": "dreamlab.core.update_rules.SGD",
 }
 OPTIMIZERS = "dreamlab.core.optim"
-"""Where configuration looks up the short name of an optimizer."""
+"""The registry of optimizer names in the configuration."""
 KINDS: dict[type, type[Rule]] = {r.Config: r for r in (Adam, AdamW, LaProp, RMSprop, SGD)}
 
 
@@ -77,19 +77,19 @@ class Optimizer:
         params: Iterable[nn.Parameter],
         names: Mapping[int, str] | None = None,
     ) -> None:
-        """Begin with no step taken; `names` of parameters, by their `id`, are for groups."""
+        """Start with no step taken; `names` of parameters, by their `id`, are for groups."""
         rule, self.config = _kind_of(config)
         self.params = list(params)
         self.accumulate = 1
         self.pending = 0
         self.sources: list[nn.Parameter] = self.params
-        """What losses are computed from: the parameters, or copies of lower precision."""
+        """The weights that losses use: the parameters, or lower-precision copies."""
         self.fused: Callable[[Grads], Tensor] | None = None
-        """Takes the whole step and returns the norm, where a GPU has a faster way."""
+        """A fused GPU step that replaces the default one and returns the gradient norm."""
         self.heard: Callable[[Grads], None] | None = None
-        """Hears the gradients of every step before they are clipped."""
+        """Called with the gradients of every step before clipping."""
         self.grad_norms: Tensor | None = None
-        """The norm of each parameter's last gradient before clipping, if somebody wants it."""
+        """The norm of each parameter's last gradient before clipping, if requested."""
         self.inner = rule(self.config, self.params, _groups(self.config, self.params, names or {}))
         self.average: list[Tensor] = []
 
@@ -140,7 +140,7 @@ class Optimizer:
             self.heard(new)
         if self.grad_norms is not None:
             self._note(new, self.grad_norms)
-        if self.config.ema:  # the average begins with the weights that nothing has moved yet
+        if self.config.ema:  # the average starts with the weights that nothing has moved yet
             self.allocate()
         if self.fused is not None:
             norm = self.fused(new)
@@ -201,7 +201,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Forget the steps taken, where weights go on to learn something else; they stay."""
+        """Forget the steps taken, where weights continue to learn something else; they stay."""
         self.pending = 0
         if self.inner.steps is not None:
             moments = [x for name in self.inner.names for x in getattr(self.inner, name)]
@@ -232,7 +232,7 @@ class Optimizer:
 
     @torch.no_grad()
     def adopt_average(self) -> None:
-        """Go on with the averages, if there are any, as weights."""
+        """Continue with the averages, if there are any, as weights."""
         for p, average in zip(self.params, self.average, strict=False):
             p.copy_(average)
 
@@ -301,7 +301,7 @@ def _both(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def clip_each(grads: Grads, params: Sequence[Tensor], share: float) -> list[Tensor | None]:
-    """Return gradients no longer than a share of their parameters (Brock et al. 2021)."""
+    """Return gradients no longer than a fraction of their parameters (Brock et al. 2021)."""
     used = [i for i, g in enumerate(grads) if g is not None]
     there: Any = [grads[i] for i in used]
     with torch.no_grad():
@@ -339,16 +339,18 @@ def _group(config: OptimConfig, key: str, index: list[int], names: Iterable[str]
     where, options = f"optimizer.groups.{key}", config.groups[key]
     if not index:
         known = {n.rpartition(".")[0] for n in names} - {""}
-        raise ConfigError(unknown("parameter that begins so", key, known, where))
+        raise ConfigError(unknown("parameter prefix", key, known, where))
     given = {f.name: getattr(options, f.name) for f in fields(options)}
     changed = {k: v for k, v in given.items() if v is not None}
     scale = changed.pop("lr_scale", None)
     if scale is None and not changed:
-        raise ConfigError(f"{where}: says nothing; give it lr_scale, weight_decay or eps")
+        raise ConfigError(f"{where}: is empty; set lr_scale, weight_decay or eps")
     for option in changed:
         if not hasattr(config, option):
             kinds = ", ".join(k for k, cls in _configs().items() if hasattr(cls, option))
-            raise ConfigError(f"{where}.{option}: has no effect with this kind; known to {kinds}")
+            raise ConfigError(
+                f"{where}.{option}: has no effect with this kind; supported by {kinds}"
+            )
     try:
         return Group(index, replace(config, **changed), 1.0 if scale is None else scale)
     except ValueError as error:
@@ -374,7 +376,7 @@ def _widened(grads: Grads, params: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _unread(x: Tensor) -> bool:
-    """Tell whether looking at a number would cost more than not knowing it."""
+    """Return whether looking at a number would cost more than not knowing it."""
     return torch.compiler.is_compiling() or x.device.type != "cpu"
 
 

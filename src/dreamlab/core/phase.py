@@ -15,7 +15,7 @@ ENGINE_HOOKS = ("collect", "evaluate", "checkpoint")
 class Phase:
     """Which hooks to call, on which buffer, and for how long.
 
-    The hooks run in order, again and again (a cycle), until the duration is over. One duration is
+    The hooks run in order, again and again (a cycle), until the duration has ended. One duration is
     given: `duration_steps` counts env frames, `duration_updates` calls of update hooks,
     `duration_cycles` rounds through the hooks.
     """
@@ -24,28 +24,27 @@ class Phase:
     workflow_hooks: Annotated[tuple[str, ...], Items()]
     type: Literal["online", "offline", "eval_only"] = "online"
     buffer: str = "replay"
-    """Where `collect` stores steps, and where updates draw batches from."""
+    """The buffer that `collect` adds to and updates sample from."""
     sources: dict[str, Positive] | None = None
-    """Where updates draw batches from instead: buffers by name, each with its share of a batch."""
+    """The buffers that updates sample from instead, each with its share of a batch."""
     proportional: tuple[str, ...] = ()
-    """Update hooks that draw batches of their own from these sources, each with a share that is
-    its part of all steps stored there."""
+    """Update hooks that sample these sources in proportion to their stored steps."""
     duration_steps: PositiveInt | None = None
     duration_updates: PositiveInt | None = None
     duration_cycles: PositiveInt | None = None
     collect_ticks: PositiveInt = 1
-    """Vector ticks per `collect`; a rollout buffer is filled by `collect_ticks` = its length."""
+    """Vector ticks per `collect`; for a rollout buffer, its length."""
     train_ratio: Positive | None = None
-    """Replayed steps per decision. None: each update hook runs once per cycle."""
+    """Replayed steps per decision. None: every update hook runs once per cycle."""
     random_actions: bool = False
     """Collect with uniformly random actions instead of the policy's."""
     fresh_episodes: bool = False
-    """Begin every `collect` with a new episode in each environment; unfinished ones are dropped."""
+    """Reset all environments at every `collect`; unfinished episodes are dropped."""
     progress: Share = field(default=0.0, init=False)
-    """How much of the whole training is over, 0 to 1; set by the scheduler, read by hooks."""
+    """Progress of training, 0 to 1; set by the scheduler, read by hooks."""
 
     def at(self, progress: float) -> Phase:
-        """Return this phase as seen when `progress` of the training is over."""
+        """Return this phase at `progress` of training."""
         seen = copy.copy(self)
         object.__setattr__(seen, "progress", progress)
         return seen

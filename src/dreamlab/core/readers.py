@@ -2,7 +2,7 @@
 
 A file that cannot be used is one line that names it and says why, whatever is wrong with it: it is
 missing, a folder, a pipe, not readable for us, not UTF-8, cut off, nested without end. In a JSONL
-file only the lines that are damaged are lost; they are counted.
+file only the lines that are corrupted are lost; they are counted.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dreamlab.core.errors import ConfigError, LabError
 
 Record = dict[str, Any]
 Check = Callable[[Record], bool]
-"""Tells whether a record holds what its readers will ask for."""
+"""Return whether a record has the fields that its readers need."""
 
 MOST_DEPTH = 64
-"""What is nested deeper was not written by us, and would fill the stack."""
+"""Deeper nesting was not written by dreamlab and could overflow the stack."""
 TAIL_BYTES = 1 << 16
 LONGEST_NAME = 100
 LARGEST = 1e300
-"""Numbers beyond are damage: no float of ours is there, and sums of them would overflow."""
+"""Larger numbers are corruption, and their sums would overflow."""
 
 EXPONENT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$")
-"""Numbers that YAML 1.1 takes for text."""
+"""Numbers that YAML 1.1 parses as text."""
 
 
 class FileError(LabError):
-    """A file is damaged, cannot be reached, or is not what it should be."""
+    """A file is corrupted, cannot be reached, or is not what it should be."""
 
     def __init__(self, path: Path, reason: str) -> None:
         gap = "" if reason[:1] in (" ", ",", ":") else " "
@@ -48,7 +48,7 @@ class MissingFileError(FileError):
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Tell whether a value is a finite number that every calculation of ours can stand."""
+    """Return whether a value is a finite number that every calculation of ours can stand."""
     return type(value) in (int, float) and -LARGEST < value < LARGEST
 
 
@@ -85,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FileError(path, f"is not valid JSON: {_one_line(error)}") from None
     if not isinstance(node, dict):
-        raise FileError(path, f"holds {_kind(node)}, not an object")
+        raise FileError(path, f"contains {_kind(node)}, not an object")
     return node
 
 
@@ -97,7 +97,7 @@ def read_pointer(path: Path) -> str | None:
         return None
     plain = name.isprintable() and "/" not in name and len(name) <= LONGEST_NAME
     if not name or not plain or name in (".", ".."):
-        raise FileError(path, "does not hold a name")
+        raise FileError(path, "does not contain a name")
     return name
 
 
@@ -130,7 +130,7 @@ def _encodable(node: Any) -> Any:
 
 
 def _kind(node: Any) -> str:
-    names = {list: "a list", str: "text", bool: "a truth value", type(None): "nothing"}
+    names = {list: "a list", str: "text", bool: "a boolean", type(None): "nothing"}
     return names.get(type(node), "a number")
 
 
@@ -197,15 +197,14 @@ class Lines:
 
     records: list[Record] = field(default_factory=list[Record])
     damaged: int = 0
-    """Lines that were skipped; one that is cut off at the end is still being written, or never
-    will be: that is no damage."""
+    """Skipped lines, without an incomplete last line, which may still be being written."""
     end: int = 0
-    """Where the whole lines end, in bytes."""
+    """Byte offset of the end of the last complete line."""
 
     def told(self, path: Path) -> list[str]:
-        """Return the sentence about damaged lines, if there are any."""
+        """Return the sentence about corrupted lines, if there are any."""
         plural = "" if self.damaged == 1 else "s"
-        return [f"{path}: {self.damaged} damaged line{plural} skipped"] if self.damaged else []
+        return [f"{path}: {self.damaged} corrupted line{plural} skipped"] if self.damaged else []
 
 
 def read_jsonl(path: Path, check: Check) -> Lines:
@@ -265,10 +264,10 @@ class Tail:
         self.path, self.check = path, check
         self.lines = Lines()
         self.problem: str | None = None
-        """Why the last look read nothing."""
+        """Why the last read returned nothing."""
 
     def read(self) -> list[Record]:
-        """Return every whole record; a file that was cut back (a resume) is read anew."""
+        """Return every whole record; a file that was cut back (a resume) is reread."""
         self.problem, lines = None, self.lines
         try:
             if size_of(self.path) < lines.end:

@@ -65,6 +65,32 @@ def fork(seed: int) -> Iterator[None]:
         set_state(state)
 
 
+class Stream:
+    """A stream of torch's random numbers: drawn from inside `with`, the others are left alone."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.cuda = [device] if device.type == "cuda" else []
+        with fork(seed):
+            self.states = self._get()
+        self.outside = self.states
+
+    def _get(self) -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self.cuda)]
+
+    def _set(self, states: list[torch.Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self.cuda, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    def __enter__(self) -> None:
+        self.outside = self._get()
+        self._set(self.states)
+
+    def __exit__(self, *_: object) -> None:
+        self.states = self._get()
+        self._set(self.outside)
+
+
 def generator_state(generator: np.random.Generator) -> dict[str, Any]:
     """Return a numpy generator's state as plain data (integers beyond 64 bits become text)."""
     return _map_ints(generator.bit_generator.state, str)

@@ -22,9 +22,9 @@ class FallConfig:
     """Where a learning rate ends, and when."""
 
     final: Share = 0.0
-    """What is left of it at the end, as a share."""
+    """Final value as a fraction of the initial one."""
     steps: PositiveInt | None = None
-    """Steps of the optimizer after which it has fallen; None: at the end of the training."""
+    """Optimizer steps of the decay; None: until the end of training."""
 
 
 class Constant:
@@ -36,7 +36,7 @@ class Constant:
         self.config = config
 
     def at(self, progress: float) -> float | None:
-        """Return the factor when `progress` of the training is over; None: it does not depend."""
+        """Return the factor at `progress` of training; None: constant."""
         return None
 
     def after(self, count: Tensor) -> Tensor | float:

@@ -1,4 +1,4 @@
-"""Checks YAML that people and strangers wrote: what is odd is one line, never a hang."""
+"""Validates untrusted YAML: errors are one line, never a hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dreamlab.core.errors import ConfigError
 MOST_BYTES = 2**20
 MOST_DEPTH = 50
 MOST_VALUES = 300_000
-"""Values of a file once every alias is replaced by what it stands for."""
+"""Maximum number of values of a file with all aliases expanded."""
 
 
 @dataclass
@@ -35,7 +35,9 @@ def check_yaml(text: str, where: str, loader: Any = yaml.SafeLoader) -> None:
     to too much, and nesting that is too deep. It reads events alone, so nothing is ever expanded.
     """
     if len(text) > MOST_BYTES:
-        raise ConfigError(f"{where}: more than {MOST_BYTES // 2**20} MiB is no configuration")
+        raise ConfigError(
+            f"{where}: more than {MOST_BYTES // 2**20} MiB is too large for a configuration"
+        )
     try:
         _Reader(where).read(yaml.parse(text, loader))
     except yaml.YAMLError as error:
@@ -65,7 +67,7 @@ class _Reader:
         for event in events:
             documents += isinstance(event, yaml.DocumentStartEvent)
             if documents > 1:
-                raise self.fault(event, "a second document begins here; there may be one only")
+                raise self.fault(event, "a second document starts here; only one is allowed")
             if isinstance(event, yaml.CollectionEndEvent):
                 self.close()
             elif isinstance(event, yaml.NodeEvent):
@@ -83,14 +85,14 @@ class _Reader:
         """Take a scalar, an alias, or the beginning of a mapping or a list."""
         if getattr(event, "tag", None) not in (None, "!"):
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            raise self.fault(event, f"the tag {tag} has no place in a configuration")
+            raise self.fault(event, f"the tag {tag} is not allowed in a configuration")
         self.key(event)
         size = self.size_of(event)
         if isinstance(event, yaml.CollectionStartEvent):
             is_mapping = isinstance(event, yaml.MappingStartEvent)
             self.stack.append(_Open(is_mapping, event.anchor, event.start_mark.line))
             if len(self.stack) > MOST_DEPTH:
-                raise self.fault(event, f"this is nested deeper than {MOST_DEPTH} levels")
+                raise self.fault(event, f"nested deeper than {MOST_DEPTH} levels")
         elif isinstance(event, yaml.ScalarEvent) and event.anchor:
             self.sizes[event.anchor] = 1
         self.total += size
@@ -99,7 +101,7 @@ class _Reader:
         ):
             outer.size += size
         if self.total > MOST_VALUES:
-            raise self.fault(event, f"there are more than {MOST_VALUES:,} values up to here")
+            raise self.fault(event, f"more than {MOST_VALUES:,} values up to here")
 
     def key(self, event: Any) -> None:
         """Take note of a mapping's key, and refuse it if it was there before."""
@@ -108,12 +110,10 @@ class _Reader:
         top = self.stack[-1]
         if top.at_key:
             if not isinstance(event, yaml.ScalarEvent):
-                raise self.fault(event, "a key must be a word")
+                raise self.fault(event, "a key must be a string")
             if event.value in top.keys:
                 first = top.keys[event.value]
-                raise self.fault(
-                    event, f"the key {event.value!r} is there already, in line {first}"
-                )
+                raise self.fault(event, f"the key {event.value!r} is a duplicate of line {first}")
             top.keys[event.value] = event.start_mark.line + 1
         top.at_key = not top.at_key
 

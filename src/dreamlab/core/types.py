@@ -22,19 +22,19 @@ class Mode(Enum):
     """What the agent acts for."""
 
     TRAIN = "train"
-    """To collect data: it explores."""
+    """Collect data, with exploration."""
     EVAL = "eval"
-    """To be measured: the mode of its policy."""
+    """Evaluate with the mode of the policy."""
     SAMPLE = "sample"
-    """To be measured with actions sampled as in training, where the original does so."""
+    """Evaluate with sampled actions, for algorithms whose original does so."""
     POLICY = "policy"
-    """As in EVAL, by the policy alone where the agent would plan."""
+    """As EVAL, with the policy alone where the agent would plan."""
     FIXED = "fixed"
-    """As in EVAL and without any random number: what an exported policy computes."""
+    """As EVAL without random numbers: what an exported policy computes."""
 
     @property
     def samples(self) -> bool:
-        """Tell whether actions are drawn from the policy."""
+        """Return whether actions are drawn from the policy."""
         return self in (Mode.TRAIN, Mode.SAMPLE)
 
 
@@ -54,7 +54,7 @@ class ArraySpec:
 
     @property
     def is_image(self) -> bool:
-        """Tell whether this is an image: bytes of height, width, channels."""
+        """Return whether this is an image: bytes of height, width, channels."""
         return self.dtype == "uint8" and len(self.shape) == 3
 
     @property
@@ -77,7 +77,7 @@ class TaskSpec:
 
     name: str
     action_dim: int
-    """Entries of the action that it takes: the first ones."""
+    """Number of leading action entries that it uses."""
     episode_length: int | None = None
 
 
@@ -88,9 +88,10 @@ class Spec:
     obs: dict[str, ArraySpec]
     action: ArraySpec
     episode_length: int | None = None
-    """Decisions of the longest episode, where that is known."""
+    """Maximum decisions per episode, if known."""
     tasks: tuple[TaskSpec, ...] = ()
-    """Where there are several tasks: each of them; the observation `task` tells which it is."""
+    """The tasks of a multi-task environment; the observation `task` is the index of the current
+    one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Curves:
-    """Numbers [t, n] as they were and as they were dreamt; the dream begins after `context`."""
+    """Numbers [t, n] as they were and as they were dreamt; the dream starts after `context`."""
 
     truth: Array
     dream: Array
@@ -136,7 +137,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Report:
-    """A look inside an algorithm: numbers, films [t, h, w, 3] and curves, all by name."""
+    """A look inside an algorithm: numbers, videos [t, h, w, 3] and curves, all by name."""
 
     metrics: Metrics
     films: dict[str, Array] = field(default_factory=dict)

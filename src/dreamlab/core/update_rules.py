@@ -36,21 +36,21 @@ class OptimConfig:
 
     lr: NonNegative = 3e-4
     clip: NonNegative = 0.0
-    """Largest global norm of the gradients; 0 does not clip."""
+    """Maximum global gradient norm; 0 disables clipping."""
     agc: NonNegative = 0.0
-    """Largest norm of each gradient as a share of its parameter's; 0 does not clip."""
+    """Maximum norm of each gradient relative to its parameter's norm (AGC); 0 disables clipping."""
     warmup_steps: Natural = 0
-    """Steps of this optimizer over which the learning rate rises from 0."""
+    """Linear warmup of the learning rate, in optimizer steps."""
     schedule: Part = part("constant", "dreamlab.core.schedules", Constant)
-    """How the learning rate falls: `constant`, `linear` or `cosine`."""
+    """Learning rate decay: `constant`, `linear` or `cosine`."""
     ema: Decay = 0.0
-    """Share that an average of the weights keeps at each step; policies are evaluated with the
-    average. 0 keeps none."""
+    """Decay of the exponential moving average of the weights; policies are evaluated with the
+    average. 0 disables it."""
     ema_power: NonNegative = 0.0
-    """The average of n steps keeps 1 - n^-power if that is less than `ema`: the weights it began
-    with do not stay in it. 0.75 is usual for diffusion; 0 always keeps `ema`."""
+    """Warmup of `ema`: the decay at step n is min(ema, 1 - n^-power). 0.75 is usual for diffusion;
+    0 disables the warmup."""
     groups: dict[str, GroupConfig] = field(default_factory=dict)
-    """Options of the parameters whose names begin with a key (`encoder`, `model.decoder`)."""
+    """Options of parameter groups, keyed by name prefix (`encoder`, `model.decoder`)."""
 
     def __post_init__(self) -> None:
         if self.ema_power and not self.ema:
@@ -71,13 +71,15 @@ class AdamWConfig(AdamConfig):
 
     weight_decay: NonNegative = 0.01
     decay_follows_lr: bool = True
-    """Multiply the decay by the learning rate, as torch does. If not, it is the share by which a
-    weight shrinks at each step."""
+    """Multiply the decay by the learning rate, as torch does. If false, it is the fraction by which
+    a weight shrinks per step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.decay_follows_lr and self.weight_decay > 1:
-            raise ValueError("weight_decay is a share with decay_follows_lr=false: at most 1")
+            raise ValueError(
+                "weight_decay must be at most 1 with decay_follows_lr=false: it is a fraction"
+            )
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class LaPropConfig(OptimConfig):
     eps: NonNegative = 1e-15
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     weight_decay: NonNegative = 0.0
-    """Share by which weights shrink at each step, times the learning rate."""
+    """Weight decay, multiplied by the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class SGDConfig(OptimConfig):
 
     momentum: Decay = 0.0
     nesterov: bool = False
-    """Look ahead along the momentum."""
+    """Nesterov momentum."""
     weight_decay: NonNegative = 0.0
-    """Share of each weight that is added to its gradient."""
+    """L2 penalty: fraction of each weight added to its gradient."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,11 +113,11 @@ class RMSpropConfig(OptimConfig):
     """Tieleman & Hinton 2012, as torch writes it."""
 
     alpha: Decay = 0.99
-    """Share that the mean of squared gradients keeps at each step."""
+    """Decay of the mean of squared gradients."""
     eps: NonNegative = 1e-8
     momentum: Decay = 0.0
     centered: bool = False
-    """Divide by the deviation of gradients instead of the root of their squares."""
+    """Divide by the standard deviation of the gradients instead of their RMS."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Group:
 
     index: Sequence[int]
     options: Any
-    """The config of the kind, with what is different."""
+    """The kind's config with overrides."""
     scale: float = 1.0
     """Factor of the learning rate."""
 
@@ -142,7 +144,7 @@ class Rule:
         self.groups = list(groups) or [Group(range(len(params)), config)]
         self.schedule = config.schedule.build()
         self.steps: Tensor | None = None
-        """Steps taken [1]: a compiled function does not change a number without a dimension."""
+        """Step count [1]: compiled functions cannot update a 0-d tensor."""
         self.rate: Tensor | None = None
         self.names = self.moments()
         for name in self.names:
@@ -224,7 +226,7 @@ class Adam(Rule):
 
     Config = AdamConfig
     single_ops = False
-    """Step in single operations instead: of every Adam of this process."""
+    """Disable the fused step of every Adam of this process."""
     mean: list[Tensor]
     square: list[Tensor]
 
@@ -287,7 +289,7 @@ class AdamW(Adam):
 
 
 class LaProp(Rule):
-    """Gradients are normalised, then averaged; a parameter without one goes on by its momentum.
+    """Gradients are normalized, then averaged; a parameter without one continues by its momentum.
 
     `flush` treats squares below the smallest normal float as 0, as XLA does on a CPU: gradients of
     1e-18 then move their weights by hundreds of learning rates. Only a comparison wants that.
@@ -383,7 +385,7 @@ class RMSprop(Rule):
 
 
 def computed_once(x: Tensor) -> Tensor:
-    """Return a number as it is; the compiler would compute it anew for every vector of a loop.
+    """Return a number as it is; the compiler would compute it again for every vector of a loop.
 
     A power costs more than all else an optimizer does with sixteen weights. Asked for strides, the
     compiler puts the number into memory first.

@@ -28,7 +28,7 @@ def hook(method: F) -> F:
 
     A hook takes a Batch and the phase; it returns metrics, or metrics and extras [b, t] to write
     back into the buffer at the last t steps of `batch.index`. Before it runs, optimizers with a
-    schedule are told how much of the training is over.
+    schedule are told the progress of training.
     """
 
     @wraps(method)
@@ -84,13 +84,15 @@ class Workflow(nn.Module, ABC, Generic[C]):
 
     Config: ClassVar[type]
     tiny: ClassVar[dict[str, Any]] = {}
-    """Options that make it as small as it can be and still work: for debugging and for tests."""
+    """Options of the smallest working version, for debugging and tests."""
     plans: ClassVar[bool] = False
-    """Whether it plans, and has a policy that can act without."""
+    """Whether it plans and also has a policy that can act without planning."""
+    reads_padding: ClassVar[bool] = False
+    """Whether it masks the steps that a window repeats beyond its episode (`pad: edge`)."""
     sharded = False
-    """Whether several processes keep a part of each weight."""
+    """Whether each process keeps only a part of every weight."""
     former_names: ClassVar[dict[str, str]] = {}
-    """What is held under another name in older checkpoints: that name, and today's."""
+    """Renamed state of older checkpoints: old name to new name."""
 
     def __init__(self, config: C, spec: Spec) -> None:
         super().__init__()
@@ -142,8 +144,14 @@ class Workflow(nn.Module, ABC, Generic[C]):
         return None
 
     def with_action(self, decision: Decision, action: Tensor) -> Decision:
-        """Return a decision for another action than the policy's: random filling asks for it."""
+        """Return a decision for another action than the policy's: random filling requests it."""
         return replace(decision, action=action)
+
+    def decided(self, num: int) -> None:
+        """Take note of decisions that copies of this workflow made elsewhere.
+
+        One whose acting changes what it holds (a count of decisions) does so here as well.
+        """
 
     def rows_per_step(self, steps: int) -> int:
         """Return how many rows one gradient step works on, when a batch replays `steps` steps."""
@@ -179,7 +187,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
     @property
     def device(self) -> torch.device:
         """Return where the parameters and buffers live now."""
-        # one of them is found once, its device asked for each time: a workflow may move
+        # one of them is found once, its device requested each time: a workflow may move
         if "anchor" not in self.__dict__:
             held = chain(self.parameters(), self.buffers())  # one that learns nothing has buffers
             object.__setattr__(self, "anchor", next(held))

@@ -96,8 +96,8 @@ class ChunkFiles:
             return load(Spec, read_json(self.folder / SPEC), SPEC)
         except MissingFileError:
             raise ConfigError(
-                f"{self.folder} does not tell what its steps look like: an older version wrote "
-                "them. Resume that run for a moment: it then writes it down"
+                f"{self.folder} has no description of its steps: it was written by an older "
+                f"version. Resume that run briefly to write one"
             ) from None
 
     def patches(self) -> list[tuple[int, int, Path]]:
@@ -120,9 +120,9 @@ class ChunkFiles:
             path.unlink()
 
     def read(self, first: int, last: int) -> Iterator[tuple[int, dict[str, Tensor], Array]]:
-        """Yield the ticks `first` to `last` file by file; raise if one is missing or damaged.
+        """Yield the ticks `first` to `last` file by file; raise if one is missing or corrupted.
 
-        What ends after `last` was written after the state that asks for it.
+        What ends after `last` was written after the state that requests it.
         """
         reached = first
         for start, end, path in self.chunks():
@@ -159,7 +159,7 @@ class ChunkFiles:
             if tick <= first:
                 path.unlink()
             elif number <= save:
-                # a damaged one is said when the run is resumed: what is in memory is whole
+                # a corrupted one is said when the run is resumed: what is in memory is whole
                 with suppress(CheckpointError):
                     _thin(path, seen, first * num_envs, tick * num_envs)
 
@@ -170,14 +170,14 @@ def _thin(path: Path, seen: dict[str, Tensor], oldest: int, newest: int) -> None
     for name, patch in patches.items():
         ids, size = patch["ids"], newest - oldest
         mask = seen.setdefault(name, torch.zeros(size, dtype=torch.bool))
-        rows = (ids - oldest).clamp(0, size - 1)  # what is damaged must not stop the training
+        rows = (ids - oldest).clamp(0, size - 1)  # what is corrupted must not stop the training
         live[name] = (ids >= oldest) & ~mask[rows]
         mask[rows[live[name]]] = True
     left = sum(int(rows.sum()) for rows in live.values())
     if left == 0:
         path.unlink()
     elif 2 * left < sum(len(rows) for rows in live.values()):
-        _verify(path)  # a damaged one must not get a checksum that is right
+        _verify(path)  # a corrupted one must not get a checksum that is right
         parts = {k: {n: v[live[k]] for n, v in patch.items()} for k, patch in patches.items()}
         kept = {k: patch for k, patch in parts.items() if len(patch["ids"])}
         written = _write(path.parent, _named(path)["stem"], kept)
@@ -198,7 +198,7 @@ def _read(path: Path) -> Any:
 def _verify(path: Path) -> None:
     """Raise if a file's content has not the checksum in its name; older files have none."""
     if (known := _named(path)["sum"]) and checksum_of(path) != known:
-        raise CheckpointError(f"{path} is damaged (its checksum differs)")
+        raise CheckpointError(f"{path} is corrupted (checksum mismatch)")
 
 
 def _named(path: Path) -> re.Match[str]:
@@ -214,4 +214,4 @@ def _map(path: Path) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # torch has no error of its own for a file that is cut short
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError(f"{path} is corrupted: {error}") from error

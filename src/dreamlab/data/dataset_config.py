@@ -1,4 +1,4 @@
-"""Options of a data set as a source of batches."""
+"""Options of a dataset as a source of batches."""
 
 from __future__ import annotations
 
@@ -24,61 +24,65 @@ Mode = Literal["mean_std", "min_max", "quantiles", "bounds", "none"]
 
 @dataclass(frozen=True)
 class DatasetConfig(BufferConfig):
-    """Which data set, what of it, and what a batch looks like."""
+    """Which dataset, what of it, and what a batch looks like."""
 
     stores: ClassVar[bool] = False
     maps_images: ClassVar[bool] = True
     path: str = field(kw_only=True)
-    """A LeRobot folder, an HDF5 file (D4RL or robomimic), a run's folder, or `minari:ID`."""
+    """A LeRobot folder, an HDF5 file (D4RL or robomimic), a run directory, or `minari:ID`."""
     batch: PositiveInt = 16
     length: PositiveInt | None = None
     """Steps in a window. Without it, `before` + 1 + `after`."""
     before: Natural = 0
-    """Steps before the one that is drawn."""
+    """Steps before the sampled one."""
     after: Natural = 0
-    """Steps after the one that is drawn."""
+    """Steps after the sampled one."""
     context: Natural = 0
-    """Of a window's steps, how many only lead into the rest: a train ratio does not count them."""
+    """Burn-in steps of a window; train_ratio does not count them."""
     windows: Literal["across", "inside", "transitions"] = "inside"
-    """Where a window may lie, as in a replay."""
+    """Where a window may lie, as for the replay buffer."""
     pad: Literal["none", "edge"] = "none"
-    """`edge`: a window may reach beyond its episode; the first and the last step are repeated
-    there, and `extras["pad"]` [b, t] says which steps are no frames of the data."""
+    """`edge`: a window may extend beyond its episode by repeating the first or last step;
+    `extras["pad"]` [b, t] marks the padding."""
     sampler: Part = part("shuffled", home="dreamlab.data", kind=Sampler)
     storage: Literal["auto", "ram", "pinned", "gpu", "disk"] = "auto"
-    """Of all but pictures."""
+    """Dtype of everything but images."""
     keys: dict[str, str] = field(default_factory=dict[str, str])
-    """Observations by the name they have here: the features of the set. Without any, all that
-    begin with `observation.`, called by the last word of their name."""
+    """Observation names mapped to features of the dataset. Default: all features named
+    `observation.*`, under the last part of their name."""
     normalize: dict[str, Mode] = field(default_factory=dict[str, Mode])
-    """How observations and `action` are normalised, by name; what is not named stays as it is."""
+    """Normalization by name of observation, or `action`; others are left unchanged."""
     statistics: Literal["computed", "stored"] = "computed"
-    """By exact statistics of the frames that are used, or by those that the set brings along."""
+    """Use exact statistics of the frames in use, or those stored in the dataset."""
     size: tuple[Side, Side] | None = None
-    """Height and width that pictures are brought to."""
+    """Height and width that images are resized to."""
     task: bool = False
-    """Add the number of the task as the observation `task`."""
+    """Add the task index as the observation `task`."""
     ends: Literal["done", "success", "never"] = "done"
-    """After what a value is not bootstrapped: `next.done` unless `next.truncated`; `next.success`;
-    or nothing."""
+    """What counts as termination (no bootstrapping): `next.done` without `next.truncated`;
+    `next.success`; or nothing."""
     mc_gamma: Share | None = None
-    """Add `extras["mc_return"]` [b, t]: the return to come after each step with this discount."""
+    """Add `extras["mc_return"]` [b, t], the Monte Carlo return to go with this discount."""
     episodes: PositiveInt | None = None
-    """Use only the first so many episodes."""
+    """Use only the first N episodes."""
     skip_damaged: bool = False
-    """Leave damaged episodes out, and say which, instead of refusing the set."""
+    """Skip and report corrupted episodes instead of raising an error."""
     prefetch: bool = True
-    """Get the pictures of the next batch ready while the last one is learnt from."""
+    """Prefetch the images of the next batch during the update."""
     cache_bytes: Natural = 20 * 2**30
-    """How much room decoded pictures may take on the disk, those of other sets included."""
+    """Maximum size of the disk cache of decoded images, shared by all datasets."""
 
     def __post_init__(self) -> None:
         if self.length is not None and (self.before or self.after):
-            raise ValueError("give either length, or before and after")
+            raise ValueError("set either length, or before and after")
         if self.pad == "edge" and self.windows != "inside":
             raise ValueError(f"pad=edge: windows stay inside an episode, not {self.windows}")
         if self.context >= self.steps:
             raise ValueError(f"context={self.context} must be below the {self.steps} steps")
+
+    @property
+    def pads(self) -> bool:
+        return self.pad == "edge"
 
     @property
     def steps(self) -> int:
@@ -95,7 +99,7 @@ class DatasetConfig(BufferConfig):
         return data.num_frames + len(data.episodes)
 
     def open(self) -> Dataset:
-        """Return the data set with the episodes that are used; a damaged one is an error."""
+        """Return the dataset with the episodes that are used; a corrupted one is an error."""
         found = _opened(self.path, _stamp(Path(self.path)))
         data = replace(found, episodes=list(found.episodes))
         data.notes = data.check_whole(data.broken, self.skip_damaged)
@@ -111,7 +115,7 @@ class DatasetConfig(BufferConfig):
         return observations(data, self.keys)
 
     def spec(self, data: Dataset) -> Spec:
-        """Return what the set's own steps look like, before they are normalised."""
+        """Return what the set's own steps look like, before they are normalized."""
         spec = spec_of(data, self.names(data), self.task)
         if self.size is None:
             return spec
@@ -123,7 +127,7 @@ class DatasetConfig(BufferConfig):
         return replace(spec, obs=obs)
 
     def scaling(self, data: Dataset) -> Scaling:
-        """Return the normalisation that is asked for; raise naming what it lacks."""
+        """Return the normalization that is requested; raise naming what it lacks."""
         wanted = {k: m for k, m in self.normalize.items() if m != "none"}
         features = {**self.names(data), ACTION: ACTION}
         for name in self.normalize:
@@ -131,9 +135,9 @@ class DatasetConfig(BufferConfig):
                 raise DataError(unknown("observation", name, features, "normalize"))
         for name in wanted:
             if data.feature(features[name]).is_image:
-                raise DataError(f"normalize.{name}: pictures stay bytes: leave it out")
+                raise DataError(f"normalize.{name}: images are kept as bytes: remove it")
         if ACTION in wanted and data.feature(ACTION).dtype.startswith("int"):
-            raise DataError("normalize.action: choices are not normalised: leave it out")
+            raise DataError("normalize.action: discrete actions are not normalized: remove it")
         used = list(dict.fromkeys(features[k] for k, m in wanted.items() if m != "bounds"))
         known = data.stored if self.statistics == "stored" else statistics.cached(data, used)
         return {

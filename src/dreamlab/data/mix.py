@@ -62,8 +62,8 @@ class Mix:
         self.counts = split_rows(shares, self.rows)
         if empty := [k for k, n in self.counts.items() if n == 0]:
             raise ConfigError(
-                f"sources: {empty[0]!r} has a share of less than one of the {self.rows} windows of "
-                "a batch: give it more, or a larger batch"
+                f"sources: {empty[0]!r} has a share of less than one of the {self.rows} windows "
+                f"of a batch: increase its share or the batch"
             )
 
     @property
@@ -71,7 +71,7 @@ class Mix:
         return next(iter(self.sources.values())).steps_per_sample
 
     def ready(self) -> bool:
-        """Tell whether every source can give its share."""
+        """Return whether every source can give its share."""
         return all(source.ready() for source in self.sources.values())
 
     def by_size(self) -> Mix:
@@ -79,7 +79,7 @@ class Mix:
         for name, source in self.sources.items():
             if not isinstance(source, Sized):
                 raise ConfigError(
-                    f"proportional: source {name!r} does not tell how many steps it holds"
+                    f"proportional: source {name!r} does not report how many steps it has"
                 )
         sizes = {k: len(v) for k, v in self.sources.items() if isinstance(v, Sized)}
         counts = split_rows({k: n for k, n in sizes.items() if n}, self.rows)
@@ -87,7 +87,7 @@ class Mix:
 
     def sample(self, rows: int | None = None) -> Batch:
         """Draw each source's share of a batch."""
-        assert rows in (None, self.rows), "the shares are of a whole batch"
+        assert rows in (None, self.rows), "shares must sum to a whole batch"
         return join({k: self.sources[k].sample(n) for k, n in self.counts.items()})
 
     def peek(self, seed: int, length: int) -> Batch | None:
@@ -123,8 +123,7 @@ def join(parts: Mapping[str, Batch]) -> Batch:
 
 
 UNTOLD: dict[str, Any] = {"pad": False, "mc_return": float("-inf")}
-"""What holds where only some sources tell: nothing is padded; no return is known, not even a
-lower bound of one."""
+"""Fill values for extras that only some sources have: no padding; an unknown return."""
 
 
 def _told(parts: Mapping[str, Batch]) -> dict[str, Batch]:
@@ -154,8 +153,8 @@ def _check_alike(first: str, a: Batch, second: str, b: Batch) -> None:
     if odd := sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)):
         one, other = ours.get(odd[0], "missing"), theirs.get(odd[0], "missing")
         raise ConfigError(
-            f"sources {first!r} and {second!r} cannot share a batch: {odd[0]} is {one} in one and "
-            f"{other} in the other"
+            f"sources {first!r} and {second!r} cannot be mixed in a batch: {odd[0]} is {one} in "
+            f"one and {other} in the other"
         )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from dreamlab.core.types import Array
 
 UNKNOWN = -np.inf
-"""The return of a step whose episode is not over: no bound for anything."""
+"""The return of a step whose episode is unfinished: unknown."""
 
 
 class ReturnsToGo:
@@ -18,7 +18,7 @@ class ReturnsToGo:
         self.values = np.full((num_envs, ticks), UNKNOWN, np.float32)
         self.reward = np.zeros((num_envs, ticks), np.float32)
         self.begun = np.zeros(num_envs, np.int64)
-        """The first stored tick of each environment's episode, which may have begun before it."""
+        """The first stored tick of each environment's episode, which may have started earlier."""
 
     def add(self, tick: int, reward: Array, is_first: Array, is_last: Array) -> None:
         """Take note of a tick; where an episode ends, the returns of its steps are known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,10 @@ class RolloutConfig(BufferConfig):
     """How long a rollout is."""
 
     length: PositiveInt = 128
-    """Ticks; with N environments a batch holds N * length transitions."""
+    """Ticks; with N environments a batch has N * length transitions."""
     keep_obs: bool = True
-    """Keep observations; what only needs rewards (an evolution) saves their memory."""
+    """Store observations; algorithms that only need rewards (evolution strategies) save the
+    memory."""
 
     def first_batch(self, num_envs: int) -> int:
         """Return how many steps a rollout has."""
@@ -41,9 +43,7 @@ class RolloutConfig(BufferConfig):
                 f"length={self.length} must be a multiple of collect_ticks={phase.collect_ticks}"
             )
         if not phase.update_hooks or phase.train_ratio is not None:
-            raise ValueError(
-                "a rollout is used once, when it is full: with an update, no train_ratio"
-            )
+            raise ValueError("a rollout is sampled once, when full: remove train_ratio")
 
 
 class Rollout:
@@ -105,7 +105,7 @@ class Rollout:
         self.closed = True
 
     def ready(self) -> bool:
-        """Tell whether the rollout is complete."""
+        """Return whether the rollout is complete."""
         return self.closed and self.count == self.config.length
 
     @property
@@ -113,12 +113,12 @@ class Rollout:
         return self.place.num_envs
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Return the whole rollout, environments first, and begin a new one.
+        """Return the whole rollout, environments first, and start a new one.
 
         It is a copy: the next steps are stored while it may still be in use.
         """
-        assert rows in (None, self.rows), "a rollout is used as a whole"
-        assert self.ready(), f"the rollout holds {self.count} ticks of {self.config.length}"
+        assert rows in (None, self.rows), "a rollout cannot be split"
+        assert self.ready(), f"the rollout has {self.count} of {self.config.length} ticks"
         self.count, self.closed = 0, False
         whole = {k: v.transpose(0, 1) for k, v in self.data.items()}
         copies = {k: v.clone(memory_format=torch.contiguous_format) for k, v in whole.items()}
@@ -141,6 +141,11 @@ class Rollout:
         self.count, self.closed = int(state["count"]), bool(state["closed"])
         self.data = {k: v.clone() for k, v in state["data"].items()}
         self.views = {k: v.numpy() for k, v in self.data.items() if v.dtype != torch.bfloat16}
+
+    def regroup(self, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
+        """Begin a new rollout: one of other processes was collected by other environments."""
+        steps = sum(int(p["count"]) for p in parts) * self.place.num_envs
+        return f"{steps} steps of a rollout that was not learnt from" if steps else ""
 
     def prune(self, states: list[dict[str, Any]]) -> None:
         """Do nothing: a rollout keeps no files."""

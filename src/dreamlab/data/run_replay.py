@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,9 +26,9 @@ class RunReplayConfig(ReplayConfig):
 
     stores: ClassVar[bool] = False
     run: str = field(kw_only=True)
-    """The run's folder."""
+    """The run directory."""
     buffer: str = "replay"
-    """The name of the replay there."""
+    """The name of its replay buffer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,8 +43,8 @@ class RunReplayConfig(ReplayConfig):
         files = ChunkFiles(self.folder)
         if not files.chunks():
             raise ConfigError(
-                f"{self.run} has no stored steps in its buffer {self.buffer!r}: {self.folder} "
-                "holds none. A run has them once it has saved a checkpoint"
+                f"{self.run} has no stored steps in its buffer {self.buffer!r}: {self.folder} is "
+                f"empty. A run writes them with its checkpoints"
             )
         return files
 
@@ -61,7 +62,7 @@ class RunReplayConfig(ReplayConfig):
 class RunReplay(Replay):
     """Windows of the newest steps that another run stored; extras written back stay in this run.
 
-    Extras that its workflow did not store, or stored otherwise, begin as zeros.
+    Extras that its workflow did not store, or stored otherwise, start as zeros.
     """
 
     Config = RunReplayConfig
@@ -85,7 +86,7 @@ class RunReplay(Replay):
         self.ticks = ticks
         self.store, self.sampler, self.drawable, self.touched = None, None, False, False
         self._load_steps(ticks)
-        self._recount_returns()
+        self.recount()
         self.used = self.origin.names(last - ticks, last)
         window = self.window()
         ids = np.arange(window.oldest, window.newest)
@@ -106,7 +107,7 @@ class RunReplay(Replay):
                     found = torch.zeros((*shape, *like.shape[1:]), dtype=like.dtype)
                 kept[f"extras/{name}"] = found
             if self.store is None:
-                self._allocate({k: v[:, 0] for k, v in kept.items()})
+                self.allocate({k: v[:, 0] for k, v in kept.items()})
             assert self.store is not None
             self.store.fill(first, kept)
             self.episode[np.arange(first, first + len(episode)) % self.ticks] = episode
@@ -129,13 +130,19 @@ class RunReplay(Replay):
             "rng": random.generator_state(self.rng), "sampler": self.sampler.get_state(),
         }  # fmt: skip
 
+    def regroup(self, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
+        """Go on where this process was; each reads all of the other run's steps."""
+        if rank < len(parts):
+            self.load(parts[rank])
+        return ""
+
     def load(self, state: dict[str, Any]) -> None:
         """Come back to a state; refuse if the steps of then are not there any more."""
         ticks, last = int(state["ticks"]), int(state["added"])
         if gone := set(state["used"]) - set(self.origin.names(last - ticks, last)):
             raise CheckpointError(
-                f"{self.origin.folder} has changed since the checkpoint was written: "
-                f"{sorted(gone)[0]} is not there any more, so the run cannot go on exactly"
+                f"{self.origin.folder} has changed since the checkpoint: {sorted(gone)[0]} is "
+                f"missing, so the run cannot be resumed exactly"
             )
         if self.touched or (ticks, last) != (self.ticks, self.added):
             self._read(ticks, last)
@@ -153,7 +160,8 @@ def _check_spec(stored: Spec, wanted: Spec, run: str) -> None:
     theirs, ours = _shapes(stored), _shapes(wanted)
     if odd := sorted(k for k in theirs.keys() | ours.keys() if theirs.get(k) != ours.get(k)):
         raise ConfigError(
-            f"the replay of {run} does not fit: its {odd[0]} is {theirs.get(odd[0], 'missing')}, "
+            f"the replay buffer of {run} does not fit: its {odd[0]} is "
+            f"{theirs.get(odd[0], 'missing')}, "
             f"here it is {ours.get(odd[0], 'missing')}"
         )
 

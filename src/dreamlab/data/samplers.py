@@ -23,7 +23,7 @@ class Window:
     oldest: int
     newest: int
     valid: Callable[[Array], Array] | None = None
-    """Tells which starts may be drawn (None: all of them)."""
+    """Return which starts may be sampled (None: all)."""
     num_envs: int = 1
     length: int = 1
     """Steps of a window."""
@@ -47,7 +47,7 @@ class Sampler(Protocol):
     """Chooses starts, and may learn from what comes back."""
 
     learns: bool
-    """Whether `insert` does anything; asked at every step stored."""
+    """Whether `insert` has an effect; checked at every stored step."""
 
     def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         """Return `num` ids of valid starts and their importance weights, if it has any.
@@ -153,16 +153,16 @@ class Recency(_Stateless):
 
 @dataclass(frozen=True)
 class PrioritisedConfig:
-    """Prioritised experience replay (Schaul et al. 2016)."""
+    """Prioritized experience replay (Schaul et al. 2016)."""
 
     exponent: NonNegative = 0.6
     beta: Share = 0.4
-    """Strength of the importance weights at the beginning."""
+    """Initial exponent of the importance weights."""
     beta_final: Share = 1.0
     beta_draws: PositiveInt = 100_000
-    """Batches after which `beta_final` is reached."""
+    """Batches over which `beta` is annealed to `beta_final`."""
     eps: Positive = 1e-6
-    """Added to every priority, so that a start without error can be drawn again."""
+    """Added to every priority, so that starts with zero error can be sampled again."""
 
 
 class Prioritised:
@@ -273,7 +273,7 @@ class MixtureConfig:
     def __post_init__(self) -> None:
         shares = (self.uniform, self.prioritised, self.recency)
         if not any(shares):
-            raise ValueError("uniform, prioritised and recency are all 0: nothing could be drawn")
+            raise ValueError("uniform, prioritised and recency are all 0: nothing can be sampled")
 
 
 class Mixture:
@@ -327,7 +327,7 @@ class OnlineConfig:
 
     base: Part = part("uniform", home="dreamlab.data", kind=Sampler)
     every: Natural = 0
-    """Ticks from one fresh window of a stream to the next; 0 is their length: they just touch."""
+    """Ticks between fresh windows of a stream; 0: their length, so that they are contiguous."""
 
 
 class Online:

@@ -18,7 +18,12 @@ class BufferConfig:
     """What a buffer's options tell before it is made; a ValueError says what cannot work."""
 
     stores: ClassVar[bool] = True
-    """Whether steps can be collected into it."""
+    """Whether steps can be added to it."""
+
+    @property
+    def pads(self) -> bool:
+        """Return whether windows repeat steps that did not happen."""
+        return False
 
     def window(self) -> tuple[int, int, int] | None:
         """Return batch, length and context of what is drawn; None if it is used as a whole."""
@@ -45,10 +50,10 @@ class BufferContext:
     seed: int = 0
     device: torch.device | str = "cpu"
     folder: Path | None = None
-    """The run's folder for this buffer; None keeps everything in memory."""
+    """The buffer's folder in the run directory; None keeps everything in memory."""
     extras: dict[str, Tensor] = field(default_factory=dict)
-    """What the workflow stores beside a step, as of one environment: data made elsewhere may lack
-    it."""
+    """Extras that the workflow stores with a step of one environment; external data may lack
+    them."""
 
 
 class Source(Protocol):
@@ -65,7 +70,7 @@ class Source(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Tell whether a batch can be drawn."""
+        """Return whether a batch can be drawn."""
         ...
 
     def sample(self, rows: int | None = None) -> Batch:

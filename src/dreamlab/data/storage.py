@@ -63,7 +63,9 @@ class StepArrays:
         """Put one step of every environment into a slot."""
         if row.keys() != self.data.keys():
             names = sorted(row.keys() ^ self.data.keys())
-            raise ConfigError(f"replay: every step must have the same arrays; {names} come and go")
+            raise ConfigError(
+                f"replay: every step must have the same arrays; {names} are not in all of them"
+            )
         for name, value in row.items():
             if self.on_gpu:
                 self.data[name][:, slot] = send(as_tensor(value), self.device)
@@ -102,7 +104,7 @@ class StepArrays:
     def _next_stage(self, num: int) -> Stage:
         """Return memory for `num` rows that nobody reads any more.
 
-        A batch for the GPU is copied while the host goes on, so two stages take turns; the host
+        A batch for the GPU is copied while the host continues, so two stages take turns; the host
         waits only if it is two batches ahead of the copies.
         """
         crosses = self.device.type == "cuda" and not self.on_gpu
@@ -162,7 +164,7 @@ def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: BufferCont
     if kind == "ram":
         return _huge(shape, value.dtype)
     if place.folder is None:
-        raise ConfigError("replay: storage=disk needs a run folder")
+        raise ConfigError("replay: storage=disk needs a run directory")
     place.folder.mkdir(parents=True, exist_ok=True)
     path, size = place.folder / f"map_{name.replace('/', '-')}.bin", ticks * value.nbytes
     raw = np.memmap(path, np.uint8, "w+", shape=(max(size, 1),))
@@ -170,7 +172,7 @@ def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: BufferCont
 
 
 def _huge(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in huge pages, which numpy asks for and torch does not: gathering is cheaper."""
+    """Return zeros in huge pages, which numpy requests and torch does not: gathering is cheaper."""
     raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(raw).view(dtype).view(shape)
 

@@ -13,11 +13,11 @@ from dreamlab.core.types import Array, Batch, Decision, Step
 from dreamlab.data.source import Buffer
 
 
-class Store(Buffer, Protocol):
-    """A buffer that steps are stored in while a run collects them."""
+class Taker(Protocol):
+    """Takes the steps that a collector sees."""
 
     needs_next: bool
-    """Whether `finish` must be called when a collection ends, before a batch is drawn."""
+    """Whether `finish` must be called after a collection, before sampling."""
 
     def add(self, step: Step, decision: Decision) -> None:
         """Store one step of every environment, with the action and extras decided from it."""
@@ -26,6 +26,10 @@ class Store(Buffer, Protocol):
     def finish(self, step: Step) -> None:
         """Take note of the step that follows the last one stored."""
         ...
+
+
+class Store(Buffer, Taker, Protocol):
+    """A buffer that steps are stored in while a run collects them."""
 
 
 def record(step: Step, decision: Decision) -> dict[str, Array | Tensor]:

@@ -47,16 +47,16 @@ class ComputeConfig:
     for GPUs."""
     precision: Precision = "fp32"
     deterministic: bool = False
-    """Only kernels whose result does not depend on scheduling (slower on a GPU)."""
+    """Use only deterministic kernels (slower on a GPU)."""
     compile: bool | None = None
-    """Compile updates with torch.compile, on a GPU capture them as CUDA graphs: faster after a
-    minute, or seconds the next time. None: on a GPU, where the workflow can be captured."""
+    """Compile updates with torch.compile, on a GPU as CUDA graphs: faster after a minute of
+    compilation, or seconds with a warm cache. None: on a GPU, if the workflow can be captured."""
     accel: Literal["auto", "off"] = "auto"
-    """`off` computes everything as it is written: no kernels, graphs, compiled or fused code. The
-    numbers are the same but for their last digits."""
+    """`off` disables custom kernels, CUDA graphs, compiled and fused code. Results are the same up
+    to rounding."""
     threads: Threads = 0
-    """CPU threads of torch; 0: as many as an update has work for, at most all cores that the
-    process was given (its affinity, OMP_NUM_THREADS)."""
+    """CPU threads of torch; 0: as many as an update can use, at most the cores available to the
+    process (affinity, OMP_NUM_THREADS)."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES and not re.fullmatch(r"cuda:\d{1,3}", self.device):
@@ -66,13 +66,13 @@ class ComputeConfig:
         if self.devices > 1 and self.device not in ("auto", "cuda"):
             raise ConfigError(f"devices: has no effect with device={self.device}")
         if self.accel == "off" and self.compile:
-            raise ConfigError("accel: off compiles nothing; leave it out, or compile=true")
+            raise ConfigError("accel=off disables compilation; remove it, or compile=true")
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device asked for, or raise saying what there is.
+    """Return the device requested, or raise saying what there is.
 
-    Of several processes on a machine with GPUs each takes its own.
+    With several processes on a machine with GPUs each takes its own.
     """
     available = {
         "cpu": True,
@@ -84,7 +84,7 @@ def pick_device(name: str) -> torch.device:
     kind, _, number = name.partition(":")
     if not available[kind]:
         found = [d for d, there in available.items() if there]
-        raise ConfigError(f"device: {name} is not available here; there is {', '.join(found)}")
+        raise ConfigError(f"device: {name} is not available; available: {', '.join(found)}")
     if world.size() > 1 and kind != "cpu":
         return _own_gpu(name)
     if number and int(number) >= torch.cuda.device_count():
@@ -108,7 +108,7 @@ def _own_gpu(name: str) -> torch.device:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: several add up in another order, and give other last digits."""
+    """Compute on one thread: several threads sum in another order and change the last digits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -141,7 +141,7 @@ def speed_up(config: ComputeConfig, workflow: Workflow[Any]) -> None:
     captured = marked(type(workflow), "capturable") if workflow.device.type == "cuda" else []
     if any(opt.accumulate > 1 for opt in workflow.optimizers.values()):
         if config.compile:
-            raise ConfigError("compile: does not go together with training.accumulate")
+            raise ConfigError("compile cannot be combined with training.accumulate")
         return
     if captured:
         compiled = compile_methods(workflow, except_for=captured)

@@ -35,10 +35,10 @@ from dreamlab.engine.every import EveryConfig
 CLEANED = "cleaned"
 DAMAGED = "damaged_"
 UNDONE = "undone_"
-GONE = "the checkpoints of this run are gone: put them back from a copy."
+GONE = "the checkpoints of this run are missing: restore them from a backup."
 NAME = re.compile(r"\d+(_\d+)?")
-"""Of a moment on the clock (`Clock.name`)."""
-AGAIN = "To train anew use another run.dir."
+"""Name of a checkpoint (`Clock.name`)."""
+AGAIN = "To start over use another run.dir."
 
 Take = Callable[[State], None]
 
@@ -54,19 +54,21 @@ class CheckpointConfig(EveryConfig):
     every_frames: Natural = 50_000
     every_updates: Natural = 10_000
     every_s: NonNegative = 600.0
-    """Also save after this many seconds; 0 saves by frames and updates only."""
+    """Also save every so many seconds; 0: only by frames and updates."""
     deadline_s: Positive | None = None
-    """Seconds that SIGTERM and SIGUSR1 leave to save and end; beyond them the last checkpoint
-    counts. None: as long as it takes."""
+    """Seconds to save and exit after SIGTERM or SIGUSR1; later, the previous checkpoint is kept.
+    None: no limit."""
     keep: Annotated[int, Range(2)] = 2
-    """Latest checkpoints kept; at least 2, so that a damaged one has a predecessor."""
+    """Number of latest checkpoints to keep; at least 2, as a fallback for a corrupted one."""
     keep_best: bool = True
-    """Save when an evaluation is the best so far, and keep that (or the best training return)."""
+    """Save and keep the checkpoint of the best evaluation return (else of the best training
+    return)."""
     keep_every_frames: Natural = 0
-    """Keep the first one after each multiple of this for good; 0 keeps none. Like the best, it can
-    be evaluated, but a replay keeps only the steps that the latest ones need."""
+    """Permanently keep the first checkpoint after each multiple of this; 0 keeps none. Like the
+    best, it can be evaluated, but the replay buffer stores only the steps that the latest ones
+    need."""
     keep_every_updates: Natural = 0
-    """The same for a run that collects nothing."""
+    """The same for offline runs, in updates."""
 
 
 class Checkpoints:
@@ -77,12 +79,25 @@ class Checkpoints:
     latest                               the name of the newest
     best                                 the name of the best
     undone_000000050000/                 set aside by a run that went back to an earlier one
-    damaged_000000050000/                set aside by the process that trains, once it goes on
+    damaged_000000050000/                set aside by the process that trains, once it continues
     cleaned                              there instead of `latest` once they were removed for good
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig, say: Callable[[str], None]) -> None:
         self.folder, self.config, self.say = folder, config, say
+        self.held: set[str] = set()
+        """Names that are kept for now, whatever else: their score is not known yet."""
+
+    def score(self, name: str, value: float) -> None:
+        """Take note of the score of a checkpoint that is kept, measured after it was saved."""
+        meta = read_meta(self.folder / name)
+        if meta is None:
+            return
+        is_best = self.would_be_best(value)
+        meta["score"] = value
+        write_meta(self.folder / name, meta)
+        if is_best:
+            write_text(self.folder / "best", name + "\n")
 
     def save(
         self, state: dict[str, Any], clock: Clock, score: float | None, marks: dict[str, Any]
@@ -130,7 +145,7 @@ class Checkpoints:
         self._retain()
 
     def would_be_best(self, score: float | None) -> bool:
-        """Tell whether a checkpoint with this score would be kept as the best."""
+        """Return whether a checkpoint with this score would be kept as the best."""
         best = self.named("best")
         if score is None or not math.isfinite(score) or not self.config.keep_best:
             return False
@@ -155,16 +170,16 @@ class Checkpoints:
         return path if name and (path := self.folder / name).is_dir() else None
 
     def load(self, which: str = "latest", device: str = "cpu") -> State | None:
-        """Return the newest state that is whole, or the one asked for; None if none was saved.
+        """Return the newest state that is whole, or the one requested; None if none was saved.
 
-        A checkpoint that is damaged is passed over, with a message, for the one before it. Nothing
-        is changed: whoever only reads may do so while the run trains.
+        A checkpoint that is corrupted is passed over, with a message, for the one before it.
+        Nothing is changed: whoever only reads may do so while the run trains.
         """
         self._refuse_cleaned()
         if which == "latest":
             state, _, passed = self._newest(lambda state: None, device)
             for error in passed.values():
-                self.say(f"{error}; using the checkpoint before it")
+                self.say(f"{error}; falling back to the previous checkpoint")
             return state
         return self._read(self._find(which), device)
 
@@ -185,7 +200,7 @@ class Checkpoints:
         state, name, passed = self._newest(take, "cpu", together=True)
         if world.is_main():
             for bad, error in passed.items():
-                self.say(f"{error}; using the checkpoint before it")
+                self.say(f"{error}; falling back to the previous checkpoint")
                 self._set_aside(bad)
             if passed:
                 write_text(self.folder / "latest", f"{name}\n")
@@ -221,7 +236,7 @@ class Checkpoints:
         path = self.named(which) or self.folder / which
         if path.name not in self.names():
             raise CheckpointError(
-                f"{self.folder}: there is no checkpoint {which!r}; there are {self.names()}"
+                f"{self.folder}: there is no checkpoint {which!r}; available: {self.names()}"
             )
         return path
 
@@ -237,9 +252,9 @@ class Checkpoints:
             passed[name] = problem
         if passed:
             raise CheckpointError(
-                f"{self.folder}: none of the checkpoints {list(passed)} is whole: "
-                f"{'; '.join(passed.values())}. Nothing was changed: put back what is damaged or "
-                f"missing from a copy. {AGAIN}"
+                f"{self.folder}: all checkpoints {list(passed)} are corrupted or incomplete: "
+                f"{'; '.join(passed.values())}. Nothing was changed: restore the files from a "
+                f"backup. {AGAIN}"
             )
         if left := self.traces():
             raise CheckpointError(f"{self.folder}: {GONE} Only {left} is left. {AGAIN}")
@@ -283,8 +298,8 @@ class Checkpoints:
     def _refuse_cleaned(self) -> None:
         if (self.folder / CLEANED).exists():
             raise CheckpointError(
-                f"{self.folder.parent}: `dreamlab cleanup` has removed the checkpoints of this "
-                f"run; its metrics are still there. {AGAIN}"
+                f"{self.folder.parent}: `dreamlab cleanup` has deleted the checkpoints of this "
+                f"run; its metrics were kept. {AGAIN}"
             )
 
     def _tidy(self) -> None:
@@ -309,7 +324,9 @@ class Checkpoints:
     def _read(self, path: Path, device: str) -> State:
         meta = read_meta(path)
         if meta is None:
-            raise CheckpointError(f"checkpoint {path.name} is incomplete: its meta.json is no use")
+            raise CheckpointError(
+                f"checkpoint {path.name} is incomplete: its meta.json is missing or invalid"
+            )
         if meta["format"] > FORMAT:
             raise NewerFormatError(
                 f"checkpoint {path.name} was written by a newer version of dreamlab (format "
@@ -333,7 +350,7 @@ class Checkpoints:
 
     def _retain(self) -> None:
         names, best = self.names(), self.named("best")
-        kept = {*names[: max(2, self.config.keep)], *self._milestones(names)}
+        kept = {*names[: max(2, self.config.keep)], *self._milestones(names), *self.held}
         for name in names:
             if name not in kept and (best is None or name != best.name):
                 shutil.rmtree(self.folder / name, ignore_errors=True)

@@ -47,7 +47,7 @@ def load_part(path: Path, name: str, sha256: str, device: str) -> State:
     except OSError:  # not there, a folder, a link that leads nowhere
         raise CheckpointError(f"{what} is incomplete") from None
     if damaged:
-        raise CheckpointError(f"{what} is damaged (its checksum differs)")
+        raise CheckpointError(f"{what} is corrupted (checksum mismatch)")
     try:
         return torch.load(path / name, map_location=device, weights_only=True)
     except Exception as error:

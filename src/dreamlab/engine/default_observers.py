@@ -1,4 +1,4 @@
-"""The observers that a run's own options ask for."""
+"""The observers that a run's own options request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_default_observers(loop: Orchestrator, say: Callable[[str], None]) -> Non
         loop.observers.add(SameWeights(every))
     if not world.is_main():
         return
-    if log.chain:
+    if log.chain and not loop.config.actors.num:  # nobody could repeat what actors did
         _add_sink(loop, Chain(folder / "chain.jsonl", loop.workflow))
     if log.system:
         loop.observers.add(System(loop.workflow.device))

@@ -1,4 +1,4 @@
-"""Measures a policy on environments of its own, without touching the training."""
+"""Measures a policy on its own environments, without touching the training."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ class EvalConfig(EveryConfig):
     episodes: PositiveInt = 10
     num_envs: Annotated[int, Range(1, 65_536)] = 5
     max_steps: Natural = 27_000
-    """Decisions after which an episode is cut, for an environment without a time limit of its own:
-    half an hour of Atari. 0 never cuts."""
+    """Decisions after which an episode is truncated if the environment has no time limit; the
+    default is half an hour of Atari. 0: never."""
     video: bool = True
-    """Write a video of the first episode of the last evaluation (and of each, with video_every)."""
+    """Record a video of the first episode of the last evaluation (and regularly, with
+    video_every)."""
     video_every: bool = False
     sample: bool = False
     """Sample actions as in training instead of taking the mode."""
     policy_alone: bool = False
-    """Measure the policy without its planner as well: `eval/policy_return`."""
+    """Also evaluate the policy without its planner: `eval/policy_return`."""
     seed: Seed = 10_000
-    """The same episodes every time: they begin from this seed."""
+    """Seed of the evaluation episodes, the same at every evaluation."""
     video_frames: PositiveInt = 500
-    """Longest video; drawing can be much slower than playing."""
+    """Maximum length of a video; rendering can be much slower than stepping."""
 
 
 class UnfinishedError(Exception):
@@ -71,7 +72,7 @@ class Episode:
     final: dict[str, float]
     was_cut: bool
     excess: float | None = None
-    """By how much the agent expected more at its start than the discounted return that came."""
+    """Predicted value at the start minus the discounted return: the value overestimation."""
 
 
 @dataclass
@@ -82,14 +83,19 @@ class EvalResult:
     lengths: list[int] = field(default_factory=list)
     finals: list[dict[str, float]] = field(default_factory=list)
     summary: dict[str, float] = field(default_factory=dict)
-    """What only all episodes together tell, by the environments' own rule."""
+    """Metrics over all episodes, as defined by the environment."""
     cut: int = 0
-    """Episodes that were cut after `max_steps`."""
+    """Episodes truncated after `max_steps`."""
     excess: list[float] = field(default_factory=list)
-    """By how much more was expected than came, where the agent says what it expects."""
-    frames: list[Array] = field(default_factory=list)
-    """Pictures of the first episode, if they were asked for."""
+    """Mean value overestimation, if the agent predicts values."""
+    frames: list[Array] = field(default_factory=list, repr=False)
+    """Rendered frames of the first episode, if requested."""
     video: Path | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(np.mean(self.returns))
 
     def metrics(self) -> dict[str, float]:
         """Return the summary that is logged under `eval/`."""
@@ -113,8 +119,8 @@ class EvalResult:
     def cut_text(self, max_steps: int) -> str:
         """Return what to say about episodes that were cut."""
         return (
-            f"{self.cut} of {len(self.returns)} episodes of the evaluation were cut after "
-            f"{max_steps:,} decisions (eval.max_steps); env.time_limit sets a limit of its own"
+            f"{self.cut} of {len(self.returns)} evaluation episodes were truncated after "
+            f"{max_steps:,} decisions (eval.max_steps); env.time_limit sets a time limit"
         )
 
 
@@ -126,7 +132,7 @@ class Expectation:
         self.came, self.factor = np.zeros(num), np.ones(num)
 
     def begin(self, workflow: Workflow[Any], step: Step) -> None:
-        """Ask what the agent expects of the episodes that begin."""
+        """Ask what the agent expects of the episodes that start."""
         new = step.is_first
         if not new.any() or (told := workflow.expected_return(workflow.obs_tensors(step))) is None:
             return
@@ -145,7 +151,7 @@ class Expectation:
 
 
 class Tally:
-    """Counts the episodes of N environments; one that goes on for too long is cut."""
+    """Counts the episodes of N environments; one that continues for too long is cut."""
 
     def __init__(self, envs: EvalEnv, max_steps: int) -> None:
         self.envs, self.max_steps = envs, max_steps
@@ -184,9 +190,9 @@ class Evaluator:
         film: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> EvalResult:
-        """Return what the policy achieves; `statistics` are those that training normalises with.
+        """Return what the policy achieves; `statistics` are those that training normalizes with.
 
-        With `film` it holds pictures of the first episode. Once `stop` says so, raise
+        With `film` it holds images of the first episode. Once `stop` says so, raise
         `UnfinishedError`.
         """
         mode = Mode.SAMPLE if self.config.sample else Mode.EVAL

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
+from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import BufferConfig
 from dreamlab.engine.phase_scheduler import PhaseScheduler
 from dreamlab.envs.vector import EnvConfig
@@ -31,9 +33,26 @@ def check_feasible(
     if not learns and any(p.update_hooks for p in phases):
         first = next(p.name for p in phases if p.update_hooks)
         raise ConfigError(
-            f"training.total_frames: must be more than {total_frames:,}: the training ends before "
-            f"phase {first!r} begins, so that nothing is ever learnt"
+            f"training.total_frames: must be more than {total_frames:,}: training ends before "
+            f"phase {first!r} starts, so no update would happen"
         )
+
+
+def check_padding(
+    phases: Sequence[Phase], buffers: Mapping[str, Part], workflow: type[Workflow[Any]]
+) -> None:
+    """Raise if repeated steps would be learned from as if they had happened."""
+    if workflow.reads_padding:
+        return
+    padded = {k for k, p in buffers.items() if isinstance(p.config, BufferConfig) and p.config.pads}
+    for phase in phases:
+        for name in phase.draws_from if phase.update_hooks else ():
+            if name in padded:
+                raise ConfigError(
+                    f"phase {phase.name!r}: buffers.{name}: pad: edge: {workflow.__name__} would "
+                    "learn the steps that are repeated beyond an episode as if they had happened: "
+                    "leave pad out, or use windows: across"
+                )
 
 
 def _first_batch(config: BufferConfig, name: str, num_envs: int) -> int:
@@ -49,7 +68,7 @@ def _check_phase(configs: Mapping[str, BufferConfig], phase: Phase) -> None:
     for name in sorted(used):
         try:
             if phase.collects and name == phase.buffer and not configs[name].stores:
-                raise ValueError("it is only read: collect into another one")
+                raise ValueError("it is read-only: collect into another buffer")
             configs[name].check_phase(phase)
         except ValueError as error:
             raise ConfigError(f"phase {phase.name!r}: buffers.{name}: {error}") from None
@@ -63,11 +82,13 @@ def _check_mix(configs: Mapping[str, BufferConfig], phase: Phase) -> None:
     for name, form in forms.items():
         first = next(iter(forms))
         if form is None:
-            raise ConfigError(f"phase {phase.name!r}: buffers.{name}: it is used as a whole")
+            raise ConfigError(
+                f"phase {phase.name!r}: buffers.{name}: it cannot be mixed with other sources"
+            )
         if form != forms[first]:
             raise ConfigError(
-                f"phase {phase.name!r}: buffers {first!r} and {name!r} share a batch: they must "
-                f"have the same batch, length and context, not {forms[first]} and {form}"
+                f"phase {phase.name!r}: buffers {first!r} and {name!r} are mixed in a batch: they "
+                f"must have the same batch, length and context, not {forms[first]} and {form}"
             )
 
 
@@ -75,8 +96,8 @@ def _check_filled(phase: Phase, name: str, stored: float, needed: int) -> None:
     if stored < needed:
         raise ConfigError(
             f"phase {phase.name!r}: it ends when buffers.{name} holds {stored:,.0f} steps, "
-            f"but the first batch can be drawn from {needed:,}: nothing would be learnt. Train for "
-            "longer, or lower min_steps, length or env.num_envs."
+            f"but the first batch needs {needed:,}: no update would happen. Train for longer, or "
+            f"reduce min_steps, length or env.num_envs."
         )
 
 
@@ -101,7 +122,7 @@ def _reached(
 
 
 def _frames_of(phase: Phase, env: EnvConfig) -> float:
-    """Return how many env frames a phase asks for; those of updates cannot be told."""
+    """Return the env frames of a phase; unknown for phases counted in updates."""
     if phase.duration_steps is not None:
         return float(phase.duration_steps)
     if phase.duration_cycles is not None:

@@ -18,9 +18,9 @@ from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 
 EXPLODING = 1e4
-"""An activation beyond this is worth a look, whatever the network."""
+"""Activations beyond this are reported."""
 MIN_ROWS = 64
-"""Rows a module must have seen before a unit that never moved is called dead."""
+"""Minimum number of rows before a constant unit is reported as dead."""
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.SiLU, nn.ELU, nn.GELU, nn.LeakyReLU, nn.Sigmoid)
 
 
@@ -114,8 +114,8 @@ class Inspector(Observer):
                 cause = "its inputs were finite" if clean else "its inputs were not finite either"
                 counters = self.loop.counters
                 self.first_bad = (
-                    f"module {name!r} ({type(module).__name__}) was the first to give a number "
-                    f"that is not finite, at env frame {counters.env_frames}, update "
+                    f"module {name!r} ({type(module).__name__}) was the first with a non-finite "
+                    f"output, at env frame {counters.env_frames}, update "
                     f"{counters.updates}; {cause}"
                 )
             acts = isinstance(module, ACTIVATIONS) or hasattr(module, "act")
@@ -150,7 +150,7 @@ class Inspector(Observer):
         out = [Finding("error", self.first_bad)] if self.first_bad else []
         out += [*self._about_data(), *self._about_gradients(), *self._about_modules()]
         if not self.loop.counters.updates:
-            out.append(Finding("warning", "no update happened: use more --frames"))
+            out.append(Finding("warning", "no update happened: increase --frames"))
         return sorted(out, key=lambda f: f.level)
 
     def _about_data(self) -> list[Finding]:
@@ -162,15 +162,15 @@ class Inspector(Observer):
             if seen.outside:
                 low, high = _bounds(spec.obs[name])
                 out.append(
-                    Finding("error", f"observation {name!r}: {_share(seen)} outside of the spec's "
-                            f"[{low}, {high}]; seen were [{seen.low:.4g}, {seen.high:.4g}]")
+                    Finding("error", f"observation {name!r}: {_share(seen)} outside the spec's "
+                            f"[{low}, {high}]; observed [{seen.low:.4g}, {seen.high:.4g}]")
                 )  # fmt: skip
         if self.action.wrong:
             out.append(Finding("error", f"the action {self.action.wrong}"))
         if self.action.outside:
             level = "error" if spec.action.is_discrete else "warning"
             end = "" if spec.action.is_discrete else "; the environment clips them"
-            text = f"actions: {_share(self.action)} outside of the action space{end}"
+            text = f"actions: {_share(self.action)} outside the action space{end}"
             out.append(Finding(level, text))
         return out
 
@@ -180,7 +180,7 @@ class Inspector(Observer):
             if not all(np.isfinite(norms)):
                 out.append(Finding("error", f"the gradient of {name!r} is not finite"))
             elif max(norms) == 0:
-                out.append(Finding("warning", f"{name!r} never got a gradient"))
+                out.append(Finding("warning", f"{name!r} never received a gradient"))
         return out
 
     def _about_modules(self) -> list[Finding]:

@@ -12,25 +12,28 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
+from dreamlab.engine.actors.background import BackgroundEvaluator
+from dreamlab.engine.actors.collector import RemoteCollector
+from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.checkpoint import CheckpointConfig
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.processes import DistributedConfig
-from dreamlab.engine.report import Paint, ReportConfig
+from dreamlab.engine.report import Known, ReportConfig
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, WatchConfig
 
 
 class RunLog(Protocol):
-    """The run folder, as the loop sees it."""
+    """The run directory, as the loop sees it."""
 
     folder: Path
 
     @property
     def saved(self) -> bool:
-        """Tell whether a checkpoint was ever saved."""
+        """Return whether a checkpoint was ever saved."""
         ...
 
     def event(self, kind: str, **data: Any) -> None: ...
@@ -46,6 +49,7 @@ class EngineConfig(ComputeConfig):
     report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     @property
@@ -59,6 +63,10 @@ class EngineConfig(ComputeConfig):
             raise ConfigError(
                 f"devices={self.devices} and distributed.processes={self.distributed.processes} "
                 "contradict each other: leave one of them out"
+            )
+        if self.actors.num and self.processes > 1:
+            raise ConfigError(
+                "actors.num: actors feed one learner; leave it out, or distributed.processes"
             )
         if self.distributed.shard:
             self._check_shard()
@@ -76,16 +84,18 @@ class LoopParts:
     """Everything that a loop drives."""
 
     workflow: Workflow[Any]
-    collector: Collector | None
-    """None where no phase collects."""
+    collector: Collector | RemoteCollector | None
+    """None if no phase collects."""
     buffers: Mapping[str, Buffer]
     evaluator: Evaluator | None
-    """None where no environment is named."""
+    """None if there is no environment."""
     logger: Logger
     terminal: Terminal
     run: RunLog
-    paint: Paint | None = None
+    known: Known = field(default_factory=Known)
     floor: Floor = lambda frames: None
     observers: Observers = field(default_factory=Observers)
     scaling: Scaling = field(default_factory=Scaling)
-    """How the data that is learnt from is normalised: whoever acts needs it too."""
+    """Normalization of the training data, also needed to act."""
+    background: BackgroundEvaluator | None = None
+    """Where a run with actors is measured; None without them."""

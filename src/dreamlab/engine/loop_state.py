@@ -15,6 +15,7 @@ from dreamlab.core import rng as random
 from dreamlab.core import sharding, world
 from dreamlab.core.clock import Counters
 from dreamlab.core.errors import CheckpointError
+from dreamlab.engine import regrouping
 from dreamlab.engine.watch import not_finite, private
 
 if TYPE_CHECKING:
@@ -64,14 +65,14 @@ def _shared(loop: Orchestrator) -> State:
         "scaling": {k: a.get_state() for k, a in loop.parts.scaling.items()},
         "score": loop.score,
         "owed": loop.owed,
-        "wall_s": loop.wall_s,
+        "wall_s": loop.speed.wall_s,
     }
 
 
 def load(loop: Orchestrator, which: str = "latest") -> bool:
     """Continue from the newest checkpoint that is whole, with all that it needs, or from one.
 
-    Return False if none was ever saved: a run that died before its first one begins anew, and
+    Return False if none was ever saved: a run that died before its first one starts over, and
     so do its records.
     """
     state = loop.checkpoints.restore(lambda s: _take(loop, s), loop.run_log.saved, which)
@@ -80,13 +81,17 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
         return False
     loop.scheduler.set_state(state["scheduler"])
     loop.counters = Counters(**state["counters"])
-    loop.parts.logger.set_state(state["logger"])
+    if "parts" not in state or world.is_main():  # what was reported is reported once
+        loop.parts.logger.set_state(state["logger"])
     loop.watch.set_state(state["watch"])
     for name, due in loop.dues().items():
         due.set_state(state["due"][name])
     loop.score = None if loop.evaluates() else state["score"]
     loop.owed = state.get("owed", False)  # older checkpoints have none
-    loop.wall_s = state["wall_s"]
+    loop.speed.wall_s = state["wall_s"]
+    if "parts" in state:
+        regrouping.begin_anew(loop, state)
+        return True
     lost = loop.parts.collector.set_state(state["collector"]) if loop.parts.collector else []
     _tell_lost(loop, lost)
     random.set_state(state["rng"])
@@ -99,17 +104,20 @@ def _tell_lost(loop: Orchestrator, lost: list[int]) -> None:
         if mine:
             where = f" of rank {rank}" if len(found) > 1 else ""
             loop.say_and_record(
-                f"environments {mine}{where} cannot be restored and begin a new episode"
+                f"environments {mine}{where} cannot be restored and start a new episode"
             )
     loop.run_log.update(exact_resume=not any(found))
     loop.run_log.event("resumed", **loop.now(), lost_envs=lost)
 
 
 def _take(loop: Orchestrator, state: State) -> None:
-    """Take over what may be damaged or diverged; raise if it is."""
+    """Take over what may be corrupted or diverged; raise if it is."""
     bad = not_finite(loop.workflow, state["workflow"], private(state["collector"]))
     if bad is not None:
         raise CheckpointError(f"{bad}: the run had diverged")
     sharding.take_state(loop.workflow, state["workflow"])
+    if "parts" in state:
+        state["lost"] = regrouping.share(loop.parts.buffers, state["parts"])
+        return
     for name, buffer in loop.parts.buffers.items():
         buffer.load(state["buffers"][name])

@@ -38,7 +38,7 @@ class Stage:
 
     peak: int = 0
     grown: int = 0
-    """By how much the process was larger afterwards, together."""
+    """Total growth of the process."""
     gpu_peak: int = 0
 
 
@@ -160,10 +160,10 @@ def gpu_numbers(device: torch.device) -> dict[str, int]:
     return {
         "allocated": stats["allocated_bytes.all.current"],
         "reserved": stats["reserved_bytes.all.current"],
-        "most reserved": stats["reserved_bytes.all.peak"],
-        "reserved, in pieces too small": stats["inactive_split_bytes.all.current"],
-        "in use by all processes": total - free,
-        "there is": total,
+        "peak reserved": stats["reserved_bytes.all.peak"],
+        "reserved but fragmented": stats["inactive_split_bytes.all.current"],
+        "used by all processes": total - free,
+        "total": total,
     }
 
 
@@ -178,7 +178,7 @@ def describe(profile: MemoryProfile, num: int = 8) -> list[str]:
         extra = f"  {_size(stage.gpu_peak)}" if gpu else ""
         lines.append(f"  {name:24s} {_size(stage.peak)}  {_size(stage.grown)}{extra}")
     lines += [f"  GPU: {name:30s} {_size(size)}" for name, size in profile.gpu.items()]
-    lines.append("\nbytes held, buffers as they are when full")
+    lines.append("\nallocated bytes, buffers at full capacity")
     lines += [f"  {name:24s} {_size(size)}" for name, size in profile.by_kind().items()]
     lines.append("\nweights by module")
     modules = list(profile.by_module().items())[:num]

@@ -31,6 +31,7 @@ from dreamlab.engine.loop_parts import EngineConfig, LoopParts
 from dreamlab.engine.phase_scheduler import UPDATE, PhaseScheduler
 from dreamlab.engine.report import write_report
 from dreamlab.engine.signals import Deadline, on_stop
+from dreamlab.engine.speed import Speed
 from dreamlab.engine.video import Films
 from dreamlab.engine.watch import Watch
 
@@ -60,14 +61,13 @@ class Orchestrator:
         self.save_due, self.report_due = Due(config.checkpoint), Due(config.report)
         self.stop_requested = False
         self.deadline = Deadline(config.checkpoint.deadline_s, self.say_and_record)
-        self.stopping, self.late = False, False  # as all processes agree
+        self.stopping, self.late, self.asked = False, False, False  # as all processes agree
         self.owed = False  # an evaluation that was interrupted, to be made up for first
         self.said_cut = False
         self.films = Films(self.say_and_record)
         self.batch: Batch | None = None
         self.score: float | None = None
-        self.wall_s = 0.0
-        self.mark = (time.monotonic(), 0, 0)
+        self.speed = Speed()
         self.saved_at = time.monotonic()
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -98,9 +98,11 @@ class Orchestrator:
             with suppress(OSError):
                 self.alerts.close()
             self.parts.terminal.close()
-            self.parts.logger.close()
-            for tell in self.observers.finished:
-                tell(status)
+            try:
+                for tell in self.observers.finished:
+                    tell(status)
+            finally:
+                self.parts.logger.close()
         return status
 
     def stop(self) -> None:
@@ -116,15 +118,23 @@ class Orchestrator:
             self._housekeeping()
 
     def _goes_on(self) -> bool:
-        """Tell whether no process was asked to stop; agree on what only a clock tells as well."""
-        waited = time.monotonic() - self.saved_at
-        late = world.is_main() and 0 < self.config.checkpoint.every_s <= waited
-        self.stopping, self.late = map(bool, world.agree([self.stop_requested, late]))
+        """Tell whether no process was asked to stop; what collects has asked the others already."""
+        if not self.asked or world.size() == 1:
+            self.stopping, self.late = map(bool, world.agree(self._wishes()))
+        self.asked = False
         return not self.stopping
+
+    def _wishes(self) -> list[float]:
+        """Return whether this process is to stop, and whether by its clock a checkpoint is due."""
+        late = world.is_main() and 0 < self.config.checkpoint.every_s <= self._unsaved_s()
+        return [float(self.stop_requested), float(late)]
+
+    def _unsaved_s(self) -> float:
+        return time.monotonic() - self.saved_at
 
     def _request_stop(self) -> None:
         self.stop()
-        self.parts.terminal.say("stopping: saving a checkpoint (Ctrl-C to stop at once)")
+        self.parts.terminal.say("stopping: saving a checkpoint (Ctrl-C to stop immediately)")
 
     def _record_failure(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -132,8 +142,8 @@ class Orchestrator:
         self.run_log.update(status="failed")
         if isinstance(error, EnvError) and (names := self.checkpoints.names()):
             self.parts.terminal.say(
-                f"checkpoint {names[0]} is whole: `dreamlab resume {self.run_log.folder}` goes on "
-                "from there"
+                f"checkpoint {names[0]} is complete: `dreamlab resume {self.run_log.folder}` "
+                f"resumes from it"
             )
 
     def _do(self, action: str) -> None:
@@ -154,19 +164,21 @@ class Orchestrator:
 
     def _collect(self) -> None:
         phase, collector = self.scheduler.phase, self.parts.collector
-        assert collector is not None, "a run that collects has environments"
+        assert collector is not None, "a run that collects needs environments"
         with autocast(self.config, self.workflow.device):
             store, fresh = cast(Store, self.parts.buffers[phase.buffer]), phase.fresh_episodes
             done = collector.collect(phase.collect_ticks, store, phase.random_actions, fresh)
         self._report_episodes(done)
         source = self._source()
-        counts = [done.frames, done.decisions, len(done.returns), source is None or source.ready()]
-        frames, decisions, episodes, ready = map(int, world.agree(counts))
+        ready = source is not None and source.ready()
+        counts = [done.frames, done.decisions, len(done.returns), ready, *self._wishes()]
+        frames, decisions, episodes, all_ready, stop, late = map(int, world.agree(counts))
+        self.stopping, self.late, self.asked = stop > 0, late > 0, True
         collector.agree()
         self.counters.env_frames += frames
         self.counters.decisions += decisions
         self.counters.episodes += episodes
-        drawable = source is not None and ready == world.size()
+        drawable = source is not None and all_ready == world.size()
         replayed = source.steps_per_sample * world.size() if source and drawable else 0
         self.scheduler.advance(frames=frames, decisions=decisions, replayed=replayed)
 
@@ -178,11 +190,11 @@ class Orchestrator:
 
     def _update(self) -> None:
         phase, source = self.scheduler.phase, self._source()
-        assert source is not None, "a phase that updates has a source"
+        assert source is not None, "a phase with updates needs a source"
         if not world.all_of(source.ready()):
             if phase.type == "offline":
                 names = " and ".join(map(repr, phase.draws_from))
-                raise LabError(f"phase {phase.name!r}: {names} holds too little for a batch")
+                raise LabError(f"phase {phase.name!r}: {names} has too few steps for a batch")
             self.scheduler.advance()
             return
         drawn, reported = draws(source, phase), Metrics()
@@ -231,11 +243,12 @@ class Orchestrator:
 
     def _is_late(self) -> bool:
         """Tell whether the last checkpoint is too old; of several processes rank 0 has told."""
-        waited = time.monotonic() - self.saved_at
-        return self.late if world.size() > 1 else 0 < self.config.checkpoint.every_s <= waited
+        if world.size() > 1:
+            return self.late
+        return 0 < self.config.checkpoint.every_s <= self._unsaved_s()
 
     def _interrupt(self) -> str:
-        """Save; what the end would have done is done when the run goes on."""
+        """Save; what the end would have done is done when the run continues."""
         self.owed = self.owed or self.scheduler.next_action() is None
         self.save()
         self.run_log.event("interrupted", **self.now(), stopped_by=self.deadline.signal)
@@ -253,6 +266,7 @@ class Orchestrator:
         shown = str(video.relative_to(self.run_log.folder)) if video is not None else None
         final = result.metrics() if result is not None else None
         self.run_log.update(status="finished", final_eval=final, video=shown)
+        self.parts.logger.ended(final or {})
         return "finished"
 
     def now(self) -> dict[str, int]:
@@ -266,7 +280,7 @@ class Orchestrator:
         return result
 
     def evaluate(self, video: bool = False) -> EvalResult | None:
-        """Measure the policy and report it under `eval/`; raise if a stop was asked for.
+        """Measure the policy and report it under `eval/`; raise if a stop was requested.
 
         Return None where there is no environment to measure it on.
         """
@@ -290,9 +304,11 @@ class Orchestrator:
         path = self.run_log.folder / "videos" / f"eval_{self.scheduler.clock().name}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
         statistics = self.parts.collector.statistics() if self.parts.collector else None
-        result = evaluator.run(self.workflow, statistics, wanted, lambda: self.stop_requested)
-        if result.frames:
-            result.video = self.films.write(path, result.frames)
+        with self.speed.paused():
+            result = evaluator.run(self.workflow, statistics, wanted, lambda: self.stop_requested)
+            if result.frames:
+                result.video = self.films.write(path, result.frames)
+                self.parts.logger.media([result.video], self.scheduler.clock().count)
         metrics = result.metrics()
         self.parts.logger.add(metrics)
         self.score = metrics["eval/return"]
@@ -312,28 +328,25 @@ class Orchestrator:
         batch = source.peek(clock.count, self.config.report.length) if source and ready else None
         if batch is None:
             return []
-        with random.fork(clock.count), world.alone():
+        with self.speed.paused(), random.fork(clock.count), world.alone():
             report = self.workflow.report(batch)
         if report is None:
             return []
         self.parts.logger.add(report.metrics, "report/")
         folder, fps = self.run_log.folder / "report", self.config.report.fps
-        return write_report(report, folder, clock.name, fps, self.parts.paint, self.films.write)
+        made = write_report(report, folder, clock.name, fps, self.parts.known, self.films.write)
+        self.parts.logger.media(made, clock.count)
+        return made
 
     def flush(self) -> dict[str, float]:
         """Write a record of metrics."""
-        now, frames, updates = time.monotonic(), self.counters.env_frames, self.counters.updates
-        then, frames_then, updates_then = self.mark
-        elapsed = max(now - then, 1e-9)
+        frames, updates = self.counters.env_frames, self.counters.updates
         fixed = {
             **asdict(self.counters),
             **self.scheduler.clock().record(),
             "phase": float(self.scheduler.index),
-            "time/frames_per_s": (frames - frames_then) / elapsed,
-            "time/updates_per_s": (updates - updates_then) / elapsed,
-            "time/wall_s": self.wall_s + elapsed,
+            **self.speed.record(frames, updates),
         }
-        self.wall_s, self.mark = self.wall_s + elapsed, (now, frames, updates)
         for tell in self.observers.flushing:
             tell(fixed)
         record = self.parts.logger.flush(fixed)
@@ -364,13 +377,13 @@ class Orchestrator:
             self.run_log.event("phase", name=s.phase.name, **self.now())
 
     def _restart_clock(self) -> None:
-        self.mark = (time.monotonic(), self.counters.env_frames, self.counters.updates)
+        self.speed.restart(self.counters.env_frames, self.counters.updates)
         self.saved_at = time.monotonic()
 
     # -- state ------------------------------------------------------------------------------------
 
     def evaluates(self) -> bool:
-        """Tell whether the policy is measured while it is trained."""
+        """Return whether the policy is measured while it is trained."""
         return bool(self.config.eval.every_frames or self.config.eval.every_updates)
 
     def dues(self) -> dict[str, Due]:

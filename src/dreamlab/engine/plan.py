@@ -10,14 +10,15 @@ import torch
 
 from dreamlab.core.phase import Phase
 from dreamlab.data.store import Store
+from dreamlab.engine.actors.collector import RemoteCollector
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.orchestrator import Orchestrator
 
 MAX_TICKS = 2_000
 GPU_ROW = "GPU memory"
-"""What `dreamlab plan` calls it, and a sweep looks for."""
+"""The row of `dreamlab plan` that a sweep reads."""
 CONTEXT_BYTES = 2**30
-"""What a process takes of a GPU beside torch's own memory: the driver's context, kernels."""
+"""GPU memory of a process outside torch's allocator: CUDA context and kernels."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,15 @@ class Plan:
     checkpoint_bytes: int
     disk_bytes: int
     tick_s: float
-    """One decision of every environment, stored; 0 where nothing is collected."""
+    """Seconds per tick: one decision of every environment, stored; 0 if nothing is collected."""
     decisions_per_s: float
     update_s: float
-    """One batch drawn and every update hook run on it."""
+    """Seconds per update: one batch sampled and every update hook run on it."""
     env_frames: int
     updates: float
     hours: float
     gpu_bytes: int
-    """The most a GPU had to hold; 0 without one."""
+    """Peak GPU memory; 0 without a GPU."""
 
 
 def measure(loop: Orchestrator, seconds: float = 5.0) -> tuple[float, float]:
@@ -61,7 +62,9 @@ def measure(loop: Orchestrator, seconds: float = 5.0) -> tuple[float, float]:
     return tick_s, sorted(times)[len(times) // 2]
 
 
-def _tick_s(loop: Orchestrator, collector: Collector, phase: Phase, seconds: float) -> float:
+def _tick_s(
+    loop: Orchestrator, collector: Collector | RemoteCollector, phase: Phase, seconds: float
+) -> float:
     """Return the seconds of one tick; as many are done as the first batch needs."""
     store = cast(Store, loop.parts.buffers[phase.buffer])
     ticks, start = 0, time.monotonic()
@@ -90,7 +93,7 @@ def updates_of(phase: Phase, frames: int, loop: Orchestrator) -> float:
     if phase.duration_cycles is not None:
         return float(phase.duration_cycles)
     collector = loop.parts.collector
-    assert collector is not None, "only what collects is measured in frames"
+    assert collector is not None, "only phases that collect are measured in frames"
     decisions = frames / collector.envs.frames_per_tick
     if phase.train_ratio is None:
         return decisions / (phase.collect_ticks * collector.envs.num_envs)
@@ -98,7 +101,7 @@ def updates_of(phase: Phase, frames: int, loop: Orchestrator) -> float:
 
 
 def make_plan(loop: Orchestrator, buffer_bytes: dict[str, int], seconds: float = 5.0) -> Plan:
-    """Measure a loop that was built in a scratch folder, and add up what its phases will take."""
+    """Measure a loop that was built in a scratch folder, and estimate what its phases will take."""
     tick_s, update_s = measure(loop, seconds)
     collector, scheduler = loop.parts.collector, loop.scheduler
     frames_per_tick = collector.envs.frames_per_tick * collector.envs.num_envs if collector else 1

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live view on a terminal, plain lines elsewhere."""
+"""What a person sees while a run goes on: a live view on a terminal or in a notebook, or lines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dreamlab.core.clock import moment_of, unit_of
+from dreamlab.core.clock import LATE, moment_of, unit_of
 from dreamlab.core.console import WorkConsole
 from dreamlab.core.text import one_line, visible
 from dreamlab.core.words import number
+from dreamlab.engine.notebook import NotebookLive, in_notebook
 
 SHOWN = ("episode/return", "eval/return", "eval/success", "train/loss")
 Kind = Literal["auto", "live", "plain", "off"]
@@ -24,9 +25,11 @@ class Terminal:
     """Shows phase, progress with the time left, speed and return."""
 
     def __init__(self, kind: Kind, name: str, console: Console | None = None) -> None:
-        self.console = console or WorkConsole()
+        self.console = console or WorkConsole(force_jupyter=False)
+        self.notebook = in_notebook()
         if kind == "auto":
-            kind = "live" if self.console.is_terminal and sys.stdout.isatty() else "plain"
+            watched = self.console.is_terminal and sys.stdout.isatty()
+            kind = "live" if watched or self.notebook else "plain"
         self.kind, self.name = kind, name
         self.total = 0
         self.last: dict[str, float] = {}
@@ -39,18 +42,22 @@ class Terminal:
             console=self.console,
         )
         self.task = self.progress.add_task("run", total=1, phase="starting", unit="frames")
-        self.live: Live | None = None
+        self.live: Live | NotebookLive | None = None
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Start to draw."""
         if self.kind == "live":
-            self.live = Live(self._view(), console=self.console, refresh_per_second=4)
+            self.live = (
+                NotebookLive(self._view())
+                if self.notebook
+                else Live(self._view(), console=self.console, refresh_per_second=4)
+            )
             self.live.start()
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
         if self.kind != "off":
-            (self.live.console if self.live else self.console).print(
+            (self.live.console if isinstance(self.live, Live) else self.console).print(
                 visible(text), highlight=False, markup=False, soft_wrap=True
             )
 
@@ -64,6 +71,8 @@ class Terminal:
                 phase=escape(one_line(phase)),
                 unit=unit,
             )
+        if isinstance(self.live, NotebookLive):
+            self.live.tick()
 
     def write(self, record: dict[str, float]) -> None:
         """Show a record of metrics."""
@@ -75,7 +84,11 @@ class Terminal:
 
     def _line(self, record: dict[str, float]) -> str:
         unit = unit_of(record)
-        speed = f"{record.get(f'time/{unit}_per_s', 0):,.0f} {unit}/s"
+        rates = {u: record.get(f"time/{u}_per_s", 0.0) for u in (unit, "updates")}
+        counted = unit if rates[unit] else "updates"  # a phase may learn and collect nothing
+        speed = f"{number(float(f'{rates[counted]:.3g}'))} {counted}/s"
+        if LATE in record:
+            speed = "measured meanwhile"
         shown = [f"{k} {record[k]:.4g}" for k in SHOWN if k in record]
         return " | ".join([f"{self.name}: {moment_of(record):,} {unit}", speed, *shown])
 

@@ -22,9 +22,9 @@ from dreamlab.core.workflow import Workflow
 
 Alert = Callable[[str, str], None]
 Floor = Callable[[int], float | None]
-"""What published runs reach at least after so many env frames; None where nobody knows."""
+"""Return the published lower bound at a number of env frames; None if unknown."""
 RECENT = 5
-"""Records over which returns are averaged before they are held against published ones."""
+"""Records over which returns are averaged before comparing with published ones."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +32,26 @@ class WatchConfig:
     """What is looked for; alerts go to the terminal, to events.jsonl and to every place named."""
 
     on_nan: Literal["stop", "warn", "off"] = "stop"
-    """What follows a value that is not finite: the run stops, or goes on, with an alert or without.
-    Weights that are not finite are not saved in any case: the last finite checkpoint stays."""
+    """On a non-finite value: stop, continue with an alert, or continue silently. Non-finite weights
+    are never saved: the last finite checkpoint is kept."""
     stall_frames: Natural = 0
-    """Warn when the return has not risen for this many env frames; 0 never warns."""
+    """Warn if the return has not improved for this many env frames; 0: never."""
     memory_share: SomeShare = 0.9
-    """Warn when the machine's memory is used beyond this share."""
+    """Warn if memory usage exceeds this fraction."""
     disk_gib: NonNegative = 1.0
-    """Warn when less than this is free where the run is written; 0 never warns."""
+    """Warn if less disk space than this is free; 0: never."""
     published: bool = False
-    """Warn when the return falls below the published curve of this task, less one deviation."""
+    """Warn if the return falls more than one standard deviation below the task's published
+    curve."""
     command: str | None = None
-    """A shell command for each alert; ALERT_KIND, ALERT_TEXT and ALERT_RUN are set for it."""
+    """Shell command run for each alert, with ALERT_KIND, ALERT_TEXT and ALERT_RUN set."""
     file: str | None = None
-    """A file that each alert is appended to, by several runs if need be."""
+    """File that alerts are appended to; several runs may share it."""
     webhook: str | None = None
-    """An address that gets a POST with JSON: `text` (as chat services read it), `kind`, `run`."""
+    """Webhook URL that receives a POST with JSON: `text` (as chat services read it), `kind`,
+    `run`."""
     check_every_update: bool = False
-    """Look at weights and gradients after every update (slow), and name the module that failed."""
+    """Check weights and gradients after every update (slow), and name the failing module."""
     profile_updates: Natural = 0
     """Record a torch.profiler trace of this many updates into `report/trace.json`."""
 
@@ -78,14 +80,14 @@ class Watch:
                 self._diverged(bad)
 
     def may_save(self, bad: str | None, names: list[str], say: Callable[[str], None]) -> bool:
-        """Tell whether a state may be saved: `bad` names what is not finite in it.
+        """Return whether a state may be saved: `bad` names non-finite values in it.
 
         Otherwise the run stops, or it is said once which of the checkpoints `names` stays.
         """
         if bad is None:
             self.said.discard("unsaved")
             return True
-        kept = f"the latest checkpoint stays {names[0]}" if names else "there is no checkpoint yet"
+        kept = f"the latest checkpoint is {names[0]}" if names else "there is no checkpoint yet"
         text = f"{bad}: this state is not saved; {kept}"
         if self.config.on_nan == "stop":
             self._diverged(text)
@@ -129,7 +131,7 @@ class Watch:
             self.said.add("stall")
             self.alert(
                 "stall",
-                f"the return has not risen above {self.best:.4g} since frame {self.best_frames:,}",
+                f"the return has not improved on {self.best:.4g} since frame {self.best_frames:,}",
             )
 
     def _check_published(self, record: dict[str, float]) -> None:
@@ -154,13 +156,13 @@ class Watch:
             self.said.discard("disk")
         elif "disk" not in self.said:
             self.said.add("disk")
-            self.alert("disk", f"only {free:.1f} GiB are free for {self.folder}")
+            self.alert("disk", f"only {free:.1f} GiB of disk space left for {self.folder}")
 
     def _check_memory(self) -> None:
         used = memory_used_share()
         if used > self.config.memory_share and "memory" not in self.said:
             self.said.add("memory")
-            self.alert("memory", f"{used:.0%} of the machine's memory is in use")
+            self.alert("memory", f"{used:.0%} of memory in use")
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -190,7 +192,7 @@ def first_bad(workflow: Workflow[Any], batch: Batch | None) -> str | None:
     for kind, tensors in groups:
         for name, tensor in tensors:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                return f"the first bad tensor is {kind} {name!r} {tuple(tensor.shape)}"
+                return f"the first non-finite tensor is {kind} {name!r} {tuple(tensor.shape)}"
     return None
 
 
@@ -256,7 +258,7 @@ def memory_available() -> int:
 
 
 def memory_used_share() -> float:
-    """Return how much of the machine's memory is in use, 0 to 1."""
+    """Return how much of memory in use, 0 to 1."""
     return 1.0 - memory_available() / memory_limit()
 
 

@@ -20,9 +20,7 @@ from dreamlab.envs.vector import EnvConfig, Envs, make_env
 from dreamlab.envs.wrappers import checksum
 
 SIGNATURE = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ..."
-NO_LIMIT = (
-    "an episode that never ends keeps an evaluation busy until eval.max_steps; set env.time_limit"
-)
+NO_LIMIT = "evaluation episodes would run until eval.max_steps; set env.time_limit"
 NUMBERS = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 
 
@@ -33,9 +31,9 @@ class Limits:
     steps: int = 50
     """Steps of each short rollout."""
     episode_steps: int = 5_000
-    """Steps within which an episode should end."""
+    """Maximum steps to wait for the end of an episode."""
     episode_s: float = 20.0
-    """Seconds after which waiting for the end of an episode is given up."""
+    """Maximum seconds to wait for the end of an episode."""
 
 
 def check(config: EnvConfig, limits: Limits | None = None) -> list[Finding]:
@@ -95,9 +93,9 @@ def _check_spaces(env: gym.Env[Any, Any]) -> Iterator[Finding]:
         if unknown and name == "action_space":
             yield Finding("error", f"action_space has parts of type {unknown}; use Box or Discrete")
         elif unknown and len(unknown) == len(list(_leaves(space))):
-            yield Finding("error", f"observation_space is made of {unknown}, not of numbers")
+            yield Finding("error", f"observation_space consists of {unknown}, which is not numeric")
         elif unknown:
-            yield Finding("warning", f"observations of type {unknown} are left out")
+            yield Finding("warning", f"observations of type {unknown} are ignored")
     for leaf in _leaves(env.observation_space):
         yield from _check_image(leaf)
     yield Finding("ok", f"spaces: {env.observation_space} -> {env.action_space}")
@@ -118,13 +116,13 @@ def _check_image(space: spaces.Space[Any]) -> Iterator[Finding]:
     if space.dtype != np.uint8:
         yield Finding(
             "warning",
-            f"an observation of shape {space.shape} is {space.dtype}; an image must be uint8 in "
-            "0..255 to be stored and encoded as one",
+            f"an observation of shape {space.shape} is {space.dtype}; images must be uint8 in "
+            f"0..255",
         )
     elif space.shape[0] in (1, 3, 4) and space.shape[2] not in (1, 3, 4):
         yield Finding(
             "error",
-            f"an image of shape {space.shape} has its channels first; give height, width, channels",
+            f"an image of shape {space.shape} is channels-first; use height, width, channels",
         )
 
 
@@ -134,7 +132,9 @@ def _check_reset(env: gym.Env[Any, Any]) -> Iterator[Finding]:
     except TypeError as error:
         if "seed" not in str(error):
             raise
-        yield Finding("error", f"reset takes no seed ({error}); declare it as `{SIGNATURE}`")
+        yield Finding(
+            "error", f"reset does not accept a seed ({error}); declare it as `{SIGNATURE}`"
+        )
         return
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         got = type(result).__name__
@@ -143,7 +143,7 @@ def _check_reset(env: gym.Env[Any, Any]) -> Iterator[Finding]:
     problems = list(_problems("reset", result[0], env.observation_space))
     yield from problems
     if not problems:
-        yield Finding("ok", "reset takes a seed and returns an observation and an info")
+        yield Finding("ok", "reset accepts a seed and returns an observation and info")
 
 
 def _problems(where: str, obs: Any, space: spaces.Space[Any]) -> Iterator[Finding]:
@@ -176,10 +176,12 @@ def _box_problems(where: str, obs: Any, space: spaces.Box) -> Iterator[Finding]:
             return
     value: Any = obs
     if not np.isfinite(value).all():
-        yield Finding("error", f"{where}: the observation is not finite; is there a division by 0?")
+        yield Finding(
+            "error", f"{where}: the observation is not finite; check for division by zero"
+        )
     elif (value < space.low).any() or (value > space.high).any():
         yield Finding(
-            "warning", f"{where}: an observation lies outside its space; widen the space or clip"
+            "warning", f"{where}: an observation is outside its space; widen the space or clip"
         )
 
 
@@ -206,7 +208,7 @@ def _check_steps(env: gym.Env[Any, Any], limits: Limits) -> Iterator[Finding]:
             old, _ = env.reset()
             before = checksum(old)
     if not seen:
-        yield Finding("ok", f"{limits.steps} steps: observations, rewards and flags are sound")
+        yield Finding("ok", f"{limits.steps} steps: observations, rewards and flags are valid")
 
 
 def _step_problems(result: Any, space: spaces.Space[Any]) -> Iterator[Finding]:
@@ -237,9 +239,7 @@ def _check_actions(env: gym.Env[Any, Any], config: EnvConfig) -> Iterator[Findin
         return
     if not space.is_bounded():
         level = "error" if config.scale_actions else "warning"
-        yield Finding(
-            level, f"the action space {space} is unbounded; give it the range that makes sense"
-        )
+        yield Finding(level, f"the action space {space} is unbounded; set finite bounds")
         return
     for name, action in (("lowest", space.low), ("highest", space.high)):
         env.reset(seed=0)
@@ -248,7 +248,7 @@ def _check_actions(env: gym.Env[Any, Any], config: EnvConfig) -> Iterator[Findin
         if not np.isfinite(float(reward)):
             yield Finding("error", f"the {name} action gives a reward of {reward}")
     if not np.allclose(space.low, -1) or not np.allclose(space.high, 1):
-        how = "is scaled to [-1, 1]" if config.scale_actions else "is passed on as it is"
+        how = "is scaled to [-1, 1]" if config.scale_actions else "is not rescaled"
         yield Finding("ok", f"the action range [{space.low.min()}, {space.high.max()}] {how}")
 
 
@@ -276,18 +276,16 @@ def _check_seed(env: gym.Env[Any, Any], config: EnvConfig, limits: Limits) -> It
     fresh = _trace(other, 1, limits.steps)
     other.close()
     if first == again == fresh:
-        yield Finding("ok", "the same seed and actions give the same episode")
+        yield Finding("ok", "deterministic: the same seed and actions give the same episode")
         return
     if first[0] != again[0] or first[0] != fresh[0]:
-        how = "reset does not honour its seed: draw all chance from self.np_random"
+        how = "reset ignores its seed: use only self.np_random"
     else:
         at = next(
             i for i, s in enumerate(zip(first, again, fresh, strict=False)) if len(set(s)) > 1
         )
-        how = f"episodes of one seed differ from step {at}: draw all chance from self.np_random"
-    yield Finding(
-        "warning", f"{how}. Training works, but a resumed run begins new episodes instead"
-    )
+        how = f"episodes with the same seed differ from step {at}: use only self.np_random"
+    yield Finding("warning", f"{how}. Training works, but a resumed run starts new episodes")
 
 
 def _check_render(env: gym.Env[Any, Any], limits: Limits) -> Iterator[Finding]:
@@ -298,7 +296,7 @@ def _check_render(env: gym.Env[Any, Any], limits: Limits) -> Iterator[Finding]:
         frame = None
     if frame is None:
         yield Finding(
-            "warning", "render gives nothing, so there will be no videos: return an RGB array"
+            "warning", "render returns None, so there will be no videos: return an RGB array"
         )
         return
     frame = np.asarray(frame)
@@ -307,13 +305,13 @@ def _check_render(env: gym.Env[Any, Any], limits: Limits) -> Iterator[Finding]:
         yield Finding("error", f"render must return uint8 [height, width, 3]; it returned {got}")
         return
     if frame.max() == frame.min():
-        yield Finding("warning", "render returned a picture of one colour: is OpenGL working?")
+        yield Finding("warning", "render returned an image of a single color: check OpenGL")
     steps = min(limits.steps, 20)
     blind = _trace(env, 1, steps)
     if blind == _trace(env, 1, steps) and blind != _trace(env, 1, steps, render=True):
-        yield Finding("error", "calling render changes what happens next: it must only look")
+        yield Finding("error", "render changes the state of the environment: it must not")
         return
-    yield Finding("ok", f"render gives a picture of {frame.shape[1]}x{frame.shape[0]}")
+    yield Finding("ok", f"render returns an image of {frame.shape[1]}x{frame.shape[0]}")
 
 
 def _check_end(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
@@ -328,7 +326,7 @@ def _check_end(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
             why = "terminated" if terminated else "truncated"
             yield Finding("ok", f"an episode of random actions was {why} after {steps} steps")
             if terminated and not _has_limit(env, config):
-                yield Finding("warning", f"no time limit was found: {NO_LIMIT}")
+                yield Finding("warning", f"no time limit: {NO_LIMIT}")
             break
     else:
         yield Finding("warning", f"no episode ended within {steps} random steps: {NO_LIMIT}")
@@ -336,7 +334,7 @@ def _check_end(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
 
 
 def _has_limit(env: gym.Env[Any, Any], config: EnvConfig) -> bool:
-    """Tell whether something is known to end every episode; suites of ours do so themselves."""
+    """Return whether something is known to end every episode; suites of ours do so themselves."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):
             return True
@@ -356,11 +354,13 @@ def _check_timeline(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
         ends += int(last.sum())
         wrong = (step.is_first != last) | (step.is_first & ((step.reward != 0) | step.is_last))
         if wrong.any():
-            yield Finding("error", "the step after an episode's end is not a first one; see Step")
+            yield Finding(
+                "error", "the step after the end of an episode must have is_first; see Step"
+            )
             break
     else:
         if ends:
-            yield Finding("ok", f"{ends} episodes ended and began anew in a vector of two")
+            yield Finding("ok", f"{ends} episodes ended and were reset in a vector of two")
     envs.close()
 
 
@@ -382,12 +382,12 @@ def _check_resume(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
     one.close()
     two.close()
     if same:
-        yield Finding("ok", "a stopped episode resumes exactly, by playing its actions again")
+        yield Finding("ok", "an interrupted episode resumes exactly, by replaying its actions")
     else:
         yield Finding(
             "warning",
-            "an episode cannot be resumed exactly (it is not a function of its seed and actions); "
-            "a resumed run begins a new one and says so",
+            "an episode cannot be resumed exactly (it is not deterministic given its seed and "
+            "actions); a resumed run starts a new one",
         )
 
 

@@ -92,7 +92,7 @@ def _software() -> Iterator[Finding]:
 def _resources() -> Iterator[Finding]:
     free = shutil.disk_usage(Path.cwd()).free / GB
     level = "ok" if free > 10 else "warning"
-    yield Finding(level, f"{free:.0f} GB of disk free here, where runs are kept")
+    yield Finding(level, f"{free:.0f} GB of disk space free in the working directory")
     memory = psutil.virtual_memory().available / GB
     level = "ok" if memory > 4 else "warning"
     yield Finding(level, f"{memory:.0f} GB of memory available, {os.cpu_count()} CPU cores")
@@ -113,7 +113,7 @@ def _video() -> Finding:
                 container.mux(stream.encode(frame))
             container.mux(stream.encode())
     except Exception as error:
-        return Finding("warning", f"no videos, pictures instead: {type(error).__name__}: {error}")
+        return Finding("warning", f"no videos, images instead: {type(error).__name__}: {error}")
     return Finding("ok", f"videos: av {av.__version__} encodes H.264")
 
 
@@ -123,15 +123,15 @@ def _drawing() -> Iterator[Finding]:
     works = [b for b in rendering.BACKENDS if rendering.probe(b)]
     chosen = os.environ.get("MUJOCO_GL")
     if chosen and chosen not in works:
-        yield Finding("warning", f"MUJOCO_GL is {chosen}, which was not seen to draw here")
+        yield Finding("warning", f"MUJOCO_GL is {chosen}, which did not render here")
     if works:
-        yield Finding("ok", f"OpenGL without a screen: {', '.join(works)}")
+        yield Finding("ok", f"headless OpenGL: {', '.join(works)}")
     else:
-        yield Finding("warning", "OpenGL without a screen does not work: no pixels from MuJoCo")
+        yield Finding("warning", "headless OpenGL does not work: no pixels from MuJoCo")
 
 
 def _tried(trial: Trial, timeout_s: float) -> Finding:
-    """Make, reset and step an environment in a process of its own, for OpenGL may crash it."""
+    """Make, reset and step an environment in its own process, for OpenGL may crash it."""
     if not trial.installed:
         return Finding("ok", f"{trial.name}: not installed ({_how(trial)})")
     arguments = [trial.suite, trial.task, json.dumps(trial.options)]

@@ -1,4 +1,4 @@
-"""Pictures of what an observation says, for tasks whose state can be read off it."""
+"""Images of what an observation says, for tasks whose state can be read off it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dreamlab.core.types import Array
 from dreamlab.envs.vector import EnvConfig
 
 Paint = Callable[[Array], Array]
-"""An observation [n] to a picture [h, w, 3]."""
+"""Convert an observation [n] to an image [h, w, 3]."""
 
 # the simulator's state that an observation shows, by the class of the task
 STATES: dict[str, Callable[[Array], Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +11,7 @@ from gymnasium import spaces
 
 from dreamlab.core.config import arguments
 from dreamlab.core.errors import ConfigError, unknown
-from dreamlab.core.limits import PositiveInt, Side, Width
+from dreamlab.core.limits import NonNegative, PositiveInt, Side, Width
 
 Info = dict[str, Any]
 
@@ -43,6 +44,18 @@ class Counting(Dummy):
         end = self.count >= self.length
         obs = np.full(self.size, self.count, np.float32)
         return obs, float(action[0]), end and self.terminal, end and not self.terminal, {}
+
+
+class Slow(Counting):
+    """Takes its time for every step, as a simulator or a robot elsewhere does."""
+
+    def __init__(self, seconds: NonNegative = 0.05, length: PositiveInt = 100) -> None:
+        super().__init__(length)
+        self.seconds = seconds
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+        time.sleep(self.seconds)
+        return super().step(action)
 
 
 class Identity(Dummy):
@@ -173,6 +186,7 @@ class Pixels(Dummy):
 
 DUMMIES = {
     "counting": Counting,
+    "slow": Slow,
     "identity": Identity,
     "recall": Recall,
     "mixed": Mixed,

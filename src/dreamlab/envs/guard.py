@@ -18,9 +18,9 @@ import gymnasium as gym
 from dreamlab.core.errors import EnvError, LabError, Stopped
 
 LOOK_S = 0.2
-"""How often the watchdog looks at the clock."""
+"""Polling interval of the watchdog, in seconds."""
 STUCK_S = 10.0
-"""How long after its deadline a call must have heard the watchdog."""
+"""Grace period after the deadline for a call to be interrupted, in seconds."""
 
 SILENCE = "no answer within"
 
@@ -58,8 +58,8 @@ class Watchdog:
             if time.monotonic() > deadline + STUCK_S and told != deadline:
                 told = deadline
                 sys.stderr.write(
-                    f"env {self.busy} hangs outside of Python and cannot be interrupted: kill the "
-                    "process; with env.vector=async it would be ended\n"
+                    f"env {self.busy} hangs in native code and cannot be interrupted: kill the "
+                    f"process, or use env.vector=async, which terminates it\n"
                 )
 
 
@@ -77,7 +77,7 @@ def _own_watchdog() -> Watchdog | None:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Tell whether the user wants to stop, and not the environment."""
+    """Return whether the user wants to stop, and not the environment."""
     if isinstance(error, Stopped):
         return True
     unhandled = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards: running, over all environments of a run, or given."""
+"""Normalization of observations and rewards: running, over all environments of a run, or given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class NormalizeConfig:
 
     clip: Positive = 10.0
     gamma: Share = 0.99
-    """Discount of the return whose deviation scales the reward; not used for observations."""
+    """Discount of the return whose standard deviation scales the reward; unused for
+    observations."""
 
 
 class RunningMoments:
@@ -47,8 +48,9 @@ class RunningMoments:
         return {"count": self.count, "mean": self.mean.copy(), "var": self.var.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.count = float(state["count"])
-        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
+        self.count, shape = float(state["count"]), self.mean.shape
+        self.mean = np.array(state["mean"]).reshape(shape)  # a file has no arrays without an axis
+        self.var = np.array(state["var"]).reshape(shape)
 
 
 class SharedMoments(RunningMoments):
@@ -66,12 +68,15 @@ class SharedMoments(RunningMoments):
         super().merge(n, mean, var)
         self.fresh.merge(n, mean, var)
 
-    def agree(self) -> None:
-        """Take in what the others have seen since the last time; all come to the same numbers."""
+    def numbers(self) -> Array:
+        """Return what this process has seen since all have agreed, for the others."""
         new = self.fresh
-        own = np.concatenate([[new.count], new.mean.ravel(), new.var.ravel()])
-        size, shape = new.mean.size, new.mean.shape
-        for row in world.gathered(torch.from_numpy(own)[None]).numpy():
+        return np.concatenate([[new.count], new.mean.ravel(), new.var.ravel()])
+
+    def agree(self, rows: Array) -> None:
+        """Take in the `numbers` of all processes, by rank; all come to the same ones."""
+        size, shape = self.mean.size, self.mean.shape
+        for row in rows:
             self.agreed.merge(row[0], *(v.reshape(shape) for v in np.split(row[1:], [size])))
         super().set_state(self.agreed.get_state())
         self.fresh = _nothing(shape)
@@ -98,7 +103,7 @@ def _nothing(shape: tuple[int, ...]) -> RunningMoments:
 
 
 class Normalizer:
-    """Normalises the steps of N environments; with neither config it passes them on untouched.
+    """Normalizes the steps of N environments; with neither config it passes them on untouched.
 
     `frozen` stops the statistics, for evaluation with those of training. A `scaling` is that of the
     data a policy learns from: observations by it, and actions back.
@@ -129,8 +134,14 @@ class Normalizer:
 
     def agree(self) -> None:
         """Take in what other processes have seen since the last time."""
-        for moments in self._shared().values():
-            moments.agree()
+        shared = list(self._shared().values())
+        if not shared:
+            return
+        own = [m.numbers() for m in shared]
+        rows = world.gathered(torch.from_numpy(np.concatenate(own))[None]).numpy()
+        ends = np.cumsum([len(n) for n in own])[:-1]
+        for moments, theirs in zip(shared, np.split(rows, ends, axis=1), strict=True):
+            moments.agree(theirs)
 
     def _shared(self) -> dict[str, SharedMoments]:
         """Return what several processes have to agree on; nothing with one."""
@@ -147,7 +158,7 @@ class Normalizer:
         return self.scaling[ACTION].invert(action) if ACTION in self.scaling else action
 
     def scale(self, name: str, value: Array) -> Array:
-        """Return one observation normalised by the statistics so far, without counting it."""
+        """Return one observation normalized by the statistics so far, without counting it."""
         if name in self.scaling:
             return self.scaling[name].apply(value)
         if name not in self.moments or self.obs is None:
@@ -155,6 +166,15 @@ class Normalizer:
         moments = self.moments[name]
         scaled = (value - moments.mean) / np.sqrt(moments.var + 1e-8)
         return np.clip(scaled, -self.obs.clip, self.obs.clip).astype(np.float32)
+
+    def unscale(self, name: str, value: Array) -> Array:
+        """Return one observation as it was before `scale`, but for what that had clipped."""
+        if name in self.scaling:
+            return self.scaling[name].invert(value)
+        if name not in self.moments or self.obs is None:
+            return value
+        moments = self.moments[name]
+        return (value * np.sqrt(moments.var + 1e-8) + moments.mean).astype(np.float32)
 
     def _scale_reward(self, step: Step) -> Array:
         assert self.reward is not None
@@ -178,7 +198,7 @@ class Normalizer:
         return {**state, "scaling": given} if given else state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from saved statistics."""
+        """Continue from saved statistics."""
         for name, moments in self.moments.items():
             moments.set_state(state["obs"][name])
         returns = np.array(state["returns"])

@@ -15,7 +15,7 @@ from dreamlab.core.errors import EnvError
 
 BACKENDS = ("egl", "osmesa")
 OFF = ("disable", "disabled", "off", "false", "0")
-"""What MuJoCo reads in MUJOCO_GL as a wish not to draw."""
+"""Values of MUJOCO_GL that disable rendering."""
 PROBE = """
 import mujoco
 model = mujoco.MjModel.from_xml_string(
@@ -34,7 +34,7 @@ class CannotDrawError(EnvError, NotImplementedError):
 
 
 def probe(backend: str, timeout_s: float = 60) -> bool:
-    """Tell whether MuJoCo can draw with a backend; in a process of its own, for it may crash."""
+    """Return whether MuJoCo can draw with a backend; in its own process, for it may crash."""
     env = {**os.environ, "MUJOCO_GL": backend}
     env.pop("PYOPENGL_PLATFORM", None)
     command = [sys.executable, "-c", PROBE]
@@ -59,14 +59,16 @@ def setup_gl(required: bool = True) -> str | None:
     """
     if chosen := os.environ.get("MUJOCO_GL"):
         if required and chosen.lower() in OFF:
-            raise CannotDrawError(f"MUJOCO_GL={chosen}: nothing is drawn. Unset it, or set egl")
+            raise CannotDrawError(
+                f"MUJOCO_GL={chosen} disables rendering. Unset it, or set it to egl"
+            )
         return chosen
     backend = find_backend()
     if backend is not None:
         os.environ["MUJOCO_GL"] = backend
     elif required:
         raise CannotDrawError(
-            "no OpenGL backend draws on this machine (tried: egl, osmesa). Install one, e.g. "
+            "no OpenGL backend works on this machine (tried: egl, osmesa). Install one, e.g. "
             "`apt install libegl1 libegl-mesa0 libgl1-mesa-dri` or `apt install libosmesa6`, or "
             "set MUJOCO_GL to one that works"
         )

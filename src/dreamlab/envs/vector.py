@@ -26,7 +26,7 @@ from dreamlab.envs.normalize import NormalizeConfig, Normalizer
 from dreamlab.envs.workers import Workers
 
 WITHIN = ("is_terminal", "raw_reward")
-"""What a suite may say of a step within an episode; all else is of the episode, at its end."""
+"""Info keys that are read at every step; all others only at the end of an episode."""
 
 
 @dataclass(frozen=True)
@@ -34,59 +34,82 @@ class EnvConfig:
     """Which environment, how many of it, and what is done to what it shows."""
 
     id: str = ""
-    """A Gymnasium id, a user's `module:Class`, or a task of the suite; a run that only learns from
-    data may name none."""
+    """A Gymnasium id, a user's `module:Class`, or a task of the suite; optional for offline
+    runs."""
     suite: str = "gym"
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the suite's `make`."""
     num_envs: Annotated[int, Range(1, 65_536)] = 1
     vector: Literal["sync", "async"] = "sync"
     step_timeout_s: NonNegative = 300.0
-    """Seconds after which a reset or step that has not returned is an error; 0: none. With `sync` a
-    call that hangs outside of Python can only be reported."""
+    """Timeout of a reset or step, in seconds; 0: none. With `sync` a call that hangs in native code
+    can only be reported."""
     repeat: Annotated[int, Range(1, 1_000)] = 1
-    """Frames per decision, times what the suite repeats by itself (Atari: `frames_per_step`)."""
+    """Action repeat: frames per decision, multiplied by the suite's own (Atari:
+    `frames_per_step`)."""
     time_limit: PositiveInt | None = None
-    """Decisions after which an episode is cut off (not a termination)."""
+    """Decisions after which an episode is truncated."""
     size: tuple[Side, Side] | None = None
     gray: bool = False
     frame_stack: Annotated[int, Range(1, 1_000)] = 1
     scale_actions: bool = True
-    """Take continuous actions in [-1, 1] whatever the environment's own range is."""
+    """Rescale continuous actions from [-1, 1] to the environment's range."""
     normalize_obs: NormalizeConfig | None = None
     normalize_reward: NormalizeConfig | None = None
 
     @property
     def named(self) -> bool:
-        """Tell whether there is an environment."""
+        """Return whether there is an environment."""
         return bool(self.id)
 
 
 def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
-    """Return one environment with every wrapper its config asks for."""
-    if not config.named:
-        raise ConfigError("env.id: no environment is named")
-    with making(config.id, index):
-        env = suites.make(config.suite, config.id, config.options)
-    length = _decisions(episode_length(env), config)
+    """Return one environment with every wrapper its config requests."""
+    suite = _of_suite(config, index)
+    length = _decisions(episode_length(suite), config)
     tasks = [
         replace(t, episode_length=_decisions(t.episode_length, config))
-        for t in getattr(env.unwrapped, "tasks", ())
+        for t in getattr(suite.unwrapped, "tasks", ())
     ]
+    env = _observed(_plain_actions(_timed(suite, config), config), config)
+    env = Guarded(env, index, config.step_timeout_s)
+    env = wrappers.Episodes(env, seed, index, context=config.frame_stack)
+    env.episode_length, env.tasks = length, tuple(tasks)
+    return env
+
+
+def make_own_env(config: EnvConfig) -> gym.Env[Any, Any]:
+    """Return one environment whose observations are wrapped and whose actions are its own.
+
+    It is reset with a seed, as any other: episodes get none of ours.
+    """
+    return _observed(_timed(_of_suite(config, 0), config), config)
+
+
+def _of_suite(config: EnvConfig, index: int) -> gym.Env[Any, Any]:
+    if not config.named:
+        raise ConfigError("env.id is required: no environment is set")
+    with making(config.id, index):
+        return suites.make(config.suite, config.id, config.options)
+
+
+def _timed(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
+    """Return an environment with action repeat and a time limit, where they are requested."""
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
         env = gym.wrappers.TimeLimit(env, config.time_limit)
-    env = _plain_actions(env, config)
+    return env
+
+
+def _observed(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
+    """Return an environment that shows what an agent sees, before it is normalized."""
     if not isinstance(env.observation_space, spaces.Box):
         env = _named(env)
     if config.size is not None or config.gray:
         env = wrappers.MapImages(env, config.size, config.gray)
     if config.frame_stack > 1:
         env = wrappers.FrameStack(env, config.frame_stack)
-    env = Guarded(env, index, config.step_timeout_s)
-    env = wrappers.Episodes(env, seed, index, context=config.frame_stack)
-    env.episode_length, env.tasks = length, tuple(tasks)
     return env
 
 
@@ -114,7 +137,7 @@ def _plain_actions(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, An
         if not space.is_bounded():
             raise EnvError(
                 f"env {config.id!r}: the action space is unbounded, so it cannot be scaled to "
-                "[-1, 1]; give it bounds, or set env.scale_actions=false"
+                f"[-1, 1]; set bounds, or env.scale_actions=false"
             )
         env = wrappers.ScaleAction(env)
     return env
@@ -191,10 +214,10 @@ class Envs:
         self.raw_reward = np.zeros(self.num_envs, np.float32)
         self.finals: list[dict[str, float]] = []
         self.shown: dict[str, Array] = {}
-        """What the environments show, before it is normalised."""
+        """The raw observation specs, before normalization."""
 
     def reset(self) -> Step:
-        """Begin the next episode of every environment."""
+        """Start the next episode of every environment."""
         obs, _ = self.vec.reset()
         no = np.zeros(self.num_envs, bool)
         self.is_last = no.copy()
@@ -203,7 +226,7 @@ class Envs:
         return self.normalizer(Step(self.shown, zeros, ~no, no.copy(), no.copy()))
 
     def step(self, action: Array) -> Step:
-        """Advance every environment; one whose episode has ended begins anew, ignoring its action.
+        """Advance every environment; one whose episode has ended starts over, ignoring its action.
 
         The arrays are overwritten by the next call.
         """
@@ -212,13 +235,13 @@ class Envs:
 
     @property
     def pending(self) -> bool:
-        """Tell whether actions were sent whose step was not received yet."""
+        """Return whether actions were sent whose step was not received yet."""
         return self.action is not None
 
     def send(self, action: Array) -> None:
         """Give every environment its action; `receive` returns the step.
 
-        In processes of their own they begin now, and overwrite the arrays of the last step.
+        In their own processes they start now, and overwrite the arrays of the last step.
         """
         action = self.unscaled(action)
         if self.parallel:
@@ -226,7 +249,7 @@ class Envs:
         self.action = action
 
     def unscaled(self, action: Array) -> Array:
-        """Return actions as they were before the data that a policy learnt from was normalised."""
+        """Return actions as they were before the data that a policy learned from was normalized."""
         if ACTION not in self.normalizer.scaling:
             return action
         space = self.vec.single_action_space
@@ -302,7 +325,7 @@ class Envs:
         Those begin a new episode, so their part of the returned step is a first one.
         """
         if self.is_last.any():
-            self.vec.reset()  # else Gymnasium would still begin a new episode at the next step
+            self.vec.reset()  # else Gymnasium would still start a new episode at the next step
         results = self.vec.call("set_state", [_arrays(s) for s in state["envs"]])
         self.normalizer.set_state(state["normalizer"])
         lost = [i for i, (same, _) in enumerate(results) if not same]
@@ -324,7 +347,7 @@ class Envs:
         return Step(obs, *flags)
 
     def render(self) -> Array | None:
-        """Return a picture of the first environment, or None where it cannot draw."""
+        """Return an image of the first environment, or None where it cannot draw."""
         frame = self.vec.call("picture", 0)[0]
         return None if frame is None else np.asarray(frame)
 

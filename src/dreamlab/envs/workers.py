@@ -1,4 +1,4 @@
-"""Environments in processes of their own; one that dies or does not answer is named."""
+"""Environments in their own processes; one that dies or does not answer is named."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from dreamlab.core.errors import EnvError
 
 GRACE_S = 5.0
-"""How much longer we wait than an environment's own watchdog, which knows more."""
+"""Extra seconds to wait, so that the worker's own watchdog, which knows more, reports first."""
 END_S = 10.0
-"""How long environments may take to close themselves."""
+"""Timeout to close the environments, in seconds."""
 LOST = (EOFError, ConnectionError, multiprocessing.TimeoutError)
 
 
@@ -32,7 +32,7 @@ class Workers(AsyncVectorEnv):
     def __init__(self, makers: Sequence[Callable[[], Any]], context: str, timeout_s: float) -> None:
         self.patience = timeout_s + GRACE_S if timeout_s > 0 else None
         self.ticks = 0
-        with self._named("while it was made"):
+        with self._named("during creation"):
             super().__init__(
                 makers,
                 shared_memory=True,
@@ -87,7 +87,7 @@ class Workers(AsyncVectorEnv):
             return "; ".join(dead)
         silent = [i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
         names = ", ".join(f"env {i}" for i in silent) or "an environment"
-        return f"{names}: its process gave no answer within {self.patience or 0:g} s"
+        return f"{names}: its process did not respond within {self.patience or 0:g} s"
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         """Raise the first error of an environment, without Gymnasium's own report of it."""
@@ -97,7 +97,7 @@ class Workers(AsyncVectorEnv):
         try:
             index, _, error, trace = self.error_queue.get(timeout=END_S)
         except queue.Empty:
-            raise EnvError(f"env {bad[0]}: it failed with an error that cannot be told") from None
+            raise EnvError(f"env {bad[0]}: it failed with an unpicklable error") from None
         if not isinstance(error, EnvError):
             error = EnvError(f"env {index}: {type(error).__name__}: {error}")
         error.add_note(trace)

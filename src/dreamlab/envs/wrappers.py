@@ -20,10 +20,10 @@ Path = tuple[str | int, ...]
 
 
 def set_drawing(env: gym.Env[Any, Any], drawing: bool) -> bool:
-    """Tell an environment whether its next pictures will be looked at; return what it was before.
+    """Tell an environment whether its next images will be looked at; return what it was before.
 
     An environment that can leave out drawing has an attribute `drawing`. While it is False it may
-    show an old picture, except in the observation that ends an episode.
+    show an old image, except in the observation that ends an episode.
     """
     base = env.unwrapped
     if not hasattr(base, "drawing"):
@@ -142,7 +142,7 @@ def to_gray(image: Any) -> Any:
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Tell whether a space holds images: bytes of height, width, channels."""
+    """Return whether a space holds images: bytes of height, width, channels."""
     shape = space.shape
     bytes_ = isinstance(space, spaces.Box) and space.dtype == np.uint8
     return bytes_ and shape is not None and len(shape) == 3
@@ -197,9 +197,9 @@ class NameObs(gym.ObservationWrapper[Any, Any, Any]):
         found = _flatten((), env.observation_space)
         self.paths = {_join(path): path for path, _ in found}
         if len(self.paths) != len(found):
-            raise EnvError(f"two observations share one of the names {sorted(self.paths)}")
+            raise EnvError(f"duplicate observation name among {sorted(self.paths)}")
         if not found:
-            raise EnvError(f"no observation of {env.observation_space} is made of numbers")
+            raise EnvError(f"no observation of {env.observation_space} is numeric")
         self.starts = {
             _join(path): int(s.start) for path, s in found if isinstance(s, spaces.Discrete)
         }
@@ -252,7 +252,7 @@ class FlatActions(gym.ActionWrapper[Any, Any, Any]):
         else:
             raise EnvError(
                 "an action space that mixes discrete and continuous parts is not supported: "
-                f"{env.action_space}; make all of its parts one kind in the environment"
+                f"{env.action_space}; use only one kind in the environment"
             )
 
     def action(self, action: Any) -> Any:
@@ -307,7 +307,7 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     episode_length: int | None = None
-    """Decisions of the longest one, where that is known."""
+    """Maximum decisions per episode, if known."""
     tasks: tuple[TaskSpec, ...] = ()
 
     def __init__(self, env: gym.Env[Any, Any], seed: int, index: int, context: int = 1) -> None:

@@ -5,13 +5,13 @@ config.yaml             the run's configuration, without what is only about its 
 model.safetensors       the workflow's parameters and buffers
 normalizer.safetensors  statistics of observations and rewards
 manifest.json           of the run: versions, hardware, commit, results
+replay.mp4, dream.mp4   an episode, an open-loop prediction; where the run has made them
 
 `hub:OWNER/NAME[@REVISION]` stands for such a folder on the hub of Hugging Face.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -29,9 +29,9 @@ from dreamlab import __version__
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_atomic, write_json, write_text
-from dreamlab.core.names import TAG
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.workflow import Workflow
+from dreamlab.export.card import films_of, model_card
 from dreamlab.interop.strangers import is_hub
 from dreamlab.runs.run import Run
 
@@ -45,23 +45,6 @@ PUBLIC = (
 )  # fmt: skip
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
-
-CARD = """---
-library_name: dreamlab
-pipeline_tag: reinforcement-learning
-tags: {tags}
----
-
-# {workflow} on {env}
-
-Trained for {frames:,} env frames with seed {seed}, with dreamlab {version}.
-
-| metric | value |
-|---|---|
-{rows}
-
-Measure it with `dreamlab eval {source}`, load it with `dreamlab.load("{source}")`.
-"""
 
 
 # -- folders --------------------------------------------------------------------------------------
@@ -80,8 +63,9 @@ def write_hub(
     `about` has the card's `env`, `frames` and `source`, by which others find it.
     """
     require("safetensors", "export")
+    require("huggingface_hub", "export")
     if folder.exists():
-        raise LabError(f"{folder} exists already: give the hub another folder")
+        raise LabError(f"{folder} already exists: choose another --hub folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -89,7 +73,11 @@ def write_hub(
         _save(temporary / "normalizer.safetensors", _flat(statistics))
         write_text(temporary / "config.yaml", to_yaml(_public(config)))
         write_json(temporary / "manifest.json", _public_manifest(run, about["frames"]))
-        write_text(temporary / "README.md", _card(run, workflow, about))
+        films = films_of(run.folder)
+        for name, film in films.items():
+            shutil.copyfile(film, temporary / name)
+        card = model_card(run, type(workflow).__name__, about, films)
+        write_text(temporary / "README.md", card)
         temporary.chmod(0o755)
         temporary.rename(folder)
     finally:
@@ -107,22 +95,6 @@ def _public_manifest(run: Run, frames: int) -> dict[str, Any]:
     out = {k: v for k, v in run.manifest.items() if k in PUBLIC}
     git = {k: v for k, v in out.get("git", {}).items() if k != "diff"}
     return {**out, "git": git, "env_frames": frames}
-
-
-def _card(run: Run, workflow: Workflow[Any], about: Any) -> str:
-    results = run.manifest.get("final_eval") or {}
-    if not results and run.manifest.get("last_return") is not None:
-        results = {"episode/return": run.manifest["last_return"]}
-    tags = ["reinforcement-learning", about["env"], type(workflow).__name__]
-    known = {k: v for k, v in results.items() if TAG.fullmatch(k) and isinstance(v, int | float)}
-    return CARD.format(
-        tags=json.dumps(tags),
-        rows="\n".join(f"| {k} | {v:.6g} |" for k, v in known.items()) or "| none | - |",
-        workflow=type(workflow).__name__,
-        seed=run.manifest.get("seed"),
-        version=run.manifest.get("versions", {}).get("dreamlab", "?"),
-        **about,
-    )
 
 
 def weights(workflow: Workflow[Any]) -> dict[str, Tensor]:
@@ -151,7 +123,7 @@ def load_frames(folder: Path) -> int:
 
 
 def load_statistics(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
-    """Return the statistics of normalisation, as a checkpoint holds them; `like` has their form.
+    """Return the statistics of normalization, as a checkpoint holds them; `like` has their form.
 
     The returns so far are of the run's environments, whose number may be another.
     """
@@ -160,9 +132,9 @@ def load_statistics(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     needs = {k: np.size(v) for k, v in tree_leaves(like)}
     has = {k: v.numel() for k, v in found.items()}
     if {**has, "returns": 0} != {**needs, "returns": 0}:
-        raise LabError(f"{path}: the statistics do not fit its environment")
+        raise LabError(f"{path}: the normalization statistics do not fit its environment")
     if not all(v.isfinite().all() for v in found.values()):
-        raise LabError(f"{path}: the statistics are not finite")
+        raise LabError(f"{path}: the normalization statistics are not finite")
     out: dict[str, Any] = {"obs": {}, "returns": np.zeros(0)}
     for name, value in found.items():
         *parents, last = name.split("/")
@@ -212,7 +184,7 @@ def fetch(name: str) -> Path:
         repo, revision = found["repo"], found["revision"]
         got = hub.snapshot_download(repo, revision=revision, allow_patterns=list(FILES))
     if not is_hub(folder := Path(got)):
-        raise LabError(f"hub:{name} is not a policy of dreamlab: it has no model.safetensors")
+        raise LabError(f"hub:{name} is not a dreamlab policy: it has no model.safetensors")
     return folder
 
 
@@ -220,19 +192,21 @@ def push(folder: Path, name: str, message: str, *, private: bool = False) -> str
     """Upload a hub's folder as `OWNER/NAME`, made if it does not exist; return its address."""
     hub = require("huggingface_hub", "export")
     if _named(name)["revision"]:
-        raise LabError(f"{name}: a push goes to the main branch: leave out @REVISION")
+        raise LabError(f"{name}: pushes go to the main branch: remove @REVISION")
     with _one_line(f"push to {name}"):
         api = hub.HfApi(library_name="dreamlab", library_version=__version__)
         url = api.create_repo(name, private=private or None, exist_ok=True)
         if private and not api.repo_info(name).private:
-            raise LabError(f"push to {name}: it exists and is public; nothing was uploaded")
+            raise LabError(
+                f"push to {name}: the repository exists and is public; nothing was uploaded"
+            )
         api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
     return str(url)
 
 
 def _named(name: str) -> re.Match[str]:
     if (found := NAME.fullmatch(name)) is None:
-        raise LabError(f"{name!r} is no name on the hub: it looks like OWNER/NAME")
+        raise LabError(f"{name!r} is not a hub repository: expected OWNER/NAME")
     return found
 
 
@@ -253,13 +227,13 @@ def _reason(error: Exception, errors: Any) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return "there is no such revision"
     if isinstance(error, errors.GatedRepoError):
-        return "its owner has to let you in: ask on its page"
+        return "the repository is gated: request access on its page"
     if isinstance(error, errors.RepositoryNotFoundError):
         return f"there is no such repository, or it is private: {LOGIN}"
     if status == 401 or isinstance(error, errors.LocalTokenNotFoundError):
-        return f"the hub wants to know who you are: {LOGIN}"
+        return f"authentication required: {LOGIN}"
     if status == 403:
-        return "your token does not allow it: make one that may write there"
+        return "your token does not allow it: create one with write access"
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set"
     if status is None and isinstance(error, errors.HTTPError | ConnectionError):

@@ -1,4 +1,4 @@
-"""An exported policy as a file, ONNX or TorchScript, and how far it is from the original."""
+"""An exported policy as a file, ONNX or TorchScript, and its progress from the original."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_checked(
         if not parity.worst <= tolerance:
             raise LabError(
                 f"export-policy: the {kind} file differs from the original by {parity.worst:.3g}, "
-                f"more than --tolerance {tolerance:g}; it was removed"
+                f"more than --tolerance {tolerance:g}; the file was removed"
             )
         unchecked.replace(path)
     finally:
@@ -60,12 +60,12 @@ def write_policy(policy: Exported, path: Path, kind: Format) -> Runner:
             apart = compare_rows(policy, run)
             if apart <= TOLERANCE:
                 return run
-            reason = f"with more rows the numbers are off by {apart:.3g}"
+            reason = f"with a larger batch the outputs differ by {apart:.3g}"
         except (OSError, LabError):  # a full disk, a missing extra: for one row it is no better
             raise
         except Exception as error:  # of a tracer, of any kind; for one row it may succeed
             reason = str(error.__cause__ or error).partition("\n")[0]
-        logging.getLogger(__name__).warning("not for any number of rows: %s", reason)
+        logging.getLogger(__name__).warning("no dynamic batch size: %s", reason)
         policy.batch = 1
     return _write(policy, path, kind)
 

@@ -46,7 +46,7 @@ def read_arrays(file: Path) -> Any:
 def array_of(data: Any, dtype: Any, shape: Any, order: Any = "C") -> Array:
     """Return an array from its bytes; they have to be exactly as many as its shape needs."""
     if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray):
-        raise pickle.UnpicklingError("it is no array of numbers")
+        raise pickle.UnpicklingError("it is not a numeric array")
     plain = isinstance(shape, tuple) and len(shape) <= MOST_DIMS
     if not plain or not all(isinstance(n, int) and n > 0 for n in shape):
         raise pickle.UnpicklingError(f"it has an array of shape {shape!r}")
@@ -63,12 +63,12 @@ class _Dtype:
 
     def __init__(self, code: Any, *_: Any) -> None:
         if not isinstance(code, str) or not CODES.fullmatch(code):
-            raise pickle.UnpicklingError(f"it is no array of numbers: {code!r}")
+            raise pickle.UnpicklingError(f"it is not a numeric array: {code!r}")
         self.numpy = np.dtype(code)
 
     def __setstate__(self, state: Any) -> None:
         if state[1] not in ("<", ">", "|", "="):
-            raise pickle.UnpicklingError("it is no array of numbers")
+            raise pickle.UnpicklingError("it is not a numeric array")
         self.numpy = self.numpy.newbyteorder(state[1])
 
 
@@ -94,7 +94,7 @@ class Call:
         return self.function(*args)
 
     def __setstate__(self, state: Any) -> None:
-        raise pickle.UnpicklingError("it wants to change what reads it")
+        raise pickle.UnpicklingError("it tries to modify its reader")
 
 
 def _number(dtype: Any, data: Any) -> Any:
@@ -127,19 +127,19 @@ class ArrayUnpickler(pickle.Unpickler):
             return self.allowed[module_name, global_name]
         except KeyError:
             raise pickle.UnpicklingError(
-                f"it names {module_name}.{global_name}, and a checkpoint holds arrays only"
+                f"it names {module_name}.{global_name}, but a checkpoint may contain only arrays"
             ) from None
 
 
 class _Bounded:
-    """A file that is not asked for more bytes than it has left."""
+    """A file from which no more bytes are requested than it has left."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream, self.size = stream, os.fstat(stream.fileno()).st_size
 
     def read(self, size: int = -1) -> bytes:
         if size > self.size - self.stream.tell():
-            raise EOFError("it is cut short")
+            raise EOFError("it is truncated")
         return self.stream.read(size)
 
     def readline(self) -> bytes:
@@ -161,7 +161,7 @@ def check_memo(stream: Any) -> None:
     """Raise if a pickle numbers its objects higher than it can have any: a list would be made."""
     for count, (code, number, _) in enumerate(pickletools.genops(stream)):
         if code.name.endswith("PUT") and int(number or 0) > count:
-            raise pickle.UnpicklingError("it numbers objects that it does not have")
+            raise pickle.UnpicklingError("it refers to objects that it does not contain")
 
 
 def _filled(tree: Any) -> Any:
@@ -178,7 +178,7 @@ def _read_npz(file: Path) -> dict[str, Array]:
     with zipfile.ZipFile(file) as data:
         need, free = sum(i.file_size for i in data.infolist()), memory_available()
         if need > free:
-            raise MemoryError(f"it unpacks to {need:,} bytes, and {free:,} are free")
+            raise MemoryError(f"it unpacks to {need:,} bytes, but only {free:,} are free")
         return {i.filename.removesuffix(".npy"): _read_npy(data, i) for i in data.infolist()}
 
 

@@ -134,7 +134,7 @@ def load_weights(agent: DreamerV3, weights: Weights) -> None:
 
 @torch.no_grad()
 def load_optimizer(agent: DreamerV3, weights: Weights) -> bool:
-    """Copy the optimizer's moments, if they are there; tell whether they were."""
+    """Copy the optimizer's moments, if they are there; return whether they were."""
     if "opt/state/1/0" not in weights:
         return False
     opt = agent.optimizers["agent"]
@@ -201,7 +201,9 @@ def action_of(weights: Weights) -> ArraySpec:
     if "pol/head/action/logits/kernel" in weights:
         return ArraySpec((), "int64", classes=weights["pol/head/action/logits/kernel"].shape[1])
     heads = sorted({k.split("/")[2] for k in weights if k.startswith("pol/head/")})
-    raise LabError(f"interop: one action called 'action' is supported, the policy has {heads}")
+    raise LabError(
+        f"interop: only a single action named 'action' is supported, the policy has {heads}"
+    )
 
 
 def spec_of(obs: Mapping[str, Array], weights: Weights) -> Spec:

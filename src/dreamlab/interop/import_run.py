@@ -26,7 +26,7 @@ from dreamlab.workflows.dreamer_v3 import DreamerV3
 
 TARGET = f"{DreamerV3.__module__}.{DreamerV3.__name__}"
 MOST_FOLDERS = 8
-# What a run needs to go on learning, unless an experiment says otherwise.
+# What a run needs to continue learning, unless an experiment says otherwise.
 DEFAULTS: dict[str, Any] = {
     "name": "dreamerv3_import",
     "buffers": {"replay": {"length": 65, "context": 1, "sampler": "online", "min_steps": 1_088}},
@@ -76,11 +76,11 @@ def read_weights(path: Path) -> dict[str, Array]:
     found = read_arrays(file)
     found = found.get("params", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or "dyn/dynin0/kernel" not in found:
-        raise CheckpointError(f"import: {file} holds no agent of the official DreamerV3")
+        raise CheckpointError(f"import: {file} is not a checkpoint of the official DreamerV3")
     weights: dict[str, Array] = {}
     for name, value in found.items():
         if not isinstance(value, np.ndarray | np.generic | int | float):
-            raise CheckpointError(f"import: {file}: {str(name)[:80]!r} is no array of numbers")
+            raise CheckpointError(f"import: {file}: {str(name)[:80]!r} is not a numeric array")
         weights[str(name)] = np.asarray(value)
     return weights
 
@@ -94,7 +94,9 @@ def composed(
     """Return the configuration of these overrides, over what is usual, and its workflow alone."""
     node = compose(overrides)
     if node.get("tiny"):
-        raise ConfigError("import: tiny=true would shrink the network that is to be imported")
+        raise ConfigError(
+            "import: tiny=true cannot be used: it would change the size of the imported network"
+        )
     given: dict[str, Any] = convert(node.get("workflow", {}), dict[str, Any], "workflow")
     if given.get("_target_", target) != target:
         raise ConfigError(f"import: the experiment must be one of {target}")
@@ -113,8 +115,8 @@ def config_for(weights: Weights, overrides: Sequence[str]) -> LabConfig:
     stoch = convert(rssm.get("stoch", RSSMConfig.stoch), Width, "workflow.rssm.stoch")
     if latents % stoch:
         raise ConfigError(
-            f"import: latents of {latents} numbers are not {stoch} of a kind: give "
-            "workflow.rssm.stoch"
+            f"import: a latent size of {latents} is not divisible by {stoch}: set "
+            f"workflow.rssm.stoch"
         )
     with odd_shapes():
         sizes = dreamerv3.sizes_of(weights, stoch)
@@ -131,14 +133,14 @@ def _part(node: Any, name: str) -> dict[str, Any]:
 
 @contextmanager
 def odd_shapes() -> Iterator[None]:
-    """Turn what a stranger's arrays break into one line: any shape under any name is possible."""
+    """Turn errors from untrusted arrays into one line: any shape under any name is possible."""
     try:
         yield
     except KeyError as error:
         raise CheckpointError(f"import: the checkpoint lacks {error}") from None
     except (IndexError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"import: the checkpoint has odd shapes: {reason}") from error
+        raise CheckpointError(f"import: the checkpoint has unexpected shapes: {reason}") from error
 
 
 def check_fit(weights: Weights, config: LabConfig) -> None:
@@ -164,8 +166,8 @@ def _action_misfits(weights: Weights, spec: Spec) -> list[str]:
 
 def _kind(action: ArraySpec) -> str:
     if action.classes is None:
-        return f"{action.size} numbers"
-    return f"{action.classes} choices"
+        return f"{action.size} dimensions"
+    return f"{action.classes} classes"
 
 
 def _vector_misfits(weights: Weights, spec: Spec) -> list[str]:
@@ -199,7 +201,7 @@ def _image_misfits(weights: Weights, spec: Spec) -> list[str]:
 
 
 def fill(agent: Workflow[Any], weights: Weights) -> bool:
-    """Copy weights and, where present, the optimizer's moments; tell whether they were."""
+    """Copy weights and, where present, the optimizer's moments; return whether they were."""
     assert isinstance(agent, DreamerV3), type(agent)
     with odd_shapes():
         dreamerv3.load_weights(agent, weights)

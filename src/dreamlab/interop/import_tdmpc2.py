@@ -21,7 +21,7 @@ from dreamlab.interop.tdmpc2 import Weights
 from dreamlab.workflows.tdmpc2 import TDMPC2
 
 TARGET = f"{TDMPC2.__module__}.{TDMPC2.__name__}"
-# What a run needs to go on learning, unless an experiment says otherwise.
+# What a run needs to continue learning, unless an experiment says otherwise.
 DEFAULTS: dict[str, Any] = {
     "name": "tdmpc2_import",
     "buffers": {"replay": {"batch": 256, "length": 4, "windows": "inside", "min_steps": 1_000}},
@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 def read_weights(path: Path) -> dict[str, Array]:
     """Return the weights of a checkpoint; nothing in the file is executed."""
     if not path.is_file():
-        raise LabError(f"import: {path} is no file: give the checkpoint itself, a .pt")
+        raise LabError(f"import: {path} is not a file: expected a .pt checkpoint")
     return read_checkpoint(path)
 
 
@@ -95,10 +95,10 @@ def misfits(weights: Weights, spec: Spec) -> list[str]:
     pairs = {
         "actions": (tdmpc2.action_dim(weights), spec.action.size),
         "tasks": (tasks, len(spec.tasks)),
-        "numbers observed": (
+        "observation dimensions": (
             tdmpc2.obs_dim(weights) or 0, sum(width(s) for s in seen.values() if not s.is_image)
         ),
-        "channels of images": (0 if conv is None else conv.shape[1], sum(channels)),
+        "image channels": (0 if conv is None else conv.shape[1], sum(channels)),
     }  # fmt: skip
     return [
         f"{name}: the weights have {theirs}, the environment {ours}"
@@ -108,7 +108,7 @@ def misfits(weights: Weights, spec: Spec) -> list[str]:
 
 
 def fill(agent: Workflow[Any], weights: Weights) -> bool:
-    """Copy weights; tell whether the optimizer's moments were with them: they never are."""
+    """Copy weights; return whether the optimizer's moments were with them: they never are."""
     assert isinstance(agent, TDMPC2), type(agent)
     with odd_shapes():
         tdmpc2.load_weights(agent, weights)

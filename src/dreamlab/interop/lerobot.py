@@ -1,6 +1,6 @@
 """LeRobot's diffusion policy: its files, its options and its weights as ours.
 
-Weights are in `model.safetensors`, options in `config.json`. Normalisation is inside of the weights
+Weights are in `model.safetensors`, options in `config.json`. Normalization is inside of the weights
 (`normalize_inputs.buffer_*`, versions before 0.4) or in the files of a preprocessor beside them.
 """
 
@@ -46,9 +46,9 @@ class Checkpoint:
     place: Path
     options: dict[str, Any]
     weights: Weights
-    """Of the networks alone, by LeRobot's names."""
+    """Network weights by LeRobot's names."""
     statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
-    """Of the data, by feature: mean and std, or min and max."""
+    """Dataset statistics by feature: mean and std, or min and max."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -89,7 +89,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Return what is in a folder; a missing file, kind or statistic is an error that names it."""
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise CheckpointError(f"import: {folder} has no {name}: give a `pretrained_model`")
+            raise CheckpointError(
+                f"import: {folder} has no {name}: expected a `pretrained_model` folder"
+            )
     options = read_json(folder / "config.json")
     if options.get("type", "diffusion") != "diffusion":
         raise CheckpointError(f"import: {folder} is a policy of type {options['type']!r}")
@@ -113,7 +115,7 @@ def read_safetensors(path: Path) -> Weights:
     try:
         return load(read_bytes(path))
     except SafetensorError as error:
-        raise CheckpointError(f"import: {path} is damaged: {error}") from None
+        raise CheckpointError(f"import: {path} is corrupted: {error}") from None
 
 
 def _inside(found: Weights) -> dict[str, dict[str, Tensor]]:
@@ -127,7 +129,7 @@ def _inside(found: Weights) -> dict[str, dict[str, Tensor]]:
 
 
 def _beside(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Return statistics that a preprocessor and a postprocessor keep in files of their own."""
+    """Return statistics that a preprocessor and a postprocessor keep in their own files."""
     out: dict[str, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("policy_*normalizer_processor.safetensors")):
         for key, value in read_safetensors(path).items():
@@ -137,16 +139,16 @@ def _beside(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 REFUSED = {
-    "use_group_norm": (True, "batch norms do not go with averaged weights"),
-    "use_film_scale_modulation": (True, "our U-Net always scales"),
-    "resize_shape": (None, "images come in the size that the network takes: env.size"),
-    "vision_backbone": ("resnet18", "it is the only one we have"),
-    "clip_sample_range": (1.0, "actions are clipped to 1"),
+    "use_group_norm": (True, "batch norm is not supported with averaged weights"),
+    "use_film_scale_modulation": (True, "our U-Net always uses FiLM scaling"),
+    "resize_shape": (None, "images are resized by the environment: set env.size"),
+    "vision_backbone": ("resnet18", "it is the only one supported"),
+    "clip_sample_range": (1.0, "actions are always clipped to 1"),
 }
 
 
 def _check(checkpoint: Checkpoint) -> None:
-    """Raise if a checkpoint asks for what we do not have, or lacks what it needs."""
+    """Raise if a checkpoint requests what we do not have, or lacks what it needs."""
     for name, (wanted, why) in REFUSED.items():
         value = checkpoint.options.get(name, wanted)
         asked = name not in ("use_group_norm", "resize_shape", "vision_backbone")
@@ -166,7 +168,7 @@ def scale_of(checkpoint: Checkpoint, feature: str) -> tuple[Tensor, Tensor]:
     if missing := [n for n in names if n not in found]:
         raise CheckpointError(
             f"import: {checkpoint.place}: the {missing[0]} of {feature!r} is missing, which is "
-            f"normalised by {mode}: neither model.safetensors nor a file "
+            f"normalized by {mode}: neither model.safetensors nor a file "
             "policy_*normalizer_processor.safetensors has it"
         )
     low, high = (found[n].flatten().float() for n in names)
@@ -176,14 +178,14 @@ def scale_of(checkpoint: Checkpoint, feature: str) -> tuple[Tensor, Tensor]:
 
 
 def mode_of(checkpoint: Checkpoint, feature: str) -> str:
-    """Return how a feature is normalised, by its own entry or by that of its kind."""
+    """Return how a feature is normalized, by its own entry or by that of its kind."""
     o = checkpoint.options
     old = {**o.get("input_normalization_modes", {}), **o.get("output_normalization_modes", {})}
     about = {**o.get("input_features", {}), **o.get("output_features", {})}.get(feature, {})
     kinds = o.get("normalization_mapping", {})
     mode = old.get(feature) or kinds.get(about.get("type"), "identity")
     if (mode := str(mode).lower()) not in ("mean_std", "min_max", "identity"):
-        raise CheckpointError(f"import: {checkpoint.place}: {feature!r} is normalised by {mode}")
+        raise CheckpointError(f"import: {checkpoint.place}: {feature!r} is normalized by {mode}")
     return mode
 
 
@@ -213,7 +215,7 @@ def _vision(checkpoint: Checkpoint) -> dict[str, Any]:
     o = checkpoint.options
     scales = [scale_of(checkpoint, k) for k in checkpoint.cameras]
     if any(not torch.equal(a, b) for s in scales for a, b in zip(s, scales[0], strict=True)):
-        raise CheckpointError(f"import: {checkpoint.place}: its cameras are normalised differently")
+        raise CheckpointError(f"import: {checkpoint.place}: its cameras are normalized differently")
     mean, std = (x.tolist() for x in scales[0])
     points = o["spatial_softmax_num_keypoints"]
     return {
@@ -238,7 +240,7 @@ def converted(checkpoint: Checkpoint) -> Weights:
             for camera, name in _camera_names(checkpoint, rest):
                 out[f"encoder.images.{_held(camera)}.{name}"] = value
         else:
-            raise CheckpointError(f"import: {checkpoint.place}: what is {key[:80]!r}?")
+            raise CheckpointError(f"import: {checkpoint.place}: unknown key {key[:80]!r}")
     for feature in [k for k in checkpoint.shapes if k not in checkpoint.cameras]:
         out |= _scale(f"obs_scale.{_held(short_name(feature))}", checkpoint, feature)
     return out | _scale("action_scale", checkpoint, ACTION)
@@ -265,7 +267,7 @@ def _unet_name(key: str) -> str:
     if part == "final_conv":
         return f"{name}.{tail.replace('block.', '')}"
     stage, block, last = ("", *tail.split(".", 1)) if part == "mid_modules" else tail.split(".", 2)
-    if block == "2":  # a convolution that changes the length, alone or in a module of its own
+    if block == "2":  # a convolution that changes the length, alone or in its own module
         return f"{name}.{stage}.resize.{last.removeprefix('conv.')}"
     for theirs, ours in BLOCK.items():
         last = last.replace(theirs, ours)
@@ -316,8 +318,8 @@ def _sums(sizes: Sequence[int]) -> list[int]:
 def _reordered(weight: Tensor, order: Sequence[int]) -> Tensor:
     if weight.shape[1] != len(order):
         raise CheckpointError(
-            f"import: the U-Net takes conditions of {weight.shape[1]} numbers, the observations of "
-            f"config.json make {len(order)}"
+            f"import: the U-Net takes a conditioning vector of size {weight.shape[1]}, but the "
+            f"observations in config.json give {len(order)}"
         )
     return weight[:, torch.tensor(order)].contiguous()
 

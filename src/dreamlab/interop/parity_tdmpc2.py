@@ -28,7 +28,7 @@ def read_checkpoint(file: Path) -> dict[str, Array]:
     found = read_tensors(file)
     model = found.get("model", found) if isinstance(found, dict) else found
     if not isinstance(model, dict) or "_dynamics.0.weight" not in model:
-        raise CheckpointError(f"import: {file} holds no agent of the official TD-MPC2")
+        raise CheckpointError(f"import: {file} is not a checkpoint of the official TD-MPC2")
     return tdmpc2.canonical({str(k): v for k, v in model.items()})
 
 
@@ -114,4 +114,4 @@ def check(folder: Path) -> Iterator[Line]:
         if name in found:
             yield compare(name, found[name], theirs)
         else:
-            yield Line(name, np.inf, np.inf, False, "not computed by us")
+            yield Line(name, np.inf, np.inf, False, "not computed by dreamlab")

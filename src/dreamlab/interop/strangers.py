@@ -1,4 +1,4 @@
-"""Configurations that somebody else wrote: read as data, checked, built from what is ours alone.
+"""Configurations that another process wrote: read as data, checked, built from what is ours alone.
 
 A policy from a hub comes with a configuration that names classes and an environment. Of a stranger
 only this package's own classes are built, in registered environments with plain options. Whatever
@@ -28,13 +28,13 @@ from dreamlab.envs.vector import EnvConfig
 
 MOST_BYTES = 1 << 18
 MOST_LEVELS = 20
-# Where the classes live that a stranger's configuration may name.
+# Where the classes live that an untrusted configuration may name.
 OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "data"))
 # What is about the machine of whoever runs it: commands, addresses, folders, sinks.
 NOT_THEIRS = ("watch", "log", "run", "checkpoint", "report")
 ONLY = (
-    "A stranger's configuration may name only dreamlab's own classes, and registered environments "
-    "with plain options. If you trust whoever wrote it, add --trust-code (Python: trust_code=True)"
+    "An untrusted configuration may name only dreamlab's own classes, and registered environments "
+    "with plain options. If you trust its author, add --trust-code (Python: trust_code=True)"
 )
 MARKS = Path(".cache", "huggingface", "download")
 
@@ -66,7 +66,7 @@ def _repo(folder: Path) -> Path | None:
 
 
 def label(folder: Path) -> str:
-    """Return what to call a stranger's folder: its name on the hub where that is known."""
+    """Return what to call an untrusted folder: its name on the hub where that is known."""
     repo = _repo(folder)
     name = None if repo is None else repo.name.removeprefix("models--").replace("--", "/", 1)
     return str(folder) if name is None else f"hub:{name}"
@@ -76,13 +76,15 @@ def label(folder: Path) -> str:
 
 
 def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> LabConfig:
-    """Return the configuration of a run or of a policy from a hub; a stranger's is checked first.
+    """Return the configuration of a run or hub policy; an untrusted one is checked first.
 
     With `trust_code` a stranger may name other code, which is printed unless `quiet`.
     """
     if not is_strange(folder):
         if trust_code:
-            raise ConfigError(f"--trust-code: {folder} is no policy from a hub: leave it out")
+            raise ConfigError(
+                f"--trust-code has no effect: {folder} is not a policy from a hub. Remove it"
+            )
         return load_config(read_yaml(folder / "config.yaml"))
     with guarded(folder, trust_code):
         _check_links(folder)
@@ -111,11 +113,11 @@ def _trust(whose: str, code: Sequence[tuple[str, str]], trusted: bool, quiet: bo
     """Say what will run that is not ours, or refuse it."""
     if code and not trusted:
         where, what = code[0]
-        raise LabError(f"{whose} wants to run {what[:120]} ({where}). {ONLY}")
+        raise LabError(f"{whose} would run {what[:120]} ({where}). {ONLY}")
     if code and not quiet:
         lines = (f"  {where:24s} {what}" for where, what in code)
         print(
-            f"{whose} is trusted to run what is not part of dreamlab:",
+            f"{whose} is trusted to run code outside dreamlab:",
             *lines,
             sep="\n",
             file=sys.stderr,
@@ -124,7 +126,7 @@ def _trust(whose: str, code: Sequence[tuple[str, str]], trusted: bool, quiet: bo
 
 @contextmanager
 def guarded(folder: Path, trust_code: bool = False) -> Iterator[None]:
-    """Build nothing but ours of a stranger's folder, and say in one line what does not work.
+    """Build nothing but ours of an untrusted folder, and say in one line what does not work.
 
     Its options reach code that believes them: they can fail in it in any way. Nothing is guarded
     in the user's own runs, nor in what the user trusts.
@@ -159,7 +161,7 @@ def read_plain(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a configuration")
     for where, value in tree_leaves(node):
         if "${" in where or (isinstance(value, str) and "${" in value):
-            raise ConfigError(f"{path}: {where.replace('/', '.')}: it may not refer to anything")
+            raise ConfigError(f"{path}: {where.replace('/', '.')}: interpolations are not allowed")
     return {str(k): v for k, v in node.items()}
 
 
@@ -168,11 +170,11 @@ def _check_events(path: Path, text: str) -> None:
     level = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            raise ConfigError(f"{path}: aliases are not read in a stranger's configuration")
+            raise ConfigError(f"{path}: aliases are not allowed in an untrusted configuration")
         level += isinstance(event, yaml.CollectionStartEvent)
         level -= isinstance(event, yaml.CollectionEndEvent)
         if level > MOST_LEVELS:
-            raise ConfigError(f"{path}: it is nested more than {MOST_LEVELS} levels deep")
+            raise ConfigError(f"{path}: nested deeper than {MOST_LEVELS} levels")
 
 
 def _check_links(folder: Path) -> None:
@@ -180,7 +182,7 @@ def _check_links(folder: Path) -> None:
     home = os.path.realpath(_repo(folder) or folder)
     for path in folder.iterdir():
         if os.path.commonpath([home, os.path.realpath(path)]) != home:
-            raise LabError(f"{label(folder)}: {path.name} is a link to another place")
+            raise LabError(f"{label(folder)}: {path.name} is a symlink out of the folder")
 
 
 def foreign_code(node: dict[str, Any]) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ NETS = {
 }  # fmt: skip
 NORMS = {"scale": "ln.weight", "shift": "ln.bias"}
 FIRST_CONV = 2
-"""Before the convolutions theirs has two layers without weights: shift and scale."""
+"""The official encoder has two layers without weights before the convolutions: shift and scale."""
 
 
 def canonical(found: Mapping[str, Any]) -> dict[str, Array]:
@@ -42,9 +42,9 @@ def canonical(found: Mapping[str, Any]) -> dict[str, Array]:
         if re.fullmatch(r".*\.__(batch_size|device)", name):
             continue
         if not isinstance(value, np.ndarray):
-            raise CheckpointError(f"import: {name[:80]!r} is no tensor")
+            raise CheckpointError(f"import: {name[:80]!r} is not a tensor")
         out[_newer(name)] = value
-    if not any(k.startswith(TARGET) for k in out):  # it begins as the critics are
+    if not any(k.startswith(TARGET) for k in out):  # it starts as the critics are
         out |= {TARGET + k[len(ONLINE) :]: v for k, v in out.items() if k.startswith(ONLINE)}
     return out
 

@@ -80,11 +80,11 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Arra
         for x in (shape, stride)
     )
     if not isinstance(storage, _Storage) or not plain or len(shape) != len(stride):
-        raise pickle.UnpicklingError("it has an odd tensor")
+        raise pickle.UnpicklingError("it has an invalid tensor")
     have = storage.numbers.size
     last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else -1
     if type(offset) is not int or offset < 0 or offset + last >= have or math.prod(shape) > have:
-        raise pickle.UnpicklingError(f"a tensor of shape {shape} does not lie in {have} numbers")
+        raise pickle.UnpicklingError(f"a tensor of shape {shape} exceeds its storage of {have}")
     step = storage.numbers.itemsize
     found = np.lib.stride_tricks.as_strided(
         storage.numbers[offset:], shape, [s * step for s in stride]
@@ -122,10 +122,10 @@ class TensorUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any, /) -> Any:
         if not isinstance(pid, tuple) or len(pid) != 5 or not isinstance(pid[1], _Kind):
-            raise pickle.UnpicklingError("it refers to something that is no storage")
+            raise pickle.UnpicklingError("it refers to something that is not a tensor storage")
         key = pid[2]
         if not isinstance(key, str):
-            raise pickle.UnpicklingError("it refers to something that is no storage")
+            raise pickle.UnpicklingError("it refers to something that is not a tensor storage")
         if key not in self.storages:
             self.storages[key] = _Storage(pid[1], self.read_storage(key))
         return self.storages[key]
@@ -144,10 +144,10 @@ def read_tensors(file: Path) -> Any:
 def _read(data: zipfile.ZipFile) -> Any:
     names = [n for n in data.namelist() if n == "data.pkl" or n.endswith("/data.pkl")]
     if len(names) != 1:
-        raise ValueError("it is no checkpoint of torch")
+        raise ValueError("it is not a torch checkpoint")
     need, free = sum(i.file_size for i in data.infolist()), memory_available()
     if need > free:
-        raise MemoryError(f"it unpacks to {need:,} bytes, and {free:,} are free")
+        raise MemoryError(f"it unpacks to {need:,} bytes, but only {free:,} are free")
     folder = names[0].removesuffix("data.pkl")
     content = data.read(names[0])
     check_memo(io.BytesIO(content))

@@ -17,7 +17,7 @@ class Standardize(nn.Module):
     count: Float[Tensor, ""]
 
     def __init__(self, dim: int, least: float = 1e-3) -> None:
-        """Begin with mean 0 and deviation 1; a deviation is never below `least`."""
+        """Start with mean 0 and deviation 1; a deviation is never below `least`."""
         super().__init__()
         self.least = least
         self.register_buffer("mean", torch.zeros(dim))

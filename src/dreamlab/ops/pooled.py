@@ -9,7 +9,7 @@ from torch import Tensor
 from dreamlab.core import world
 
 
-def pooled_mean(x: Float[Tensor, ...]) -> Float[Tensor, ""]:
+def pooled_mean(x: Float[Tensor, "*b"]) -> Float[Tensor, ""]:
     """Return what this process adds to the mean of all numbers: the mean of that is the mean.
 
     Processes may hold more or fewer numbers than others.
@@ -19,7 +19,7 @@ def pooled_mean(x: Float[Tensor, ...]) -> Float[Tensor, ""]:
     return x.sum() / world.mean(torch.full((), float(x.numel()), device=x.device))
 
 
-def pooled_std_mean(x: Float[Tensor, ...]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def pooled_std_mean(x: Float[Tensor, "*b"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return the deviation and the mean of the numbers of all processes, without a gradient."""
     if world.size() == 1:
         return torch.std_mean(x)
@@ -30,7 +30,7 @@ def pooled_std_mean(x: Float[Tensor, ...]) -> tuple[Float[Tensor, ""], Float[Ten
     return (square / (count - 1)).sqrt(), mean
 
 
-def pooled_standard(x: Float[Tensor, "*b"]) -> Float[Tensor, "n d"]:
+def pooled_standard(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Return rows less the mean of all, in deviations of all; gradients flow through both."""
     if world.size() == 1:
         return (x - x.mean(0)) / (x.std(0) + 1e-8)

@@ -18,17 +18,17 @@ from dreamlab.results.normalize import RULES, Scale, kind_of, scale_for
 from dreamlab.results.stats import Array, Interval
 
 TOLERANCE = 0.01
-"""Runs log, evaluate and end at slightly different frames: what comes this share later counts."""
+"""Tolerance for runs that log, evaluate and end at slightly different frames, as a fraction."""
 SHORT = {
     "return": ("eval/return", "episode/return"), "success": ("eval/success", "episode/success"),
     "loss": ("train/loss",),
 }  # fmt: skip
 GRID = 100
-"""The most points of a learning curve; otherwise it has as many as the run with the fewest."""
+"""Maximum number of points of a learning curve; it has at most as many as the shortest run."""
 GOOD = ("return", "success")
-"""Metrics that end like this are better when higher; of others only the order is told."""
+"""Metrics with these suffixes are better when higher; for others only the order is reported."""
 FEW_RUNS = 5
-"""The bootstrap of fewer runs gives intervals that are too narrow."""
+"""With fewer runs bootstrap intervals are too narrow."""
 
 
 # -- metrics --------------------------------------------------------------------------------------
@@ -52,7 +52,9 @@ def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
     without = [str(m.run.folder) for m in members if not len(m.curve(wanted[0])[0])]
     if without:
         raise LabError(f"--metrics: {wanted[0]!r} has no value in {', '.join(without)}")
-    raise LabError(f"--metrics: {wanted[0]!r}: no frame is reached by all; compare them apart")
+    raise LabError(
+        f"--metrics: {wanted[0]!r}: no frame is reached by all runs; compare them separately"
+    )
 
 
 def usual_metrics(groups: Groups) -> list[str]:
@@ -63,7 +65,7 @@ def usual_metrics(groups: Groups) -> list[str]:
 
 
 def _common(metric: str, members: Sequence[Member]) -> bool:
-    """Tell whether there is a frame at which every run has a value."""
+    """Return whether there is a frame at which every run has a value."""
     check_units(members)
     curves = [m.curve(metric)[0] for m in members]
     end = (1 + TOLERANCE) * min(m.frames for m in members)
@@ -87,7 +89,7 @@ class Pair:
     a: str
     b: str
     probability: Interval
-    """How likely a run of `a` is above one of `b` on the same task."""
+    """Probability that a run of `a` is above a run of `b` on the same task."""
     verdict: str
 
 
@@ -95,7 +97,7 @@ class Pair:
 class Comparison:
     """Groups on one metric, on a grid of env frames that every run has reached.
 
-    What is said of several tasks at once (`summaries`, `pairs`, `pooled`) is said of normalised
+    What is said of several tasks at once (`summaries`, `pairs`, `pooled`) is said of normalized
     scores, see `scales`; what is said of one task is in the metric's own unit.
     """
 
@@ -104,11 +106,11 @@ class Comparison:
     grid: Array
     at: int
     rule: str = "auto"
-    """How scores are normalised, see `normalize.RULES`."""
+    """Normalization of scores, see `normalize.RULES`."""
 
     @property
     def is_return(self) -> bool:
-        """Tell whether the metric is what papers publish."""
+        """Return whether the metric is what papers publish."""
         return self.metric in SHORT["return"]
 
     @property
@@ -141,8 +143,8 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """The metric's name, and whether the groups' scores are normalised."""
-        return f"normalised {self.metric}" if self.scales else self.metric
+        """The metric's name, and whether the groups' scores are normalized."""
+        return f"normalized {self.metric}" if self.scales else self.metric
 
     def scores(self, group: Group, at: Array | None = None) -> dict[str, Array]:
         """Return each task's values [point, run], or [run] at the frame that is compared."""
@@ -154,7 +156,7 @@ class Comparison:
         return {k: v[0] for k, v in found.items()} if at is None else found
 
     def pooled(self, group: Group, at: Array | None = None) -> dict[str, Array]:
-        """Return the scores on the scale on which tasks are put together."""
+        """Return the scores on the scale on which tasks are combined."""
         scores = self.scores(group, at)
         return {t: self.scales[t](v) if self.scales else v for t, v in scores.items()}
 
@@ -238,7 +240,7 @@ def _doubt(seeds: int, iqms: Sequence[Interval], probability: Interval) -> str:
     if iqms[0].overlaps(iqms[1]):
         return "the intervals of the IQM overlap"
     if probability.low <= 0.5 <= probability.high:
-        return "the interval of the probability holds 0.5"
+        return "the interval of the probability contains 0.5"
     return ""
 
 
@@ -259,6 +261,17 @@ def compare(
         raise LabError(unknown("normalisation", normalize, RULES, "--normalize"))
     found = find_metrics(name, groups.members)
     return [_compare(groups, metric, at, normalize) for metric in found]
+
+
+def compare_all(
+    groups: Groups, metrics: Sequence[str] | None, at: int | None = None, normalize: str = "auto"
+) -> dict[str, Comparison]:
+    """Return a comparison by what each metric was called; without names, of the usual ones."""
+    found: dict[str, Comparison] = {}
+    for name in metrics or usual_metrics(groups):
+        many = compare(groups, name, at, normalize)
+        found |= {c.metric: c for c in many} if len(many) > 1 else {name: many[0]}
+    return found
 
 
 def _compare(groups: Groups, metric: str, at: int | None, rule: str) -> Comparison:
@@ -283,8 +296,8 @@ def check_units(members: Sequence[Member]) -> None:
     units = {m.unit: m.run.folder for m in members}
     if len(units) > 1:
         raise LabError(
-            f"{units['frames']} is counted in env frames and {units['updates']}, which collects "
-            "nothing, in updates: they have no common axis. Compare those with one clock"
+            f"{units['frames']} is counted in env frames and {units['updates']}, an offline run, "
+            "in updates: they have no common axis. Compare runs with the same clock"
         )
 
 
@@ -309,15 +322,15 @@ def remarks(groups: Groups, comparisons: Sequence[Comparison]) -> list[str]:
         notes.append(
             f"{shortest.run.folder} ends at {shortest.frames:,} {axis_name(shortest.unit)}, the "
             "longest run at "
-            f"{longest:,}: what comes after the shortest is not compared"
+            f"{longest:,}: the comparison ends at the shortest run"
         )
     if any(len(c.tasks) > 1 and not c.scales for c in comparisons):
-        notes.append("scores of several tasks are pooled as they are, not normalised")
+        notes.append("scores of several tasks are pooled without normalization")
     if len({tuple(g.tasks) for g in groups.groups}) > 1:
-        notes.append("not every group has the same tasks; pairs are compared on those they share")
+        notes.append("groups have different tasks; pairs are compared on their common tasks")
     if few := [g.name for g in groups.groups if 1 < len(g.members) < FEW_RUNS]:
         notes.append(
-            f"{', '.join(few)}: fewer than {FEW_RUNS} runs; intervals of so few are too narrow"
+            f"{', '.join(few)}: with fewer than {FEW_RUNS} seeds bootstrap intervals are too narrow"
         )
     for c in comparisons:
         notes += [note for m in members if (note := _not_finite(m, c.metric))]
@@ -326,5 +339,5 @@ def remarks(groups: Groups, comparisons: Sequence[Comparison]) -> list[str]:
 
 def _not_finite(member: Member, metric: str) -> str | None:
     bad = sum(metric in r for r in member.records) - len(member.curve(metric)[0])
-    text = f"{member.run.folder}: {bad} values of {metric} are not finite and were left out"
+    text = f"{member.run.folder}: {bad} values of {metric} are not finite and were ignored"
     return text if bad else None

@@ -1,4 +1,4 @@
-"""Runs put together by configuration: what differs in nothing but seed and task is one group."""
+"""Runs combined by configuration: what differs in nothing but seed and task is one group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dreamlab.runs.readers import read_config_node, read_metrics
 from dreamlab.runs.run import Run
 
 WITHIN = ("seed", "env.id", "start.run")
-"""What may differ within a group: statistics are taken over seeds and stratified over tasks."""
+"""Options that may differ within a group: seeds, and tasks as strata."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Member:
 
     run: Run
     config: dict[str, Any]
-    """Every option by its dotted name."""
+    """Options by dotted name."""
     records: list[dict[str, Any]]
     _curves: dict[str, tuple[Array, Array]] = field(
         default_factory=dict[str, tuple[Array, Array]], repr=False, compare=False
@@ -63,7 +63,7 @@ class Member:
         return {k: v for k, v in self.config.items() if counts(k, *WITHIN)}
 
     def curve(self, metric: str) -> tuple[Array, Array]:
-        """Return moments and values of a metric; what is not finite is left out."""
+        """Return moments and values of a metric; non-finite values is left out."""
         if metric not in self._curves:
             self._curves[metric] = self._read(metric)
         return self._curves[metric]
@@ -80,7 +80,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in seed and task only, or that the user put together."""
+    """Runs that differ in seed and task only, or that the user combined."""
 
     name: str
     members: tuple[Member, ...]
@@ -111,7 +111,7 @@ class Groups:
     groups: list[Group] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
-    """Lines of metrics that could not be read."""
+    """Unreadable lines of metrics."""
 
     @property
     def members(self) -> list[Member]:
@@ -127,10 +127,10 @@ def read_groups(arguments: Sequence[str]) -> Groups:
     out = Groups()
     for argument in arguments:
         members = _read(argument, out.damage)
-        out.notes += [f"{m.run.folder}: no metrics yet, left out" for m in members if not m.records]
+        out.notes += [f"{m.run.folder}: no metrics yet, ignored" for m in members if not m.records]
         members = [m for m in members if m.records]
         if not members:
-            raise LabError(f"{argument}: its runs hold no metrics yet")
+            raise LabError(f"{argument}: its runs have no metrics yet")
         kinds = [members] if _given_name(argument) is not None else _split(members)
         labels = _labels(_name(argument, arguments), kinds)
         out.groups += [Group(one_line(n), tuple(m)) for n, m in zip(labels, kinds, strict=True)]
@@ -139,15 +139,15 @@ def read_groups(arguments: Sequence[str]) -> Groups:
         if any(len(_split(members)) > 1 for members in group.tasks.values()):
             out.notes.append(f"{group.name}: its runs have different configurations")
         elif len(_split(group.members)) > 1:
-            out.notes.append(f"{group.name}: its configuration is not the same on every task")
+            out.notes.append(f"{group.name}: its configuration differs between tasks")
     names = [g.name for g in out.groups]
     if again := next((n for n in names if names.count(n) > 1), None):
-        raise LabError(f"two groups are called {again!r}: give names, as in name=folder")
+        raise LabError(f"two groups are named {again!r}: name them as in name=folder")
     return out
 
 
 def _read(argument: str, damage: list[str]) -> list[Member]:
-    """Return the runs of an argument; add what is damaged in them."""
+    """Return the runs of an argument; add what is corrupted in them."""
     name = _given_name(argument)
     folders = [argument] if name is None else argument[len(name) + 1 :].split(",")
     members: list[Member] = []
@@ -206,7 +206,7 @@ def _twice(group: Group) -> list[str]:
     for task, members in group.tasks.items():
         seeds = [m.seed for m in members]
         notes += [
-            f"{group.name}: seed {seed} of {task} is there {seeds.count(seed)} times"
+            f"{group.name}: seed {seed} of {task} occurs {seeds.count(seed)} times"
             for seed in sorted(set(seeds), key=str)
             if seeds.count(seed) > 1
         ]

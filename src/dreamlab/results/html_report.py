@@ -6,12 +6,13 @@ import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from dreamlab.core.clock import axis_name
 from dreamlab.core.readers import read_text
@@ -23,19 +24,19 @@ from dreamlab.results.tables import INTERVALS, normalized, summary, words
 from dreamlab.runs.options import differences
 
 FILE_BYTES = 8 * 2**20
-"""A video or picture larger than this is named, not shown."""
+"""Larger videos and images are listed instead of embedded."""
 PAGE_BYTES = 48 * 2**20
 SHOWN_LINES = 6
 SHOWN_TASKS = 4
 SHOWN_RUNS = 20
-"""Of more sentences, tasks or runs a page folds what a reader may not want to see at once."""
+"""Longer lists of notes, tasks or runs are collapsed."""
 LONG_CHARACTERS = 60
-"""A cell with more than this may be broken into lines."""
+"""Longer cells may wrap."""
 SHOWN_CHARACTERS = 20_000
-"""Of a longer text the page shows the beginning; the file that it offers is whole."""
+"""Longer text is truncated on the page; the linked file is complete."""
 TITLES = {
     "curves": "Learning curves: interquartile mean over seeds",
-    "profile": "Performance profile: the share of runs above a score",
+    "profile": "Performance profile: fraction of runs above a score",
     "improvement": "Probability of improvement",
     "aggregates": "Interquartile mean, mean and median",
 }
@@ -49,32 +50,49 @@ class Said:
     warnings: Sequence[str] = ()
 
 
-@dataclass
-class PageParts:
-    """The sections of a page, in order."""
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, the first the header; cells that name a group get its color."""
 
-    found: dict[str, str] = field(default_factory=dict[str, str])
-
-    def add(self, title: str, body: str) -> None:
-        """Add a section, unless there is nothing in it."""
-        if body:
-            self.found[title] = f'<section id="{anchor(title)}">\n{body}\n</section>'
-
-    def links(self) -> str:
-        """Return links to the sections."""
-        return " ".join(f'<a href="#{anchor(t)}">{escape(t)}</a>' for t in self.found)
-
-    def body(self) -> str:
-        """Return the sections under their titles."""
-        return "\n".join(
-            section.replace("\n", f"\n<h2>{escape(title)}</h2>\n", 1)
-            for title, section in self.found.items()
-        )
+    rows: Sequence[Sequence[str]]
+    colors: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def anchor(title: str) -> str:
-    """Return the name by which a page links to a section."""
-    return re.sub(r"\W+", "-", title.lower()).strip("-")
+@dataclass(frozen=True)
+class Folded:
+    """A table, and the words behind which it is folded; it stands open without any."""
+
+    table: Table
+    about: str = ""
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class LongText:
+    """A text that a reader may unfold, or the beginning of it."""
+
+    about: str
+    text: str
+
+    @property
+    def shown(self) -> str:
+        cut = self.text[:SHOWN_CHARACTERS]
+        more = len(self.text) - len(cut)
+        return f"{cut}\n... {more:,} more characters" if more else cut
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: which macro of the template shows it, and what."""
+
+    title: str
+    kind: Literal["comparison", "media", "configuration", "commands", "tables"]
+    data: Any
+
+    @property
+    def anchor(self) -> str:
+        """The name by which the page links to it."""
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
 
 
 def html_page(
@@ -85,27 +103,40 @@ def html_page(
     said: Said | None = None,
     again: tuple[Sequence[str], Mapping[str, str]] = ((), {}),
 ) -> str:
-    """Return the page; `again` is what to type to make the runs anew, and the files for that."""
-    parts = PageParts()
-    for c in comparisons:
-        parts.add(c.metric, _comparison(c, published if c.is_return else None))
-    parts.add("Videos", _media(groups, comparisons[0]))
-    parts.add("Configuration", _config_table(groups.groups))
-    parts.add("Runs", _run_table(groups))
-    parts.add("Environment", _machine_table(groups.groups))
-    parts.add("To reproduce", _commands(*again))
-    style = files("dreamlab.results").joinpath("html_report.css").read_text()
+    """Return the page; `again` is what to type to make the runs again, and the files for that."""
+    sections = [
+        Section(c.metric, "comparison", _comparison(c, published if c.is_return else None))
+        for c in comparisons
+    ]
+    sections += [
+        Section("Videos", "media", _media(groups, comparisons[0])),
+        Section("Configuration", "configuration", _configuration(groups.groups)),
+        Section("Runs", "tables", [_run_table(groups)]),
+        Section("Environment", "tables", _machine_tables(groups.groups)),
+        Section("Reproduce", "commands", _commands(*again)),
+    ]
     said = said or Said()
-    return "\n".join([
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<link rel="icon" href="data:,">',  # or a browser asks for one
-        f"<title>{escape(title)}</title><style>\n{style}</style></head><body>",
-        f"<header><h1>{escape(title)}</h1>\n<p>{_what(groups)}</p>",
-        f"<nav>{parts.links()}</nav></header>\n<main>",
-        _box("warnings", "Warnings", said.warnings), _box("notes", "Notes", said.notes),
-        parts.body(), "</main></body></html>\n",
-    ])  # fmt: skip
+    return _template().render(
+        title=title,
+        style=Markup(files("dreamlab.results").joinpath("html_report.css").read_text()),
+        what=_what(groups),
+        warnings=said.warnings,
+        notes=said.notes,
+        sections=[s for s in sections if s.data],
+        shown_lines=SHOWN_LINES,
+        long_characters=LONG_CHARACTERS,
+    )
+
+
+def _template() -> Template:
+    """Return the page's template, in which every value is escaped and none may be missing."""
+    environment = Environment(
+        loader=PackageLoader("dreamlab.results", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("html_report.html.j2")
 
 
 def _what(groups: Groups) -> str:
@@ -115,50 +146,20 @@ def _what(groups: Groups) -> str:
     when = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
     named = ", ".join(tasks) if len(tasks) < 6 else f"{len(tasks)} tasks"
     parts = [_count(len(groups.members), "run"), _count(len(groups.groups), "group"), named, when]
-    return escape(" · ".join(filter(None, parts)))
+    return " · ".join(filter(None, parts))
 
 
 def _count(num: int, word: str) -> str:
     return f"{num} {word}" if num == 1 else f"{num} {word}s"
 
 
-def _box(kind: str, title: str, lines: Sequence[str]) -> str:
-    """Return a box of sentences, of many the rest folded; nothing if there are none."""
-    cut = len(lines) if len(lines) <= SHOWN_LINES else SHOWN_LINES - 1
-    first, rest = (
-        "".join(f"<li>{escape(line)}</li>" for line in part) for part in (lines[:cut], lines[cut:])
-    )
-    more = _fold(f"{len(lines) - cut} more", f"<ul>{rest}</ul>") if rest else ""
-    return f'<div class="box {kind}"><b>{title}</b><ul>{first}</ul>{more}</div>' if lines else ""
-
-
-def _fold(about: str, body: str, is_open: bool = False) -> str:
-    """Return what a reader may unfold."""
-    return (
-        f"<details{' open' * is_open}><summary>{escape(about)}</summary>{body}</details>"
-    )  # fmt: skip
-
-
-# -- tables ---------------------------------------------------------------------------------------
-
-
-def table(rows: Iterable[Sequence[Any]], swatches: Mapping[str, str] | None = None) -> str:
-    """Return rows as an HTML table, the first as header; cells that name a group get its colour."""
-    head, *body = [[str(c) for c in row] for row in rows]
-    colors = swatches or {}
-
-    def cell(text: str, tag: str) -> str:
-        dot = f'<i style="background:{colors[text]}"></i>' if text in colors else ""
-        long = ' class="long"' if len(text) > LONG_CHARACTERS else ""
-        return f"<{tag}{long}>{dot}{escape(text)}</{tag}>"
-
-    lines = ["<tr>" + "".join(cell(c, "th") for c in head) + "</tr>"]
-    lines += ["<tr>" + "".join(cell(c, "td") for c in row) + "</tr>" for row in body]
-    return '<div class="scroll"><table>\n' + "\n".join(lines) + "\n</table></div>"
+def table(rows: Iterable[Sequence[Any]], colors: Mapping[str, str] | None = None) -> Table:
+    """Return rows of anything as a table of texts."""
+    return Table([[str(c) for c in row] for row in rows], colors or {})
 
 
 def swatches(groups: Sequence[Group]) -> dict[str, str]:
-    """Return each group's colour in the figures; the style knows a lighter one on black."""
+    """Return each group's color in the figures; the style knows a lighter one on black."""
     return {g.name: _color(i % len(figures.COLORS)) for i, g in enumerate(groups)}
 
 
@@ -169,8 +170,20 @@ def _color(index: int) -> str:
 # -- results --------------------------------------------------------------------------------------
 
 
-def _comparison(comparison: Comparison, published: Curves | None) -> str:
-    """Return one metric's table, sentences and pictures."""
+def _comparison(comparison: Comparison, published: Curves | None) -> dict[str, Any]:
+    """Return one metric's tables, sentences and images."""
+    about = f"At {comparison.at:,} {comparison.axis}; in brackets {INTERVALS}."
+    scaled = "".join(f" {line[0].upper()}{line[1:]}." for line in normalized(comparison))
+    return {
+        "about": about + scaled,
+        "tables": _summary(comparison),
+        **_verdicts(comparison),
+        "figures": _figures(comparison, published),
+    }
+
+
+def _figures(comparison: Comparison, published: Curves | None) -> list[dict[str, Any]]:
+    """Return the images that say more than the table does."""
     drawn = figures.draw_all(comparison, published)
     several = len(comparison.tasks) > 1
     kinds = {"curves": "wide" if several else "half", "aggregates": "wide"}
@@ -179,46 +192,40 @@ def _comparison(comparison: Comparison, published: Curves | None) -> str:
         drawn.pop("improvement")  # the sentence says it
     if all(len(g.members) == 1 for g in comparison.groups):
         drawn = {"curves": drawn["curves"]}  # one number each: the table says them
-    pictures = "\n".join(
-        f'<figure class="{kinds[name]}">{inline_svg(drawn[name], caption)}'
-        f"<figcaption>{caption}</figcaption></figure>"
+    return [
+        {"kind": kinds[name], "svg": inline_svg(drawn[name], caption), "caption": caption}
         for name, caption in TITLES.items()
         if name in drawn
-    )
-    about = f"At {comparison.at:,} {comparison.axis}; in brackets {INTERVALS}."
-    scaled = "".join(f" {line[0].upper()}{line[1:]}." for line in normalized(comparison))
-    return "\n".join([
-        f'<p class="soft">{escape(about + scaled)}</p>', _summary(comparison),
-        _verdicts(comparison), f'<div class="figures">{pictures}</div>',
-    ])  # fmt: skip
+    ]
 
 
-def _summary(comparison: Comparison) -> str:
+def _summary(comparison: Comparison) -> list[Folded]:
     """Return every statistic: of all tasks together first, then of each."""
     head, *rows = summary(comparison)
     colors, num = swatches(comparison.groups), len(comparison.groups)
     if head[0] != "task":
-        return table([head, *rows], colors)
+        return [Folded(table([head, *rows], colors))]
     each = table([head, *rows[:-num]], colors)
-    tasks = f"Each of {len(comparison.tasks)} tasks" if len(comparison.tasks) > 1 else "As it is"
+    tasks = f"By task ({len(comparison.tasks)})" if len(comparison.tasks) > 1 else "Raw scores"
     shown = len(comparison.tasks) <= SHOWN_TASKS
-    return table([head, *rows[-num:]], colors) + _fold(tasks, each, shown)
+    return [Folded(table([head, *rows[-num:]], colors)), Folded(each, tasks, shown)]
 
 
-def _verdicts(comparison: Comparison) -> str:
+def _verdicts(comparison: Comparison) -> dict[str, Any]:
     """Return what may be said of each pair of groups: a box for one, a table for several."""
     pairs = comparison.pairs
+    one = None
     if len(pairs) == 1:
         p = pairs[0]
-        odds = escape(f"P({p.a} > {p.b}) = {words(p.probability)}")
-        return f'<p class="verdict"><b>{escape(p.verdict)}</b><br>{odds}</p>'
+        one = {"text": p.verdict, "odds": f"P({p.a} > {p.b}) = {words(p.probability)}"}
     rows = [[p.a, p.b, words(p.probability), p.verdict] for p in pairs]
     head = ["a", "b", "P(a > b)", "verdict"]
-    return table([head, *rows], swatches(comparison.groups)) if rows else ""
+    every = table([head, *rows], swatches(comparison.groups)) if len(rows) > 1 else None
+    return {"verdict": one, "verdicts": every}
 
 
-def inline_svg(figure: Any, label: str) -> str:
-    """Return a figure as SVG that stands inside a page and takes its colour for lines and text."""
+def inline_svg(figure: Any, label: str) -> Markup:
+    """Return a figure as SVG that stands inside a page and takes its color for lines and text."""
     svg = figures.render(figure, "svg").decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -228,7 +235,7 @@ def inline_svg(figure: Any, label: str) -> str:
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}" style="{width}"', 1)
     for i, color in enumerate(figures.COLORS):
         svg = svg.replace(color.lower(), _color(i))
-    return svg.replace("#000000", "currentColor").strip()
+    return Markup(svg.replace("#000000", "currentColor").strip())  # matplotlib escapes its texts
 
 
 # -- media ----------------------------------------------------------------------------------------
@@ -245,7 +252,7 @@ def typical(group: Group, comparison: Comparison) -> list[Member]:
 
 
 def newest_media(folder: Path) -> list[Path]:
-    """Return a run's newest video or picture of each kind; names end in the frames so far."""
+    """Return a run's newest video or image of each kind; names end in the frames so far."""
     newest: dict[str, Path] = {}
     kinds = (("videos", "mp4"), ("videos", "png"), ("report", "mp4"), ("report", "png"))
     for sub, ending in kinds:
@@ -255,69 +262,43 @@ def newest_media(folder: Path) -> list[Path]:
     return [p for p in newest.values() if p.name != "learning_curve.png"]
 
 
-def _media(groups: Groups, comparison: Comparison) -> str:
-    """Return videos and pictures of the typical run of each group, as far as they fit."""
-    parts: list[str] = []
+def _media(groups: Groups, comparison: Comparison) -> list[dict[str, Any]]:
+    """Return videos and images of the typical run of each group, as far as they fit."""
+    shown: list[dict[str, Any]] = []
     room = PAGE_BYTES
     chosen = [(g, m) for g in groups.groups for m in typical(g, comparison)]
     for group, member in sorted(chosen, key=lambda c: c[1].task):  # groups beside each other
         about = f"{group.name}, {member.task}, seed {member.seed}"
         for path in newest_media(member.run.folder):
             size = path.stat().st_size
-            shown = size <= min(FILE_BYTES, room)
-            room -= size if shown else 0
-            parts.append(_figure(path, about) if shown else _too_large(path, about))
-    note = '<p class="soft">Of each group and task the run nearest to the median of its seeds.</p>'
-    return f'{note}\n<div class="media">{"".join(parts)}</div>' if parts else ""
+            fits = size <= min(FILE_BYTES, room)
+            room -= size if fits else 0
+            shown.append({"about": about, "is_video": path.suffix == ".mp4", **_file(path, fits)})
+    return shown
 
 
-def _figure(path: Path, about: str) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    caption = f"<figcaption><b>{escape(about)}</b><br>{escape(path.name)}</figcaption>"
-    if path.suffix == ".mp4":
-        source = f"data:video/mp4;base64,{data}"
-        return (
-            f'<figure><video controls loop muted playsinline src="{source}"></video>'
-            f"{caption}</figure>"
-        )
-    picture = f'<img alt="{escape(about)}" src="data:image/png;base64,{data}">'
-    return f'<figure class="picture">{picture}{caption}</figure>'
-
-
-def _too_large(path: Path, about: str) -> str:
-    size = f"{path.stat().st_size / 2**20:.1f} MiB, too large for this page"
-    return (
-        f"<figure><figcaption><b>{escape(about)}</b><br>{escape(str(path))}: {size}"
-        "</figcaption></figure>"
-    )
+def _file(path: Path, fits: bool) -> dict[str, str]:
+    """Return a file's name and content, or only the name where there is no room for more."""
+    if fits:
+        return {"name": path.name, "data": base64.b64encode(path.read_bytes()).decode()}
+    size = path.stat().st_size / 2**20
+    return {"name": f"{path}: {size:.1f} MiB, too large for this page", "data": ""}
 
 
 # -- what was run ---------------------------------------------------------------------------------
 
 
-def _config_table(groups: Sequence[Group]) -> str:
+def _configuration(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the options that are not the same in all groups, and below every option of each."""
     rows = differences([_shared([m.own for m in g.members]) for g in groups])
-    parts: list[str] = []
-    if rows:
-        parts.append('<p class="soft">What differs between the groups.</p>')
-        parts.append(
-            table([["option", *(g.name for g in groups)], *([k, *v] for k, v in rows.items())])
-        )
-    elif len(groups) > 1:
-        parts.append("<p>The groups differ in nothing but seeds and tasks.</p>")
+    head = ["option", *(g.name for g in groups)]
+    texts: list[LongText] = []
     for group in groups:
         first = group.members[0]
-        about = f"Every option of {group.name} ({first.task}, seed {first.seed})"
-        parts.append(_text(about, read_text(first.run.config_path)))
-    return "\n".join(parts)
-
-
-def _text(about: str, text: str) -> str:
-    """Return a text that a reader may unfold."""
-    cut = text[:SHOWN_CHARACTERS]
-    rest = f"\n... {len(text) - len(cut):,} more characters" if len(cut) < len(text) else ""
-    return _fold(about, f"<pre>{escape(cut + rest)}</pre>")
+        about = f"All options of {group.name} ({first.task}, seed {first.seed})"
+        texts.append(LongText(about, read_text(first.run.config_path)))
+    found = table([head, *([k, *v] for k, v in rows.items())]) if rows else None
+    return {"differences": found, "several": len(groups) > 1, "texts": texts}
 
 
 def _shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -330,7 +311,7 @@ def _joined(values: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(str(v) for v in values))
 
 
-def _run_table(groups: Groups) -> str:
+def _run_table(groups: Groups) -> Folded:
     rows = [["group", "task", "seed", "clock", "status", "created (UTC)", "folder"]]
     for group in groups.groups:
         for m in group.members:
@@ -338,9 +319,9 @@ def _run_table(groups: Groups) -> str:
             when = str(m.run.manifest.get("created", "-"))[:16].replace("T", " ")
             about = [f"{m.frames:,} {axis_name(m.unit)}", status, when, str(m.run.folder)]
             rows.append([group.name, m.task, str(m.seed), *about])
-    listed = table(rows, swatches(groups.groups))
     many = len(groups.members) > SHOWN_RUNS
-    return _fold(f"All {len(groups.members)} runs", listed) if many else listed
+    about = f"All {len(groups.members)} runs" if many else ""
+    return Folded(table(rows, swatches(groups.groups)), about)
 
 
 def machine(member: Member) -> dict[str, str]:
@@ -350,36 +331,35 @@ def machine(member: Member) -> dict[str, str]:
     changed = f"{len(git.get('diff', '').splitlines())} lines of diff"
     found = {
         "commit": str(git.get("commit") or "unknown")[:12],
-        "changes after it": changed if git.get("dirty") else "none",
+        "uncommitted changes": changed if git.get("dirty") else "none",
     }
     found |= {k: _joined(v) or "none" if isinstance(v, list) else v for k, v in hardware.items()}
     return {k: str(v) for k, v in {**found, **(manifest.get("versions") or {})}.items()}
 
 
-def _machine_table(groups: Sequence[Group]) -> str:
+def _machine_tables(groups: Sequence[Group]) -> list[Folded]:
     """Return what the runs were made with: what is the same for all, then what is not."""
     columns = [_shared([machine(m) for m in g.members]) for g in groups]
     order = list(dict.fromkeys(k for g in groups for m in g.members for k in machine(m)))
     rows = {k: [c.get(k, "-") for c in columns] for k in order}
     same = {k: row[0] for k, row in rows.items() if len(set(row)) == 1}
     head = "all groups" if len(groups) > 1 else groups[0].name
-    tables = [table([["", head], *same.items()])] if same else []
+    tables = [Folded(table([["", head], *same.items()]))] if same else []
     if other := [[k, *row] for k, row in rows.items() if k not in same]:
-        tables.append(table([["", *(g.name for g in groups)], *other], swatches(groups)))
-    return "\n".join(tables)
+        tables.append(Folded(table([["", *(g.name for g in groups)], *other], swatches(groups))))
+    return tables
 
 
-def _commands(lines: Sequence[str], attached: Mapping[str, str]) -> str:
+def _commands(lines: Sequence[str], attached: Mapping[str, str]) -> dict[str, Any]:
     """Return what to type, the files for it to save first, and what is in them."""
     if not lines:
-        return ""
-    links = " and ".join(
-        f'<a download="{escape(name)}" href="data:text/plain;base64,'
-        f'{base64.b64encode(text.encode()).decode()}">{escape(name)}</a>'
+        return {}
+    found = [
+        {
+            "name": name,
+            "data": base64.b64encode(text.encode()).decode(),
+            "text": LongText(f"Show {name}", text),
+        }
         for name, text in attached.items()
-    )
-    where = "Type this in a clone of the repository" + (
-        f"; save {links} there first." if links else "."
-    )
-    shown = [_text(f"Show {name}", text) for name, text in attached.items()]
-    return "\n".join([f"<p>{where}</p>", f"<pre>{escape(chr(10).join(lines))}</pre>", *shown])
+    ]
+    return {"lines": lines, "files": found}

@@ -25,7 +25,7 @@ from dreamlab.results.stats import Array
 from dreamlab.results.tables import numbers
 
 DEFAULT = "dreamerv3"
-"""The published method where none is named like the run's algorithm."""
+"""The published method used if none matches the run's algorithm."""
 SOURCES = {
     "dreamerv3": "github.com/danijar/dreamerv3, training episodes",
     "tdmpc2": "github.com/nicklashansen/tdmpc2, evaluations",
@@ -50,7 +50,7 @@ class Published:
     task: str
     method: str
     seeds: int
-    """The fewest that a point is the mean of."""
+    """Minimum number of seeds per point."""
     source: str
     frames: Array
     mean: Array
@@ -138,14 +138,15 @@ def against(groups: tuple[Group, ...], what: str) -> dict[str, dict[str, Publish
                 found.setdefault(task, {})[curve.label] = curve
     if not found:
         tasks = sorted({t for g in groups for t in g.tasks})
-        raise LabError(f"--against: nothing is published here for {', '.join(tasks)}")
+        raise LabError(f"--against: no published curves for {', '.join(tasks)}")
     return found
 
 
 def sources(curves: Curves) -> str:
     """Return where published curves are from, and what they show."""
     used = {c.source for own in curves.values() for c in own.values()}
-    return f"published: mean ± deviation over seeds, {'; '.join(SOURCES[s] for s in sorted(used))}"
+    named = "; ".join(SOURCES[s] for s in sorted(used))
+    return f"published: mean ± standard deviation over seeds, {named}"
 
 
 def below(comparison: Comparison, what: str, upto: int | None = None) -> list[str]:
@@ -167,7 +168,7 @@ def _below(
     curve: Published | None, metric: str, members: list[Member], upto: int | None
 ) -> Iterator[str]:
     if curve is None:
-        yield f"nothing is published for {members[0].task}"
+        yield f"no published curve for {members[0].task}"
         return
     for m in members:
         frames, values = m.curve(metric)
@@ -176,7 +177,7 @@ def _below(
         frames, values = frames[known], values[known]
         if not len(frames):
             begin = f"{int(curve.frames[0]):,}"
-            yield f"{m.run.folder}: too early to tell, the published curve begins at {begin} frames"
+            yield f"{m.run.folder}: too early, the published curve starts at {begin} frames"
             continue
         floors = curve.floor(frames)
         fine = np.flatnonzero(values >= floors)

@@ -51,7 +51,7 @@ class Row:
     """A group's statistics on a task, or on all of its tasks."""
 
     task: str
-    """Empty where there is one task and nothing to tell apart."""
+    """Empty if there is only one task."""
     group: Group
     seeds: str
     found: dict[str, Interval]
@@ -72,8 +72,8 @@ def rows_of(comparison: Comparison) -> list[Row]:
 def _together(comparison: Comparison) -> str:
     """Return what the rows over all tasks are called; nothing if there are none."""
     if len(comparison.tasks) == 1:
-        return f"{comparison.tasks[0]}, normalised" if comparison.scales else ""
-    return f"all tasks, {'normalised' if comparison.scales else 'as they are'}"
+        return f"{comparison.tasks[0]}, normalized" if comparison.scales else ""
+    return f"all tasks, {'normalized' if comparison.scales else 'raw'}"
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
@@ -109,8 +109,8 @@ def pair_lines(comparison: Comparison) -> list[str]:
 
 
 def normalized(comparison: Comparison) -> list[str]:
-    """Return a line that says how scores were normalised, if they were."""
-    return [f"normalised: {told(comparison.scales)}"] if comparison.scales else []
+    """Return a line that says how scores were normalized, if they were."""
+    return [f"normalized: {told(comparison.scales)}"] if comparison.scales else []
 
 
 def text(comparison: Comparison) -> str:

@@ -1,1 +1,1 @@
-"""Experiments as data: the run folder and what is made of it."""
+"""Experiments as data: the run directory and what is made of it."""

@@ -34,15 +34,15 @@ KINDS = {
     "buffers": rf"[^/]+/(spec\.json|{STEPS}|map_.+\.bin|{TEMPORARY})",
     "videos": rf"eval_.+\.(mp4|frames\.(png|npy))|{TEMPORARY}",
 }
-"""The folders that are emptied, and what a run calls its files there."""
+"""The folders that are emptied, and the names of a run's files in them."""
 OURS = ("id", "name", "seed", "created", "status")
-"""What the manifest of a run has in any case; other programs write a manifest.json too."""
+"""Required keys of a run's manifest; other programs also write a manifest.json."""
 MARK = "cleaned"  # the loader of checkpoints knows this name
 PATIENCE_S = 3600.0
-"""A run that says it is running, and said so less than this ago, may be on another machine."""
+"""A run with status running, updated more recently than this, may be on another machine."""
 KEEP = "keep"
 TRUSTED = ("status", "heartbeat", "created", "tags")
-"""What in a manifest decides whether a run is cleaned."""
+"""Manifest keys that decide whether a run is cleaned."""
 
 
 @dataclass
@@ -56,9 +56,9 @@ class Candidate:
     sizes: dict[str, int] = field(default_factory=dict)
     kept: str | None = None
     heard: float | None = None
-    """When it last said anything, in seconds since 1970."""
+    """Time of the last update, in seconds since 1970."""
     half_done: bool = False
-    """A cleanup was interrupted before the manifest could say what it did."""
+    """A cleanup was interrupted before it updated the manifest."""
 
     @property
     def total(self) -> int:
@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def due(self) -> bool:
-        """Tell whether there is something to do for this run."""
+        """Return whether there is something to do for this run."""
         return self.kept is None and (bool(self.sizes) or self.half_done)
 
 
@@ -95,7 +95,7 @@ def survey(
 
 
 def _look(folder: Path, ours: bool = False) -> Candidate:
-    """Return one run as it is on the disk; a damaged one says nothing that can be trusted.
+    """Return one run as it is on the disk; a corrupted one says nothing that can be trusted.
 
     With `ours` the folder's lock is held by ourselves.
     """
@@ -150,8 +150,8 @@ def clean(run: Candidate) -> int:
             _record(run)
     except OSError as error:
         raise LabError(
-            f"{run.folder}: {error.strerror or error} ({error.filename}). What was removed so far "
-            "is marked; the next cleanup goes on from here."
+            f"{run.folder}: {error.strerror or error} ({error.filename}). Progress is recorded; "
+            f"the next cleanup continues from here."
         ) from error
     return run.total
 

@@ -19,10 +19,10 @@ from dreamlab.runs.run_row import Row, facts_of
 
 TABLE = ("id", "name", "algorithm", "env", "seed", "status", "frames", "return", "best_return")
 PARTS = ("config", "versions", "hardware", "project")
-"""Of what is compared by path; `project` is the repository that a run was started in."""
+"""Sections compared by path; `project` is the repository in which a run was started."""
 TAB = "\t"
 DIFF_LINES = 60
-"""Lines of the difference between two stored git diffs that are shown to a person."""
+"""Maximum lines shown of the difference between two stored git diffs."""
 
 
 def public(row: Row) -> Row:
@@ -61,7 +61,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def everything(row: Row) -> dict[str, Any]:
-    """Return all there is to know about a run, and the commands that go on with it."""
+    """Return all there is to know about a run, and the commands that resume it."""
     folder = Path(row["folder"])
     run, config = Run(folder), config_if_readable(folder)
     git = run.manifest.get("git") or {}
@@ -163,7 +163,7 @@ def compared(found: dict[str, Any]) -> Iterator[str]:
         yield f"  commit {old} -> {new}"
         yield f"  git diff {old} {new}"
     if diff := found["git_diff"]:
-        yield "changes that were not committed"
+        yield "uncommitted changes"
         yield from (f"  {visible(line, keep=TAB)}" for line in diff[:DIFF_LINES])
         if len(diff) > DIFF_LINES:
             yield f"  ... {len(diff) - DIFF_LINES} more lines: --json has them all"

@@ -12,12 +12,12 @@ from dreamlab.runs.run import Run
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder is a run's: it has a manifest, however damaged that is."""
+    """Return whether a folder is a run's: it has a manifest, however corrupted that is."""
     return os.path.lexists(folder / "manifest.json")
 
 
 def runs_under(root: Path) -> Iterator[Path]:
-    """Yield every run folder below `root`, without looking inside of runs."""
+    """Yield every run directory below `root`, without looking inside of runs."""
     if is_run(root):
         yield root
     elif root.is_dir():
@@ -27,11 +27,11 @@ def runs_under(root: Path) -> Iterator[Path]:
 
 
 def find_runs(names: Iterable[str]) -> list[Run]:
-    """Return the runs that these names mean: a run's folder, or all below another folder."""
+    """Return the runs that these names mean: a run directory, or all below another folder."""
     found: dict[Path, Run] = {}
     for name in names:
         below = list(runs_under(Path(name)))
         if not below:
-            raise LabError(f"{name}: there is no run")
+            raise LabError(f"{name}: no runs found")
         found.update({folder: Run(folder) for folder in below})
     return list(found.values())

@@ -1,4 +1,4 @@
-"""A folder that a run begins or goes on in: what may be there, and what goes if the start fails.
+"""A folder that a run starts or continues in: what may be there, and what goes if the start fails.
 
 Only what this process made is ever removed, and only by the names that a run gives its files.
 """
@@ -17,9 +17,9 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.runs.run import FolderLock
 
 BEGUN = ("metrics.jsonl", "chain.jsonl", "events.jsonl", "checkpoints", "buffers", "manifest.json")
-"""What a start makes after config.yaml, the manifest first."""
+"""Files created after config.yaml, the manifest first."""
 PASSING = re.compile(r"\.lock|\.(config\.yaml|manifest\.json)\.\d+\.tmp")
-"""What a killed start may leave before config.yaml is there."""
+"""Files that a killed start may leave before config.yaml exists."""
 SHOWN = 5
 
 
@@ -29,9 +29,9 @@ class Claim:
 
     folder: Path
     new: bool = False
-    """Nothing was in it: what has the name of a run's file was made here."""
+    """The folder was empty: run files in it were created here."""
     kept: bool = False
-    """The run has begun: nothing is taken back any more."""
+    """The run has started: nothing is rolled back any more."""
 
     def keep(self) -> None:
         """Let the folder be what it is now."""
@@ -40,7 +40,7 @@ class Claim:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Claim]:
-    """Hold a run's folder; leave it as it was found unless the claim is kept."""
+    """Hold a run directory; leave it as it was found unless the claim is kept."""
     check_folder(folder)  # before anything is written into it
     with FolderLock(folder) as lock:
         claim = Claim(folder)
@@ -56,7 +56,7 @@ def claimed(folder: Path) -> Iterator[Claim]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise unless a run can begin or go on in a folder: it is missing, empty, or a run's."""
+    """Raise unless a run can start or continue in a folder: it is missing, empty, or a run's."""
     names = _contents(folder)
     lost = [name for name in BEGUN if name in names]
     whole = "config.yaml" in names and ({"manifest.json", "checkpoints"} & {*names})
@@ -64,12 +64,12 @@ def check_folder(folder: Path) -> None:
         return
     if "config.yaml" not in names and {"manifest.json", "metrics.jsonl", "checkpoints"} & {*lost}:
         raise ConfigError(
-            f"{folder} has {_listed(lost)}, but no config.yaml: a run cannot go on without it. "
-            "Nothing was changed. Put it back from a copy, or use another run.dir."
+            f"{folder} has {_listed(lost)}, but no config.yaml, so it cannot be resumed. Nothing "
+            f"was changed. Restore it from a backup, or use another run.dir."
         )
     raise ConfigError(
-        f"{folder} is not empty and not a run: it holds {_listed(names)}. Nothing was changed. "
-        "Use a run.dir that is new or empty."
+        f"{folder} is not empty and not a run: it contains {_listed(names)}. Nothing was changed. "
+        f"Use a new or empty run.dir."
     )
 
 
@@ -87,7 +87,7 @@ def _listed(names: list[str]) -> str:
 
 def _take_back(folder: Path) -> None:
     """Remove what a start has made in a folder that was empty."""
-    for name in (*BEGUN, "config.yaml"):  # at every moment it is a run's folder or an empty one
+    for name in (*BEGUN, "config.yaml"):  # at every moment it is a run directory or an empty one
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

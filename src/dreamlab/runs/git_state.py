@@ -11,11 +11,11 @@ from typing import Any
 
 HERE = Path(__file__).parent
 KEPT_CHARACTERS = 200_000
-"""Of a diff; what is longer is cut."""
+"""Maximum size of a stored diff; longer ones are truncated."""
 NEW_FILES = (".py", ".pyi", ".yaml", ".yml", ".toml", ".sh")
 NEW_BYTES = 100_000
 """Files that git does not know yet are part of the diff if they have one of these endings, are no
-larger than this, and do not lie in a run's folder."""
+larger than this, and do not lie in a run directory."""
 TIMEOUT_S = 10.0
 
 

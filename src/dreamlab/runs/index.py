@@ -1,8 +1,8 @@
-"""An index of run folders in SQLite, beside them: `index.sqlite`.
+"""An index of run directories in SQLite, beside them: `index.sqlite`.
 
-The folders are the truth. Whoever reads the index first compares it with them, so that it may be
-lost, stale or damaged at any time; whoever writes it gives up rather than wait. It is made in the
-folder `experiments` and where somebody asks for it, nowhere else.
+The run directories are authoritative. Whoever reads the index first compares it with them, so that
+it may be lost, stale or corrupted at any time; whoever writes it gives up rather than wait. It is
+made in the folder `experiments` and where requested, nowhere else.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from dreamlab.runs.run_row import (
 )
 
 BEAT_S = 1.0
-"""A run is written at most this often, unless its status changes."""
+"""Minimum interval between writes of a run, unless its status changes."""
 BEAT_SHARE = 0.01
-"""... and so rarely that it takes no more than this share of the time, on a slow disk too."""
+"""Maximum share of time spent writing, also on a slow disk."""
 RETRY_S = 30.0
-"""After a failure a run waits this long before it tries the index again."""
+"""Wait after a failed write before the next attempt."""
 WRITE_S = 0.25
-"""Training waits no longer than this for others who write."""
+"""Maximum time that training waits for other writers."""
 CHUNK = 200
-"""Runs per transaction: short ones, so that nobody waits long."""
+"""Runs per transaction; short transactions keep waits short."""
 PUT_RUN = f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(COLUMNS))})"
 PUT_FACTS = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
 
@@ -65,7 +65,7 @@ PUT_FACTS = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
 
 
 Progress = Callable[[int, int], None]
-"""Is told how many of the changed runs have been read."""
+"""Progress callback: changed runs read, and their total."""
 
 
 def _silent(done: int, total: int) -> None:
@@ -79,7 +79,7 @@ class Listing:
     rows: list[Row]
     notes: list[str]
     read: int
-    """How many manifests had changed and were read."""
+    """Number of changed manifests that were read."""
 
 
 def read(
@@ -87,7 +87,7 @@ def read(
 ) -> Listing:
     """Return every run below a folder as its files are now, with the facts under `paths`.
 
-    A damaged or older index is made anew, and a missing one where it belongs or with `make`. One
+    A corrupted or older index is rebuilt, and a missing one where it belongs or with `make`. One
     that cannot be written is copied into memory and brought up to date there.
     """
     there, ours = bool(stamp_of(root / FILE)), make or belongs(root)
@@ -101,9 +101,9 @@ def read(
                 return _listing(db, root, paths, notes, changed)
         except (sqlite3.Error, OSError, ValueError) as error:  # the last: a column that is no JSON
             if _is_useless(error, ours) and remove(root):
-                notes = [f"{root / FILE} was of no use ({error}) and is made anew"]
+                notes = [f"{root / FILE} is unusable ({error}) and will be rebuilt"]
                 continue
-            notes = [f"{root / FILE} cannot be used ({error}): the folders are read instead"]
+            notes = [f"{root / FILE} cannot be used ({error}): reading the run directories instead"]
             break
     with closing(_in_memory(root)) as db:
         changed = _bring_up_to_date(db, root, progress)
@@ -111,9 +111,9 @@ def read(
 
 
 def _is_useless(error: Exception, ours: bool) -> bool:
-    """Tell whether an index cannot get better: damaged, or of an older version.
+    """Return whether an index cannot get better: corrupted, or of an older version.
 
-    What is no database at all is an index only where there has to be one.
+    What is not a database at all is an index only where there has to be one.
     """
     if isinstance(error, ForeignError):
         return False
@@ -127,7 +127,7 @@ def _is_useless(error: Exception, ours: bool) -> bool:
 
 
 def _in_memory(root: Path) -> sqlite3.Connection:
-    """Return an index that is lost when closed, begun with what the one on the disk has."""
+    """Return an index that is lost when closed, started with what the one on the disk has."""
     ways = ["ro"] if stamp_of(root / f"{FILE}-wal") else ["ro", "ro&immutable=1"]
     for way in ways:
         with suppress(sqlite3.Error):
@@ -170,10 +170,10 @@ def _doubts(rows: Iterable[Row]) -> Iterator[str]:
         if row["id"]:
             homes.setdefault(row["id"], []).append(row["folder"])
         if row["status"] == BROKEN:
-            yield next(problems(Path(row["folder"])), f"{row['folder']} is damaged")
+            yield next(problems(Path(row["folder"])), f"{row['folder']} is corrupted")
     for name, folders in homes.items():
         if len(folders) > 1:
-            yield f"run {name} is there {len(folders)} times: {', '.join(sorted(folders))}"
+            yield f"run {name} exists {len(folders)} times: {', '.join(sorted(folders))}"
 
 
 def _rows(db: sqlite3.Connection, paths: Sequence[str]) -> Iterator[Row]:
@@ -241,7 +241,7 @@ def _is_utf8(name: str) -> bool:
 
 def _bring_up_to_date(db: sqlite3.Connection, root: Path, progress: Progress) -> int:
     """Read what changed in the folders since the index was written; return how many runs."""
-    # what is known first: a run that begins meanwhile must not be taken for one that is gone
+    # what is known first: a run that starts meanwhile must not be taken for one that is gone
     known = dict(
         db.execute(
             "SELECT runs.path, CASE WHEN facts.path IS NULL THEN '' ELSE stamp END "
@@ -274,7 +274,7 @@ def _put(db: sqlite3.Connection, row: Row, details: dict[str, Any] | None) -> No
 
 
 class Entry:
-    """A run's own line in the index; whatever happens to the index, the run goes on."""
+    """A run's own line in the index; whatever happens to the index, the run continues."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(os.path.abspath(folder))

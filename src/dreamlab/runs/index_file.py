@@ -15,7 +15,7 @@ from dreamlab.runs.run_row import COLUMNS, stamp_of
 
 FILE = "index.sqlite"
 ROOT = Path("experiments")
-"""Where runs live that were not told where to."""
+"""Default folder of runs."""
 SCHEMA = 3
 READ_S = 2.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs")
@@ -38,11 +38,11 @@ class ForeignError(sqlite3.DatabaseError):
     """The file has the name of an index and is something else."""
 
     def __init__(self) -> None:
-        super().__init__("it is no index of runs")
+        super().__init__("it is not a run index")
 
 
 def belongs(root: Path) -> bool:
-    """Tell whether a folder is to have an index without being asked."""
+    """Return whether a folder is to have an index without being asked."""
     return os.path.realpath(root) == os.path.realpath(ROOT)
 
 
@@ -60,7 +60,7 @@ def opened(root: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
         raise sqlite3.OperationalError("it is not a file")
     with held(root, shared=True, timeout_s=timeout_s) as shared:
         if not shared:
-            raise sqlite3.OperationalError("another process makes it anew")
+            raise sqlite3.OperationalError("another process is rebuilding it")
         with closing(connect(root, "rw", timeout_s)) as db:
             check_index(db)
             yield db
@@ -79,7 +79,7 @@ def make(root: Path, timeout_s: float = READ_S) -> None:
     """Make the index of a folder, with nothing in it yet."""
     with held(root, timeout_s=timeout_s) as alone:
         if not alone:
-            raise sqlite3.OperationalError("another process makes it anew")
+            raise sqlite3.OperationalError("another process is rebuilding it")
         with closing(connect(root, "rwc", timeout_s)) as db:
             if version_of(db) == 0:
                 _choose_journal(db, root)
@@ -118,7 +118,7 @@ def _choose_journal(db: sqlite3.Connection, root: Path) -> None:
 
 
 def is_network(folder: Path) -> bool:
-    """Tell whether a folder lies on a file system that several machines share."""
+    """Return whether a folder lies on a file system that several machines share."""
     try:
         mounts = psutil.disk_partitions(all=True)
     except OSError:
@@ -142,7 +142,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def remove(root: Path) -> bool:
-    """Delete a folder's index while nobody uses it; tell whether that was possible."""
+    """Delete a folder's index while nobody uses it; return whether that was possible."""
     with held(root, timeout_s=READ_S) as alone:
         if not alone or _is_foreign(root):
             return False
@@ -155,7 +155,7 @@ def remove(root: Path) -> bool:
 
 
 def _is_foreign(root: Path) -> bool:
-    """Tell whether the file is a database of another program."""
+    """Return whether the file is a database of another program."""
     try:
         with closing(connect(root, "ro", READ_S)) as db:
             check_index(db)

@@ -8,12 +8,12 @@ from typing import Any
 WITHOUT_EFFECT = (
     "run", "log", "watch", "checkpoint", "report", "schema", "shrunk", "env.step_timeout_s",
 )  # fmt: skip
-"""Options that change where a run lives and how it is looked at, and none of its numbers."""
+"""Options that affect where a run is stored and how it is monitored, but not its results."""
 ABSENT = "-"
 
 
 def counts(name: str, *others: str) -> bool:
-    """Tell whether an option has an effect; those below `others` shall have none either."""
+    """Return whether an option has an effect; those below `others` shall have none either."""
     return not f"{name}.".startswith(tuple(f"{o}." for o in (*WITHOUT_EFFECT, *others)))
 
 

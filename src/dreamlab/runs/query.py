@@ -36,7 +36,7 @@ class Filter:
     value: str
 
     def accepts(self, row: Row) -> bool:
-        """Tell whether a run fulfils the condition; what is not known fulfils only `!=`."""
+        """Return whether a run fulfils the condition; what is not known fulfils only `!=`."""
         value, wanted = row[self.key], self.value
         if self.key == "tags":
             return self._accepts_tags(value)
@@ -63,7 +63,7 @@ class Filter:
         if self.operator == "~":
             return any(self.value in t for t in tags)
         if self.operator not in ("=", "!="):
-            raise LabError(f"--filter tag{self.operator}{self.value}: tags know only = != and ~")
+            raise LabError(f"--filter tag{self.operator}{self.value}: tags support only = != and ~")
         return (self.value in tags) == (self.operator == "=")
 
 
@@ -72,8 +72,8 @@ def parse_filter(text: str) -> Filter:
     match = re.match(r"\s*([\w.-]+?)\s*(!=|>=|<=|=|>|<|~)\s*(.*?)\s*$", text)
     if match is None:
         raise LabError(
-            f"--filter {text!r}: write KEY, one of {' '.join(OPERATORS)} and a value, "
-            "e.g. 'return>400' or algorithm=ppo"
+            f"--filter {text!r}: expected KEY, one of {' '.join(OPERATORS)} and a value, e.g. "
+            f"'return>400' or algorithm=ppo"
         )
     key, operator, value = match.groups()
     return Filter({"tag": "tags"}.get(key, key), operator, value)
@@ -153,7 +153,7 @@ def _below(
     if is_run(root):
         return [_alone(root, paths)], []
     if not root.is_dir():
-        raise NothingFoundError(f"{root}: there is no such folder, and so no run in it")
+        raise NothingFoundError(f"{root}: no such folder")
     listing = read(root, paths)
     return listing.rows, listing.notes
 
@@ -211,7 +211,7 @@ def matches(name: str, root: Path = ROOT) -> Answer:
         if found := [r for r in rows if name and way(r)]:
             return Answer(_one_run(name, found), notes)
     raise NothingFoundError(
-        f"there is no run {name!r}: it is no run's folder, nor the id or name of one below {root}"
+        f"there is no run {name!r}: not a run directory, nor the id or name of a run in {root}"
     )
 
 
@@ -219,7 +219,9 @@ def _one_run(name: str, rows: list[Row]) -> list[Row]:
     if len({r["id"] for r in rows}) == 1:
         return rows
     some = "\n  ".join(f"{r['id'][:8]}  {r['folder']}" for r in order(rows, "")[:10])
-    raise LabError(f"{name!r} could be {len(rows)} runs; use an id or a folder:\n  {some}")
+    raise LabError(
+        f"{name!r} is ambiguous: {len(rows)} runs match; use an id or a folder:\n  {some}"
+    )
 
 
 def find_run(name: str, root: Path = ROOT) -> Path:
@@ -227,5 +229,5 @@ def find_run(name: str, root: Path = ROOT) -> Path:
     found = matches(name, root).rows
     if len(found) > 1:
         folders = ", ".join(r["folder"] for r in found)
-        raise LabError(f"run {name} is there {len(found)} times, use its folder: {folders}")
+        raise LabError(f"run {name} exists {len(found)} times; use its folder: {folders}")
     return Path(found[0]["folder"])

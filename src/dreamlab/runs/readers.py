@@ -1,7 +1,7 @@
-"""What a run's folder says, read with care: its manifest, configuration, metrics and events.
+"""What a run directory says, read with care: its manifest, configuration, metrics and events.
 
 Every part of the lab that wants one of these files reads it here. What is whole in them is used,
-what is damaged is said: by an error that names the file, or, for lines, by their number.
+what is corrupted is said: by an error that names the file, or, for lines, by their number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dreamlab.core.clock import CLOCK, moment_of
+from dreamlab.core.clock import CLOCK, LATE, moment_of
 from dreamlab.core.readers import (
     FileError,
     Lines,
@@ -25,10 +25,10 @@ from dreamlab.core.readers import (
 )
 
 NOT_FINITE = ("nan", "inf", "-inf")
-"""How metrics.jsonl writes numbers that JSON does not know."""
+"""How metrics.jsonl encodes NaN and infinity."""
 MOST_FRAMES = 2**62
 LAST_TIME = 2.5e11
-"""Seconds since 1970; the calendars that print them end in the year 9999."""
+"""Seconds since 1970, up to the year 9999, the last that datetime can print."""
 
 
 # -- manifest.json --------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ FIELDS: dict[str, Any] = {
     "final_eval": {"*": is_number},
     "cleaned": {"kinds": _is_list, "freed_bytes": is_number},
 }
-"""What the fields of a manifest are; one that is something else is left out, as if not written."""
+"""Types of the manifest's fields; fields of another type are ignored."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def config_if_readable(folder: Path) -> dict[str, Any]:
 
 
 def planned_count(config: Mapping[str, Any]) -> int | None:
-    """Return how far a run is meant to go on its clock, if its phases say so."""
+    """Return the progress of a run meant to continue its clock, if its phases say so."""
     training = config.get("training")
     if not isinstance(training, dict):
         return None
@@ -114,7 +114,7 @@ def planned_count(config: Mapping[str, Any]) -> int | None:
 
 
 def is_metrics(record: Record) -> bool:
-    """Tell whether a record holds its env frames, and numbers beside them."""
+    """Return whether a record holds its env frames, and numbers beside them."""
     frames = record.get("env_frames")
     counts = (frames, record.get(CLOCK, 0))
     if not all(type(n) is int and 0 <= n < MOST_FRAMES for n in counts):
@@ -123,21 +123,22 @@ def is_metrics(record: Record) -> bool:
 
 
 def is_event(record: Record) -> bool:
-    """Tell whether a record holds what happened, and when."""
+    """Return whether a record holds what happened, and when."""
     return _is_time(record.get("time")) and _is_text(record.get("event"))
 
 
 def read_metrics(folder: Path) -> Lines:
     """Return the records of metrics.jsonl, in the order of the run's clock.
 
-    A run never goes back. Where a line's count is damaged, it does not fit between the others:
-    the largest part that is in order stays.
+    A run never goes back. Where a line's count is corrupted, it does not fit between the others:
+    the largest part that is in order stays. Those that say they are late are put into their place.
     """
     found = read_jsonl(folder / "metrics.jsonl", is_metrics)
-    kept = in_order([moment_of(r) for r in found.records])
-    if len(kept) < len(found.records):
-        found.damaged += len(found.records) - len(kept)
-        found.records = [found.records[i] for i in kept]
+    late = [r for r in found.records if LATE in r]
+    rest = [r for r in found.records if LATE not in r]
+    kept = in_order([moment_of(r) for r in rest])
+    found.damaged += len(rest) - len(kept)
+    found.records = sorted([*(rest[i] for i in kept), *late], key=moment_of)
     return found
 
 
@@ -172,7 +173,7 @@ def newest_metrics(folder: Path) -> Record:
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """Yield what is damaged in a run's folder, one line each; nothing is changed."""
+    """Yield what is corrupted in a run directory, one line each; nothing is changed."""
     readers = (read_manifest, read_config_node, _pointers)
     for read in readers:
         try:
@@ -190,4 +191,4 @@ def _pointers(folder: Path) -> None:
     for name in ("latest", "best"):
         path = folder / "checkpoints" / name
         if (target := read_pointer(path)) and not (path.parent / target).is_dir():
-            raise FileError(path, f"names {target}, which is not there")
+            raise FileError(path, f"names {target}, which does not exist")

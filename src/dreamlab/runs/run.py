@@ -1,4 +1,4 @@
-"""A run is a folder; the folder is the truth."""
+"""A run is a folder; everything about it is in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PACKAGES = (
 
 GLANCE_S = 0.1
 VANISHING_S = 5.0
-"""A folder may vanish while it is locked: another start has failed and takes back what it made."""
+"""Attempts to lock: a failed start elsewhere may remove the folder meanwhile."""
 RETURNS = ("last_return", "last_eval", "last_success")
 
 
@@ -50,10 +50,10 @@ def new_folder(name: str, root: Path = Path("experiments")) -> Path:
 
 
 class Run:
-    """One run's folder: config, manifest, metrics, events, checkpoints, videos."""
+    """One run directory: config, manifest, metrics, events, checkpoints, videos."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = folder = Path(folder)
         self.manifest: dict[str, Any] = {}
         with suppress(MissingFileError):
             self.manifest = read_manifest(folder)
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def saved(self) -> bool:
-        """Tell whether a checkpoint was ever saved; an older run tells it only by its end."""
+        """Return whether a checkpoint was ever saved; an older run tells it only by its end."""
         ended = self.manifest.get("status") in ("finished", "interrupted", "imported")
         return self.manifest.get("saved_frames", 0 if ended else None) is not None
 
@@ -103,7 +103,7 @@ class Run:
             self.stamp = stamp_of(self.manifest_path)
         if problem := self.entry.write(self.manifest):
             with suppress(OSError):
-                self.event("message", text=f"the index is left alone for now: {problem}")
+                self.event("message", text=f"the index is not updated for now: {problem}")
 
     def _with_scores(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return new fields with the best return and the seconds spent; a return stays known."""
@@ -159,7 +159,7 @@ class Run:
             file.write(line + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return every record of metrics.jsonl; damaged lines are left out."""
+        """Return every record of metrics.jsonl; corrupted lines are left out."""
         return read_metrics(self.folder).records
 
 
@@ -183,13 +183,13 @@ class FollowedRun(Run):
 
 
 class FolderLock:
-    """Keeps two processes from writing into one run folder; tells the second who the first is."""
+    """Keep two processes from writing into one run directory; name the first to the second."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".lock"
         self.handle = -1
         self.made: list[Path] = []
-        """What was not there before: folders, the deepest last, and the file."""
+        """Created paths: folders, the deepest last, and the file."""
 
     def __enter__(self) -> FolderLock:
         until = time.monotonic() + VANISHING_S
@@ -217,7 +217,7 @@ class FolderLock:
             holder = _holder(handle)
             os.close(handle)
             raise LabError(
-                f"{self.path.parent}: another process is writing into this run folder{holder}"
+                f"{self.path.parent}: another process is using this run directory{holder}"
             )
         if os.fstat(handle).st_nlink == 0:
             os.close(handle)
@@ -241,7 +241,7 @@ class FolderLock:
 
     def undo(self) -> None:
         """Remove the file and the folders that were made for it, as far as they are empty."""
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # another process has put something there
             for path in reversed(self.made):
                 path.unlink() if path == self.path else path.rmdir()
 
@@ -252,7 +252,7 @@ def make_folders(folder: Path) -> list[Path]:
     made: list[Path] = []
     for path in reversed(missing):
         if path.is_symlink():
-            raise LabError(f"{path} is a link that leads nowhere")
+            raise LabError(f"{path} is a broken symlink")
         with suppress(FileExistsError):  # another process was faster
             path.mkdir()
             made.append(path)

@@ -47,12 +47,12 @@ def read_chain(folder: Path) -> list[Link]:
     path = folder / "chain.jsonl"
     if not path.exists():
         raise LabError(
-            f"{folder} has no chain.jsonl: it was made by an older version, or with "
-            "log.chain=false; there is nothing to compare with"
+            f"{folder} has no chain.jsonl: it was recorded by an older version or with "
+            f"log.chain=false, so there is nothing to compare"
         )
     found = read_jsonl(path, _is_link)
     if found.damaged:  # links are compared one by one: none may be missing between them
-        raise FileError(path, f"is damaged: {found.damaged} of its lines are no links of a chain")
+        raise FileError(path, f"is corrupted: {found.damaged} invalid lines")
     return found.records
 
 
@@ -62,12 +62,12 @@ def _is_link(record: Record) -> bool:
 
 
 def whole_part(links: list[Link]) -> list[Link]:
-    """Return the links before the first that has not seen everything since the run began."""
+    """Return the links before the first that has not seen everything since the run started."""
     return links[: next((i for i, link in enumerate(links) if link["missed"]), len(links))]
 
 
 def compare(run: Run, second: Run, after_frames: int) -> Verdict:
-    """Return where `second`, which began at a number of frames, leaves what `run` recorded."""
+    """Return where `second`, which started at a number of frames, leaves what `run` recorded."""
     expected = [x for x in whole_part(read_chain(run.folder)) if moment_of(x) > after_frames]
     found = [x for x in read_chain(second.folder) if moment_of(x) > after_frames]
     before: Link | None = None
@@ -105,7 +105,7 @@ def surroundings(run: Run) -> Rows:
         then = manifest.get(part, {})
         rows += [(f"{part}.{k}", a, b) for k, a, b in changes(then, now)]
     if manifest.get("exact_resume") is False:
-        rows.append(("resume", "some environments began a new episode", "never interrupted"))
+        rows.append(("resume", "some environments started a new episode", "never interrupted"))
     rows += _code("code", manifest.get("git", {}), git_state(), HERE)
     return [*rows, *_code("project", manifest.get("project", {}), project_state(), Path.cwd())]
 
@@ -121,7 +121,7 @@ def _code(
     """Yield how two states of one repository differ; `place` lies in it."""
     if then.get("commit") != now.get("commit"):
         yield f"{name}.commit", then.get("commit"), now.get("commit")
-        # from somebody else's manifest it could be an option of git's instead
+        # from another process's manifest it could be an option of git's instead
         known = re.fullmatch(r"[0-9a-f]{7,64}", commit := str(then.get("commit")))
         listed = git(place, "diff", "--name-only", commit, "HEAD") if known else None
         names = [n for n in (listed or "").split() if name != "code" or n.startswith("src/")]

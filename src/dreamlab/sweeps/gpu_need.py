@@ -24,7 +24,7 @@ def measured_gib(jobs: Sequence[Job], gpu: str, folder: Path, say: Callable[[str
     known = _known(folder)
     for job in {_kind(j): j for j in jobs}.values():
         if _kind(job) not in known:
-            say(f"measuring on GPU {gpu} what {job.name} needs ({job.label})")
+            say(f"measuring the GPU memory of {job.name} on GPU {gpu} ({job.label})")
             known[_kind(job)] = _measure(job, gpu)
             write_json(folder / FILE, known)
     return max(known[_kind(j)] for j in jobs)
@@ -58,7 +58,7 @@ def _measure(job: Job, gpu: str) -> float:
     if done.returncode:
         last = done.stderr.strip().splitlines()[-ERROR_LINES:]
         raise LabError(
-            f"what {job.name} needs of a GPU cannot be measured; to say it: "
-            "limits.gpu_memory_gib=8. `dreamlab plan` ended with\n" + "\n".join(last)
+            f"the GPU memory of {job.name} cannot be measured; set it, e.g. "
+            f"limits.gpu_memory_gib=8. `dreamlab plan` ended with\n" + "\n".join(last)
         )
     return read_gib(done.stdout)

@@ -22,7 +22,7 @@ GIB = 2**30
 USABLE = 0.9  # of a GPU's free memory; the rest is left to pieces too small to use
 MPS = "nvidia-cuda-mps-control"
 LONGEST_PIPE = 80
-"""Characters of MPS's folder: a socket's whole path has at most 107."""
+"""Maximum length of the MPS folder's path: a Unix socket path has at most 107 characters."""
 MPS_ANSWER_S = 15.0
 ASK_TORCH = """
 import json, torch
@@ -64,7 +64,7 @@ def find_gpus() -> list[Gpu]:
     )
     if asked.returncode:
         last = asked.stderr.strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
-        raise LabError(f"a GPU does not tell its free memory: {last[0]}; limits.gpus=0 hides it")
+        raise LabError(f"a GPU does not report its free memory: {last[0]}; limits.gpus=0 hides it")
     return gpus_of(names, asked.stdout)
 
 
@@ -124,8 +124,8 @@ def seat_by_memory(gpus: Sequence[Gpu], need_gib: float, jobs: int, cores: int) 
     most = max(g.free_gib for g in gpus)
     if not order:
         raise LabError(
-            f"no GPU has room for a job: it needs {need_gib:.3g} GiB, {most:.3g} are free. If it "
-            "needs less, say so with limits.gpu_memory_gib, or give each job a GPU: limits.gpus=1"
+            f"no GPU has enough memory for a job: it needs {need_gib:.3g} GiB, {most:.3g} are "
+            "free. If it needs less, set limits.gpu_memory_gib, or one GPU per job: limits.gpus=1"
         )
     free = dict.fromkeys(f"{gpus[i].free_gib:.3g}" for i in order)
     reason = f"each needs {need_gib:.3g} of {' and '.join(free)} GiB free"
@@ -135,16 +135,16 @@ def seat_by_memory(gpus: Sequence[Gpu], need_gib: float, jobs: int, cores: int) 
 
 
 def seat_alone(gpus: Sequence[Gpu], jobs: int) -> Seats:
-    """Give each of a few jobs a GPU of its own."""
-    return Seats(tuple(g.name for g in gpus[:jobs]), "one for each")
+    """Give each of a few jobs its own GPU."""
+    return Seats(tuple(g.name for g in gpus[:jobs]), "one each")
 
 
 def seat_by_number(names: Sequence[str], number: float, jobs: int) -> Seats:
-    """Give each job so many GPUs, or such a share of one, to as many jobs as that allows."""
+    """Give each job so many GPUs, or such a fraction of one, to as many jobs as that allows."""
     if not names:
         raise LabError("limits.gpus: no GPU is visible on this machine")
     if number > len(names):
-        raise LabError(f"limits.gpus: {number:g} asked for, {len(names)} visible")
+        raise LabError(f"limits.gpus: {number:g} requested, {len(names)} visible")
     whole = max(int(number), 1)
     groups = [",".join(names[i : i + whole]) for i in range(0, len(names) - whole + 1, whole)]
     order = fill([int(1 / number + 1e-9) or 1] * len(groups), jobs)
@@ -155,7 +155,7 @@ def seat_by_number(names: Sequence[str], number: float, jobs: int) -> Seats:
 
 
 def has_mps() -> bool:
-    """Tell whether MPS is installed."""
+    """Return whether MPS is installed."""
     return shutil.which(MPS) is not None
 
 
@@ -197,9 +197,9 @@ class Mps:
         self.pipe.mkdir(mode=0o700, exist_ok=True)
         wrong = ""
         if len(str(self.pipe)) > LONGEST_PIPE:
-            wrong = "is too long a path for its sockets: set TMPDIR"
+            wrong = "is too long for a socket path: set TMPDIR"
         elif self.pipe.stat().st_uid != os.getuid():
-            wrong = "belongs to somebody else"
+            wrong = "belongs to another user"
         if wrong:
             self.say(f"no MPS: {self.pipe} {wrong}")
         return bool(wrong)
@@ -234,5 +234,5 @@ class Mps:
 
 
 def _environment(ours: dict[str, str]) -> dict[str, str]:
-    """Return a daemon's variables: it sees all GPUs, or its clients would count them anew."""
+    """Return a daemon's variables: it sees all GPUs, or its clients would count them again."""
     return {k: v for k, v in {**os.environ, **ours}.items() if k != "CUDA_VISIBLE_DEVICES"}

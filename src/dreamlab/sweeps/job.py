@@ -1,4 +1,4 @@
-"""A job: one command line, the run folder it fills, and what is known of it, all in files."""
+"""A job: one command line, the run directory it fills, and what is known of it, all in files."""
 
 from __future__ import annotations
 
@@ -16,29 +16,13 @@ from filelock import lock_descriptor
 from dreamlab.core.clock import moment_of
 from dreamlab.core.files import write_json
 from dreamlab.core.readers import FileError, MissingFileError, is_number, read_json
+from dreamlab.core.words import text_of as text_of
 from dreamlab.runs.locks import RETRY_S, acquire
 from dreamlab.runs.readers import problems, read_manifest
 from dreamlab.runs.run_row import BROKEN
 
 Status = Literal["waiting", "running", "interrupted", "failed", "pruned", "finished"]
 Outcome = Literal["finished", "failed", "interrupted", "taken"]
-PLAIN = re.compile(r"[\w./:+-]+")
-
-
-def text_of(value: Any) -> str:
-    """Return a value as an override writes it: `true`, `null`, `[64,64]`, quoted where needed."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{k}:{text_of(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(text_of(v) for v in value) + "]"
-    text = str(value)
-    if not isinstance(value, str) or PLAIN.fullmatch(text):
-        return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 class Lock:
@@ -49,7 +33,7 @@ class Lock:
         self.file: Any = None
 
     def take(self, wait: bool = False) -> bool:
-        """Take the lock and tell whether that worked; with `wait`, when it is free."""
+        """Take the lock and return whether that worked; with `wait`, when it is free."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a")
         try:
@@ -69,7 +53,7 @@ class Lock:
             self.file = None
 
     def held(self) -> bool:
-        """Tell whether anybody holds it, ourselves included."""
+        """Return whether anybody holds it, ourselves included."""
         if not self.path.exists():
             return False
         with self.path.open("a") as file:
@@ -81,10 +65,10 @@ class Job:
     """One training of a sweep; its name is a hash of what it overrides, and its seed."""
 
     root: Path
-    """The sweep's folder; runs are below `runs/`, logs and locks below `jobs/`."""
+    """The sweep folder, with runs in `runs/`, logs and locks in `jobs/`."""
     overrides: tuple[str, ...]
     parameters: dict[str, Any]
-    """What tells this job from the others, for tables."""
+    """The options that distinguish this job, for tables."""
     cwd: Path = field(default_factory=Path.cwd)
 
     @property
@@ -124,7 +108,7 @@ class Job:
         return self.folder / "stop"
 
     def command(self, *options: str) -> list[str]:
-        """Return what to run: `train`, or `resume` where the run has begun."""
+        """Return what to run: `train`, or `resume` where the run has started."""
         if (self.run_folder / "config.yaml").exists():
             return [*program(), "resume", str(self.run_folder)]
         return self.train_command(*options)
@@ -135,7 +119,7 @@ class Job:
         return [*program(), "train", *self.overrides, *options, place]
 
     def record(self) -> dict[str, Any]:
-        """Return what was written down of earlier attempts; they failed if that is damaged."""
+        """Return what was written down of earlier attempts; they failed if that is corrupted."""
         try:
             return _checked(read_json(self.folder / "job.json"))
         except MissingFileError:

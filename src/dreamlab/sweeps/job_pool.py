@@ -86,7 +86,7 @@ class JobPool:
         return [b.job for b in self.busy.values()]
 
     def start(self, job: Job) -> bool:
-        """Start a job; False if another process has it in hand or it is over."""
+        """Start a job; False if another process has it in hand or it has ended."""
         owner = job.owner_lock
         if not owner.take():
             return False
@@ -144,7 +144,7 @@ def work(pool: JobPool, view: SweepProgress, tick: Callable[[], bool]) -> None:
         with pool.at_work():
             while tick():
                 if pool.stopping and not told:
-                    view.say("stopping: the runs save first (once more to kill them)")
+                    view.say("stopping: saving checkpoints (press again to kill the runs)")
                     told = True
                 time.sleep(TICK_S)
     finally:

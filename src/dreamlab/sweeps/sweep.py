@@ -78,9 +78,9 @@ def distribution(key: str, node: Any) -> Choice | Range:
         return Choice(tuple(values))
     low, high = _bounds(values, f"{where}.{kind}")
     if kind == "int" and not (low.is_integer() and high.is_integer()):
-        raise ConfigError(f"{where}.int: expected whole numbers, got {values!r}")
+        raise ConfigError(f"{where}.int: expected integers, got {values!r}")
     if kind == "loguniform" and low <= 0:
-        raise ConfigError(f"{where}.loguniform: must begin above 0, got {low}")
+        raise ConfigError(f"{where}.loguniform: must start above 0, got {low}")
     return Range(kind, low, high)
 
 
@@ -104,22 +104,22 @@ class TuneConfig:
     """How `dreamlab tune` searches."""
 
     trials: PositiveInt = 20
-    """Trials of the whole study, pruned and failed ones included."""
+    """Total trials of the study, including pruned and failed ones."""
     metric: str = "eval/return"
-    """What a finished run is worth: the last value of this metric, mean over the seeds."""
+    """The objective: the last value of this metric, averaged over seeds."""
     direction: Literal["maximize", "minimize"] = "maximize"
     pruner: Literal["median", "hyperband", "none"] = "median"
     prune_on: str = "episode/return"
-    """The metric that is looked at while a run trains; only that of the first seed."""
+    """The intermediate metric for pruning; only of the first seed."""
     report_every_frames: PositiveInt = 5_000
-    """Runs are compared at multiples of this."""
+    """Pruning interval, in env frames."""
     warmup_frames: Natural = 0
-    """No run is pruned before it has as many."""
+    """No run is pruned before this many env frames."""
     startup_trials: Natural = 5
-    """Trials before the first is pruned, and before TPE learns from them."""
+    """Startup trials: without pruning, and random for TPE."""
     seed: Seed = 0
     storage: str | None = None
-    """An RDB url that several machines reach; None: SQLite in the study's folder."""
+    """RDB URL of a shared Optuna storage; None: SQLite in the study's folder."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class SweepConfig:
     """A sweep's file; `experiment` and `overrides` are the same for all of its jobs."""
 
     name: str = ""
-    """The file's name if not given."""
+    """Default: the name of the file."""
     dir: str | None = None
-    """The sweep's folder; None: `experiments/sweep_NAME`, `experiments/tune_NAME`."""
+    """Folder of the sweep; None: `experiments/sweep_NAME`, `experiments/tune_NAME`."""
     method: Literal["grid", "random", "listed"] = "grid"
     experiment: str = ""
     overrides: tuple[str, ...] = ()
@@ -138,9 +138,9 @@ class SweepConfig:
     jobs: tuple[dict[str, Any], ...] = ()
     """For `listed`: the options of every job."""
     samples: Annotated[int, Bounds(1, MOST_JOBS)] = 10
-    """For `random`: how many draws."""
+    """For `random`: number of samples."""
     sample_seed: Seed = 0
-    """For `random`: draw number i is a function of this, of i and of the option's name."""
+    """For `random`: seed of the sampled values."""
     seeds: Annotated[tuple[Seed, ...], Items()] = (0,)
     parallel_jobs: Annotated[int, Bounds(1, MOST_JOBS)] = 1
     limits: Limits = field(default_factory=Limits)
@@ -157,7 +157,7 @@ class SweepConfig:
             for key in point:
                 _check_own("" if key == "seed" else key, key, "parameters")
             if "seed" in point and self.seeds != (0,):
-                raise ConfigError("seeds: they are given twice, as seeds and as the option seed")
+                raise ConfigError("seeds: given twice, as `seeds` and as the option `seed`")
 
     def base(self) -> tuple[str, ...]:
         """Return the overrides that all jobs share."""
@@ -172,7 +172,9 @@ class SweepConfig:
 def _check_own(key: str, text: str, where: str) -> None:
     """Raise on an option that a sweep sets by itself, so that it would have no effect."""
     if (name := key.lstrip("+~")) == "seed":
-        raise ConfigError(f"{where}: {text!r} has no effect: a sweep's seeds are `seeds: [...]`")
+        raise ConfigError(
+            f"{where}: {text!r} has no effect: set the seeds of a sweep with `seeds: [...]`"
+        )
     if name == "run.dir":
         raise ConfigError(f"{where}: {text!r} has no effect: every job has a folder within `dir`")
 
@@ -198,7 +200,9 @@ def _grid(parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
             hint = "; for a distribution set method: random" if isinstance(values, dict) else ""
             raise ConfigError(f"parameters.{key}: a grid needs a list of values{hint}")
     if (num := math.prod(len(values) for values in parameters.values())) > MOST_JOBS:
-        raise ConfigError(f"parameters: they have {num:,} combinations, at most {MOST_JOBS:,} run")
+        raise ConfigError(
+            f"parameters: {num:,} combinations, but at most {MOST_JOBS:,} are allowed"
+        )
     combinations = itertools.product(*parameters.values())
     return [dict(zip(parameters, c, strict=True)) for c in combinations]
 
@@ -259,7 +263,7 @@ def _extremes(values: Sequence[Any]) -> list[Any]:
 
 
 class Sweep:
-    """Runs the jobs that are not over; what is over is told by their files alone."""
+    """Runs the unfinished jobs; their files alone say which have ended."""
 
     def __init__(
         self, jobs: Sequence[Job], pool: JobPool, view: SweepProgress, retry_failed: bool
@@ -282,7 +286,7 @@ class Sweep:
         return 0 if set(self.states.values()) <= {"finished"} else 1
 
     def _tick(self) -> bool:
-        """Start and reap jobs; tell whether there is more to do."""
+        """Start and reap jobs; return whether there is more to do."""
         for job, outcome in self.pool.poll():
             self._ended(job, outcome)
         if not self.pool.stopping:

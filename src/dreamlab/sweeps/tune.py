@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,11 @@ from dreamlab.core.readers import Tail
 from dreamlab.core.words import number
 from dreamlab.runs.readers import is_metrics
 from dreamlab.runs.run import Run
+from dreamlab.sweeps.asking import Asker, begun, put_back, suggest, valid
 from dreamlab.sweeps.job import Job, Lock, Outcome, returns, text_of
 from dreamlab.sweeps.job_pool import JobPool, work
 from dreamlab.sweeps.progress import SweepProgress
-from dreamlab.sweeps.sweep import (
-    Choice,
-    Range,
-    SweepConfig,
-    TuneConfig,
-    distribution,
-    make_job,
-    short,
-)
+from dreamlab.sweeps.sweep import SweepConfig, TuneConfig, distribution, make_job
 
 WORDS = {"RUNNING": "running", "COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
 LOOK_S = 0.5  # how often the metrics of a running trial are read
@@ -46,7 +38,7 @@ def study_file(folder: Path) -> Path:
 def open_study(config: SweepConfig, folder: Path, total_frames: int) -> Any:
     """Return the study in its storage, made new or found."""
     if not config.parameters:
-        raise ConfigError("parameters: there is nothing to search")
+        raise ConfigError("parameters: the search space is empty")
     optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,16 +75,6 @@ def make_pruner(tune: TuneConfig, total_frames: int) -> Any:
     return pruners.NopPruner()
 
 
-def suggest(trial: Any, key: str, space: Choice | Range) -> Any:
-    """Return the trial's value of an option."""
-    if isinstance(space, Choice):  # a storage knows texts and numbers; a value may be a list
-        texts = [text_of(v) for v in space.values]
-        return space.values[texts.index(trial.suggest_categorical(key, texts))]
-    if space.kind == "int":
-        return trial.suggest_int(key, int(space.low), int(space.high))
-    return short(trial.suggest_float(key, space.low, space.high, log=space.kind == "loguniform"))
-
-
 @dataclass
 class Trial:
     """A trial in hand: its jobs, one per seed, are run in turn."""
@@ -105,7 +87,7 @@ class Trial:
     pruned: bool = False
     looked: float = 0.0
     metrics: Tail = field(init=False)
-    """What the first run reports while it trains."""
+    """Intermediate values of the first run."""
 
     def __post_init__(self) -> None:
         self.metrics = Tail(self.job.run_folder / "metrics.jsonl", is_metrics)
@@ -119,8 +101,7 @@ class Trial:
 class Tuner:
     """Asks the study for trials, runs them, prunes them, and tells it what they were worth.
 
-    Several may work on one study. Asking and counting happen under one lock, and each process
-    holds a lock on every trial in hand: a running trial without it was left by a dead process.
+    Several may work on one study, see `Asker`.
     """
 
     def __init__(
@@ -128,10 +109,9 @@ class Tuner:
     ):
         self.config, self.folder, self.study = config, folder, study
         self.pool, self.view = work
-        self.space = {k: distribution(k, v) for k, v in config.parameters.items()}
+        self.asker = Asker(config, folder, study)
         self.trials: dict[int, Trial] = {}
         self.states: Any = _optuna().trial.TrialState
-        self.asking = Lock(folder / "ask.lock")
         self.shown: dict[str, str] = {}
         self.counted = 0.0
 
@@ -141,7 +121,7 @@ class Tuner:
         return 130 if self.pool.stopping else 0
 
     def _tick(self) -> bool:
-        """Start, watch and end trials; tell whether there is more to do."""
+        """Start, watch and end trials; return whether there is more to do."""
         for job, outcome in self.pool.poll():
             self._ended(self._trial_of(job), outcome)
         if self.pool.stopping:
@@ -165,45 +145,20 @@ class Tuner:
 
     def _ask(self) -> bool:
         """Take one more trial in hand; False if the study has enough."""
-        self.asking.take(wait=True)
-        try:
-            self._revive()
-            if (num := self._count()) is None:
-                return False
-            self._begin(num)
-            return True
-        finally:
-            self.asking.release()
+        taken = self.asker.ask(self.config.tune.trials)
+        if taken is not None:
+            jobs = [make_job(self.config, self.folder, taken.point, s) for s in self.config.seeds]
+            taken.trial.set_user_attr("jobs", [j.name for j in jobs])
+            self.trials[taken.trial.number] = Trial(taken.trial, jobs, taken.owner)
+            self.view.say(f"start    trial {taken.trial.number}  {jobs[0].label}")
+        self._count()
+        return taken is not None
 
-    def _count(self) -> int | None:
-        """Look at all trials; return how many the storage has, None if they are enough."""
-        trials = self.study.get_trials(deepcopy=False)
-        counted = begun(trials)
+    def _count(self) -> None:
+        """Look at the trials of all processes."""
+        counted = begun(self.study.get_trials(deepcopy=False))
         self.shown = {str(t.number): WORDS[t.state.name] for t in counted}
         self.counted = time.monotonic()
-        return None if len(counted) >= self.config.tune.trials else len(trials)
-
-    def _begin(self, count: int) -> None:
-        tune = self.config.tune
-        # a function of how many there are, so that a study that was killed does not repeat itself
-        self.study.sampler = _optuna().samplers.TPESampler(
-            seed=tune.seed + count, n_startup_trials=tune.startup_trials
-        )
-        trial = self.study.ask()
-        owner = Lock(self.folder / "trials" / f"{trial.number}.lock")
-        assert owner.take(), trial.number
-        point = {k: suggest(trial, k, d) for k, d in self.space.items()}
-        jobs = [make_job(self.config, self.folder, point, s) for s in self.config.seeds]
-        trial.set_user_attr("jobs", [j.name for j in jobs])
-        self.trials[trial.number] = Trial(trial, jobs, owner)
-        self.view.say(f"start    trial {trial.number}  {jobs[0].label}")
-
-    def _revive(self) -> None:
-        """Fail the trials that a dead process left running, and put their options back."""
-        for left in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
-            if not Lock(self.folder / "trials" / f"{left.number}.lock").held():
-                put_back(self.study, left)
-                self.study.tell(left.number, state=self.states.FAIL)
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -269,7 +224,7 @@ class Tuner:
         self._close(live, f"failed   trial {live.trial.number}  {live.job.folder}\n  {error}")
 
     def _let_go(self, live: Trial) -> None:
-        """Give the trial back: whoever works on the study next goes on with its run."""
+        """Give the trial back: whoever works on the study next resumes its run."""
         put_back(self.study, live.trial)
         self.study.tell(live.trial, state=self.states.FAIL)
         self._close(live, f"stopped  trial {live.trial.number}")
@@ -283,26 +238,8 @@ class Tuner:
 # -- results --------------------------------------------------------------------------------------
 
 
-def put_back(study: Any, trial: Any) -> None:
-    """Queue a trial's options once more; its jobs have the same folders, and are resumed."""
-    again = {t.user_attrs.get("retry_of") for t in study.get_trials(deepcopy=False)}
-    if trial.number not in again:
-        study.enqueue_trial(trial.params, user_attrs={"retry_of": trial.number})
-
-
-def valid(trials: Sequence[Any]) -> list[Any]:
-    """Return the trials that were not replaced by another try at the same options."""
-    again = {t.user_attrs.get("retry_of") for t in trials}
-    return [t for t in trials if t.number not in again]
-
-
-def begun(trials: Sequence[Any]) -> list[Any]:
-    """Return those of them that do not wait in the queue."""
-    return [t for t in valid(trials) if t.state.name != "WAITING"]
-
-
 def is_over(tune: TuneConfig, study: Any) -> bool:
-    """Tell whether a study has all its trials, none of them still in hand."""
+    """Return whether a study has all its trials, none of them still in hand."""
     found = begun(study.get_trials(deepcopy=False))
     return len(found) >= tune.trials and all(t.state.is_finished() for t in found)
 
@@ -387,7 +324,7 @@ def plot_importance(config: SweepConfig, folder: Path, important: dict[str, floa
     bars = axes.barh(list(important)[::-1], list(important.values())[::-1])
     axes.bar_label(bars, fmt="{:.0%}", padding=3)
     axes.margins(x=0.12)
-    axes.set(xlabel="share of the differences that it explains (PED-ANOVA)", title=config.name)
+    axes.set(xlabel="importance (PED-ANOVA)", title=config.name)
     return _save(figure, folder / "report" / "importance.png")
 
 

@@ -99,7 +99,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
     # -- acting -----------------------------------------------------------------------------------
 
     def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n h a"]:
-        """Return the best of several samples, guided if asked for; `POLICY` takes one, unguided.
+        """Return the best of several samples, guided if requested; `POLICY` takes one, unguided.
 
         A fixed decision has no gradient in it, so that it can be exported: it is not guided.
         """
@@ -160,7 +160,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         return {**metrics, "policy_loss": loss.detach(), "policy_grad_norm": norm}
 
     def transitions(self, batch: Batch) -> Transitions:
-        """Return what is learnt of windows: chunks of actions and what came of them."""
+        """Return what is learned of windows: chunks of actions and what came of them."""
         return chunk_transitions(batch, self.config.gamma, self.horizon)
 
     def policy_loss(self, t: Transitions) -> tuple[Float[Tensor, ""], Metrics]:

@@ -39,6 +39,7 @@ class Imitation(Workflow[ImitationConfig]):
     """One supervised update. Batches are windows of at least `horizon` steps, from any source."""
 
     Config = ImitationConfig
+    reads_padding: ClassVar[bool] = True
     tiny: ClassVar[dict[str, Any]] = {"policy": {"hidden": (8, 8)}}
 
     def build(self, spec: Spec) -> None:
@@ -49,7 +50,7 @@ class Imitation(Workflow[ImitationConfig]):
         return acting.initial_state(self.policy, self.spec, num_envs, self.device)
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Go on with the chunk of actions, or sample the next one."""
+        """Continue the chunk of actions, or sample the next one."""
         return acting.act(self.policy, obs, is_first, state, mode)
 
     @hook

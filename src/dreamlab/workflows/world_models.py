@@ -51,7 +51,7 @@ class DreamConfig:
     temperature: Positive = 1.15
     """Above 1 dreams are more uncertain than what was seen, which leaves less to exploit."""
     horizon: PositiveInt = 1_000
-    """Steps after which a dream is over, if nothing ends it."""
+    """Steps after which a dream has ended, if nothing ends it."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return torch.cat([latent.z, *memory], -1)
 
     def codes(self, code: Code) -> dict[str, Shaped[Tensor, " ..."]]:
-        """Return what is stored of a step: its code, and how far V had learnt."""
+        """Return what is stored of a step: its code, and how far V had learned."""
         age = self.seen.expand(code.mean.shape[:-1]).to(torch.int32)
         return {"mean": code.mean, "logvar": code.logvar, "seen": age}
 
@@ -189,7 +189,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
 
     @hook
     def update_mdn(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take one gradient step on M with stored codes, drawn anew from what describes them."""
+        """Take one gradient step on M with stored codes, drawn again from what describes them."""
         target = Target(batch.reward, batch.is_first, batch.is_terminal)
         losses = self.model.mdn_losses(self.stored(batch), batch.action, target)
         scales = {"reward": self.config.mdn.reward_scale}
@@ -232,7 +232,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
     @hook
     @torch.no_grad()
     def update_controller_in_dream(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Measure every candidate in dreams that go on where windows of the batch end."""
+        """Measure every candidate in dreams that continue where windows of the batch end."""
         if not (self.config.mdn.reward or self.config.mdn.done):
             raise ConfigError(
                 f"phase {phase.name!r}: a dream that predicts neither reward nor end tells "
@@ -244,7 +244,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return self._evolve(world.mean(returns.mean(1)), world.total(lengths))
 
     def dream_starts(self, batch: Batch) -> tuple[Latent, Bool[Tensor, " k"]]:
-        """Return states to dream from, one per rollout, and which of them can go on."""
+        """Return states to dream from, one per rollout, and which of them can continue."""
         k, z = self.config.controller.rollouts, self.stored(batch)
         rows = torch.arange(k, device=z.device) % z.shape[0]
         led = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)

@@ -26,7 +26,7 @@ class EnsembleConfig:
 class LatentEnsemble(nn.Module):
     """Guesses of what follows a state and an action.
 
-    Where data was plenty all have learnt the same; elsewhere each is still as it began.
+    Where data was plenty all have learned the same; elsewhere each is still as it started.
     """
 
     def __init__(

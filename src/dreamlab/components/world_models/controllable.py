@@ -2,7 +2,7 @@
 
 TD-MPC2's encoder, dynamics and reward, with a value of latents and an inverse model that names the
 action between two of them. An action that the inverse model cannot recover from its own predicted
-effect is off the data, or has no effect to be controlled. RIC asks for both.
+effect is off the data, or has no effect to be controlled. RIC requires both.
 """
 
 from __future__ import annotations

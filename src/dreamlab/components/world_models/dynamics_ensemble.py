@@ -183,7 +183,7 @@ class DynamicsEnsemble(nn.Module):
         horizon: int,
         noise: Float[Tensor, "{horizon} n p k"] | None = None,
     ) -> tuple[Cloud, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Go on from clouds [n, ...]; see `roll_out`."""
+        """Continue from clouds [n, ...]; see `roll_out`."""
         num, device = start.particles.shape[0], start.particles.device
         noise = self.noise(horizon, num, device=device) if noise is None else noise
 
@@ -217,7 +217,7 @@ class DynamicsEnsemble(nn.Module):
         self.leave.watch(change, weight)
 
     def losses(self, batch: Batch) -> dict[str, Float[Tensor, ""]]:
-        """Return the loss of the networks; each learns from a share of the batch of its own."""
+        """Return the loss of the networks; each trains on its own part of the batch."""
         m = self.config.members
         x, change, weight = self._transitions(batch)
         rows = x.shape[0] // m

@@ -31,9 +31,9 @@ class MDNConfig:
     reward: bool = True
     """Predict the reward. Without it every step of a dream is worth 1, as in the paper's Doom."""
     done: bool = True
-    """Predict the end of an episode. Without it a dream goes on to its horizon."""
+    """Predict the end of an episode. Without it a dream continues to its horizon."""
     done_weight: Positive = 10.0
-    """How much more an end counts in the loss than a step that goes on."""
+    """How much more an end counts in the loss than a step that continues."""
     reward_scale: NonNegative = 1.0
 
 
@@ -237,7 +237,7 @@ class VMModel(nn.Module):
     ) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of predicting each step of a window but the first.
 
-        `action` is the one taken from each step; where a new episode begins there is nothing to
+        `action` is the one taken from each step; where a new episode starts there is nothing to
         predict.
         """
         entering = torch.cat([z, self.embed(action)], -1)[:, :-1]

@@ -16,10 +16,12 @@ from dreamlab.components.world_models.protocol import (
     flatten_time,
     map_latent,
 )
+from dreamlab.core.captions import Captions, captioned, step_head
 from dreamlab.core.types import Array, Curves, Metrics, Obs, Report
 
 HORIZONS = (1, 2, 4, 8, 16, 32)
-GREEN, RED = (0, 255, 0), (255, 0, 0)
+BLACK_FRAMES = 10
+"""Between the end of a video and its beginning, where a player repeats it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
 
 
 def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> Report:
-    """Return films, curves and numbers of an open-loop prediction of the second half."""
+    """Return videos, curves and numbers of an open-loop prediction of the second half."""
     context = seq.reward.shape[1] // 2
     loop = open_loop(model, seq, context)
     films = {
@@ -148,21 +150,24 @@ def exploit_gap(
 
 
 def film(truth: Array, dream: Array, context: int) -> Array:
-    """Return frames: truth above dream above error, sequences side by side, then black ones.
+    """Return labelled frames: truth above dream above error, sequences side by side, then black.
 
     A green border while the model sees, a red one while it dreams. `truth` is bytes, `dream` the
     same in (0, 1), both [b, t, h, w, c].
     """
+    heads = [step_head(t, context, truth.shape[1]) for t in range(truth.shape[1])]
     real, guess = truth.astype(np.float32) / 255, np.clip(dream, 0, 1)
     error = (guess - real + 1) / 2
     rows = [_rgb((x * 255).astype(np.uint8)) for x in (real, guess, error)]
     stacked = np.concatenate(rows, 2)
-    for t in range(stacked.shape[1]):
-        color = GREEN if t < context else RED
-        stacked[:, t, :2], stacked[:, t, -2:] = color, color
-        stacked[:, t, :, :2], stacked[:, t, :, -2:] = color, color
-    frames = np.concatenate(list(stacked), 2)
-    black = np.zeros((10, *frames.shape[1:]), np.uint8)
+    b = max(1, truth.shape[2] // 32)  # what a border covers cannot be seen
+    for t, (_, color) in enumerate(heads):
+        stacked[:, t, :b], stacked[:, t, -b:] = color, color
+        stacked[:, t, :, :b], stacked[:, t, :, -b:] = color, color
+    frames = captioned(
+        np.concatenate(list(stacked), 2), Captions(heads, rows=("truth", "dream", "error"))
+    )
+    black = np.zeros((BLACK_FRAMES, *frames.shape[1:]), np.uint8)
     return np.concatenate([frames, black])
 
 

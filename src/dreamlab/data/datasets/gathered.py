@@ -1,4 +1,4 @@
-"""Puts episodes, given one by one as arrays, together as a data set."""
+"""Puts episodes, given one by one as arrays, together as a dataset."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dreamlab.data.datasets.table import (
 )
 
 FPS = 30.0
-"""Of formats that do not tell."""
+"""Default frame rate for formats without one."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One episode: columns [t, ...] by feature, pictures among them, and what was seen at its end.
+    """One episode: columns [t, ...] by feature, images among them, and what was seen at its end.
 
     `finals` is what was observed after the last action, where the format tells.
     """
@@ -45,13 +45,13 @@ class Recorded:
         odd = [k for k, v in self.columns.items() if len(v) != self.length]
         if odd:
             return f"{odd[0]!r} has {len(self.columns[odd[0]])} frames, 'action' {self.length}"
-        return None if self.length else "it has no frame"
+        return None if self.length else "it has no frames"
 
 
 class ArrayCamera:
-    """Pictures that are arrays already, in memory or in a file that is read when they are wanted.
+    """Images that are arrays already, in memory or in a file that is read when they are required.
 
-    `parts` holds each episode's pictures [t, h, w, c].
+    `parts` holds each episode's images [t, h, w, c].
     """
 
     def __init__(self, shape: tuple[int, int, int], parts: list[Any]) -> None:
@@ -59,7 +59,7 @@ class ArrayCamera:
         self.starts = np.cumsum([0, *(len(p) for p in parts)])
 
     def read(self, frames: Array) -> Array:
-        """Copy the pictures of these frames."""
+        """Copy the images of these frames."""
         out = np.zeros((len(frames), *self.shape), np.uint8)
         which = np.searchsorted(self.starts, frames, side="right") - 1
         for part in np.unique(which):
@@ -69,19 +69,19 @@ class ArrayCamera:
         return out
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
-        """Give the pictures of one episode after the other."""
+        """Give the images of one episode after the other."""
         for start, part in zip(self.starts, self.parts, strict=False):
             put(np.arange(start, start + len(part)), np.asarray(part[:]))
         return {}
 
 
 def is_picture(dtype: Any, shape: tuple[int, ...]) -> bool:
-    """Tell whether one frame's array is a picture: bytes of height, width, channels."""
+    """Return whether one frame's array is an image: bytes of height, width, channels."""
     return np.dtype(dtype) == np.uint8 and len(shape) == 3 and shape[2] in (1, 3, 4)
 
 
 def observation_name(key: str, picture: bool) -> str:
-    """Return how an observation is called in a data set."""
+    """Return how an observation is called in a dataset."""
     if picture:
         return "observation.image" if key == "image" else f"observation.images.{key}"
     return f"observation.{key}"
@@ -96,11 +96,11 @@ class Origin:
     fingerprint: str
     fps: float = FPS
     features: Mapping[str, Feature] = field(default_factory=dict[str, Feature])
-    """What is known of features beyond their type and shape."""
+    """Names and other metadata of features."""
 
 
 def gather(origin: Origin, episodes: Iterable[Recorded], broken: Broken | None = None) -> Dataset:
-    """Return the data set of these episodes; those with a fault are told in `broken`."""
+    """Return the dataset of these episodes; those with a fault are told in `broken`."""
     broken = dict(broken or {})
     good: list[Recorded] = []
     for episode in episodes:
@@ -109,7 +109,7 @@ def gather(origin: Origin, episodes: Iterable[Recorded], broken: Broken | None =
         else:
             broken[episode.index] = fault
     if not good:
-        raise DataError(f"{origin.place}: no episode is whole: {next(iter(broken.values()), '')}")
+        raise DataError(f"{origin.place}: no intact episode: {next(iter(broken.values()), '')}")
     tasks = list(dict.fromkeys(e.task for e in good))
     numbers = [tasks.index(e.task) for e in good]
     lengths = [e.length for e in good]

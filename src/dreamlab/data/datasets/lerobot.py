@@ -31,7 +31,7 @@ KNOWN = ("dtype", "shape", "names", "low", "high", "classes")
 
 
 def is_lerobot(place: Path) -> bool:
-    """Tell whether a folder holds a LeRobot data set."""
+    """Return whether a folder holds a LeRobot dataset."""
     return (place / INFO).is_file()
 
 
@@ -75,7 +75,7 @@ class Listing:
 
 
 def read_lerobot(root: Path) -> Dataset:
-    """Return a data set of any version; episodes that cannot be used are told in `broken`."""
+    """Return a dataset of any version; episodes that cannot be used are told in `broken`."""
     listing = read_listing(root)
     table, good, broken = _read_rows(listing)
     columns = {k: _column(listing, table, k) for k in _plain(listing)}
@@ -136,7 +136,7 @@ def read_listing(root: Path) -> Listing:
     else:
         _read_v2(listing)
     if not listing.episodes:
-        raise DataError(f"{root}: it has no episode")
+        raise DataError(f"{root}: it has no episodes")
     return listing
 
 
@@ -166,7 +166,7 @@ def _channels_first(shape: tuple[int, ...], names: Any) -> bool:
 def _episodes_v3(root: Path) -> list[dict[str, Any]]:
     paths = sorted((root / "meta" / "episodes").glob("*/*.parquet"))
     if not paths:
-        raise DataError(f"{root / 'meta' / 'episodes'}: there is no parquet file of episodes")
+        raise DataError(f"{root / 'meta' / 'episodes'}: no parquet file of episodes")
     rows: list[dict[str, Any]] = []
     for path in paths:
         table = parquet.read_table(path, without="stats/")
@@ -252,7 +252,7 @@ def _read_rows(listing: Listing) -> tuple[Any, list[dict[str, Any]], Broken]:
         except DataError as error:
             broken[int(row["episode_index"])] = str(error)
     if not good:
-        raise DataError(f"{listing.root}: no episode is whole: {next(iter(broken.values()))}")
+        raise DataError(f"{listing.root}: no intact episode: {next(iter(broken.values()))}")
     return parquet.join_tables(parts), good, broken
 
 
@@ -284,7 +284,7 @@ def _frames_of(file: _File, row: Mapping[str, Any], path: Path) -> Any:
         text = f"{path}: it has {len(rows)} of the episode's {row['length']} frames"
         raise DataError(f"{text} ({file.fault})" if file.fault else text)
     if not np.array_equal(np.sort(file.frame[rows]), np.arange(len(rows))):
-        raise DataError(f"{path}: frames of the episode are missing or there twice")
+        raise DataError(f"{path}: frames of the episode are missing or duplicated")
     rows = rows[np.argsort(file.frame[rows])]
     if np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return file.table.slice(rows[0], len(rows))
@@ -315,7 +315,7 @@ def _camera(
 
 @dataclass(frozen=True)
 class DepthCamera:
-    """A video of distances, which its colours do not tell: it can be left aside, not read."""
+    """A depth video: it can be left aside, not read."""
 
     key: str
     shape: tuple[int, int, int]
@@ -323,8 +323,8 @@ class DepthCamera:
     def read(self, frames: Array) -> Array:
         """Refuse."""
         raise DataError(
-            f"{self.key!r} is a depth map, which is not read here: name the other observations in "
-            "keys"
+            f"{self.key!r} is a depth map, which is not supported: select the other observations "
+            f"with keys"
         )
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:

@@ -70,10 +70,10 @@ class _Reel:
     place: _Place = field(default_factory=_Place)
     writer: VideoWriter | VideoCopier | None = None
     codec: str | None = None
-    """Of files that were copied; None of those that were encoded."""
+    """Statistics of copied files; None for encoded ones."""
 
     def end_file(self) -> None:
-        """Begin another file with what comes next."""
+        """Start another file with what comes next."""
         if self.writer is not None:
             self.writer.close()
             self.writer, self.place = None, _Place(self.place.number + 1)
@@ -84,7 +84,7 @@ class LeRobotWriter:
 
     def __init__(self, folder: Path, recording: Recording) -> None:
         if folder.exists() and any(folder.iterdir()):
-            raise LabError(f"{folder} is not empty: a data set is written into a new folder")
+            raise LabError(f"{folder} is not empty: choose a new folder for the dataset")
         require("pyarrow.parquet", "data")
         if recording.codec not in CODECS:
             raise DataError(f"codec {recording.codec!r} is not one of {', '.join(CODECS)}")
@@ -123,9 +123,9 @@ class LeRobotWriter:
     def add(
         self, columns: Mapping[str, Any], pictures: Mapping[str, Pictures | Film], task: str = ""
     ) -> None:
-        """Append an episode: columns [t, ...] by feature, and a picture of each camera a frame.
+        """Append an episode: columns [t, ...] by feature, and an image of each camera a frame.
 
-        A film is copied as it is.
+        A video is copied as it is.
         """
         length = len(next(iter(columns.values())))
         values = self._values(columns, length, task)
@@ -136,9 +136,7 @@ class LeRobotWriter:
         stats = {k: array_statistics(values[k]) for k in self._numeric()}
         for key in (k for k, f in self.features.items() if f.is_image):
             if key not in pictures:
-                raise DataError(
-                    f"the pictures of {key!r} are missing from episode {len(self.rows)}"
-                )
+                raise DataError(f"the images of {key!r} are missing from episode {len(self.rows)}")
             given = pictures[key]
             if isinstance(given, Film):
                 row |= self._copy(key, given, length)
@@ -162,7 +160,7 @@ class LeRobotWriter:
     def _values(self, columns: Mapping[str, Any], length: int, task: str) -> dict[str, Any]:
         """Return every column of an episode, counters included, in its type and shape."""
         if length == 0:
-            raise DataError(f"episode {len(self.rows)} has no frame")
+            raise DataError(f"episode {len(self.rows)} has no frames")
         if task not in self.tasks:
             self.tasks.append(task)
         count = counters([length], self.recording.fps, [self.tasks.index(task)])
@@ -218,7 +216,7 @@ class LeRobotWriter:
         return self._where(key, first, length)
 
     def _reel(self, key: str) -> _Reel:
-        """Return a camera's files, with a new one begun where the last is large enough."""
+        """Return a camera's files, with a new one started where the last is large enough."""
         reel = self.reels[key]
         if reel.writer is not None and reel.writer.num_bytes > self.recording.video_mb * 2**20:
             reel.end_file()
@@ -233,7 +231,7 @@ class LeRobotWriter:
         return {f"videos/{key}/{k}": v for k, v in where.items()}
 
     def _write_rows(self, values: Mapping[str, Any], length: int) -> None:
-        """Append an episode's rows as a group of their own."""
+        """Append an episode's rows as their own group."""
         pq = require("pyarrow.parquet", "data")
         table = write_cells(values, self.features)
         if self.data_writer is not None and self.data.used > self.recording.data_mb * 2**20:
@@ -257,7 +255,7 @@ class LeRobotWriter:
         """Write what describes the set, and give the folder its name."""
         self._end_files()
         if not self.rows:
-            raise DataError(f"{self.folder}: no episode was recorded")
+            raise DataError(f"{self.folder}: no episodes were recorded")
         self._write_episodes()
         self._write_tasks()
         exact = {k: array_statistics(np.concatenate(v)) for k, v in self.kept.items()}
@@ -337,7 +335,7 @@ def _pandas(name: str | None, column: str, kind: str, numpy: str | None = None) 
 
 
 class _Seen:
-    """Pictures that pass once: checked, counted, and some of them kept for statistics."""
+    """Images that pass once: checked, counted, and some of them kept for statistics."""
 
     def __init__(self, pictures: Pictures, length: int, shape: tuple[int, ...], key: str) -> None:
         self.pictures, self.length, self.shape, self.key = pictures, length, shape, key
@@ -349,21 +347,21 @@ class _Seen:
         for number, picture in enumerate(self.pictures, 1):
             if picture.shape != self.shape or picture.dtype != np.uint8:
                 raise DataError(
-                    f"{self.key!r}: a picture is {picture.dtype}{list(picture.shape)}, expected "
+                    f"{self.key!r}: an image is {picture.dtype}{list(picture.shape)}, expected "
                     f"uint8{list(self.shape)}"
                 )
             if number - 1 in self.wanted:
                 self.kept.append(picture)
             yield picture
         if number != self.length:
-            raise DataError(f"{self.key!r}: {number} pictures for {self.length} frames")
+            raise DataError(f"{self.key!r}: {number} images for {self.length} frames")
 
     def statistics(self) -> dict[str, Array]:
         return _pixel_statistics(self.kept)
 
 
 def _pixel_statistics(pictures: list[Array]) -> dict[str, Array]:
-    """Return statistics [c, 1, 1] in [0, 1] over the pixels of pictures, thinned out if large."""
+    """Return statistics [c, 1, 1] in [0, 1] over the pixels of images, thinned out if large."""
     height, width, channels = pictures[0].shape
     thin = max(1, max(height, width) // IMAGE_PIXELS)
     pixels = np.concatenate([p[::thin, ::thin].reshape(-1, channels) for p in pictures]) / 255.0
@@ -375,10 +373,10 @@ def _pixel_statistics(pictures: list[Array]) -> dict[str, Array]:
 def _checked(name: str, feature: Feature) -> Feature:
     """Return a feature if it can be written."""
     if name in COUNTERS:
-        raise DataError(f"{name!r} is counted by itself: it is no feature of a recording")
+        raise DataError(f"{name!r} is set automatically and cannot be recorded")
     shape = feature.shape
     if feature.is_image and (len(shape) != 3 or shape[2] not in PNG_MODES):
-        raise DataError(f"{name!r}: pictures are [height, width, 1, 3 or 4], not {list(shape)}")
+        raise DataError(f"{name!r}: images are [height, width, 1, 3 or 4], not {list(shape)}")
     if feature.dtype == "video" and (shape[0] % 2 or shape[1] % 2 or shape[2] != 3):
-        raise DataError(f"{name!r}: a video has even sides and 3 channels, not {list(shape)}")
+        raise DataError(f"{name!r}: a video needs even sides and 3 channels, not {list(shape)}")
     return feature

@@ -1,4 +1,4 @@
-"""Minari data sets, through Minari's own package."""
+"""Minari datasets, through Minari's own package."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ PREFIX = "minari:"
 
 
 def read_minari(name: str) -> Dataset:
-    """Return a data set that Minari has on this machine, by its id."""
+    """Return a dataset that Minari has on this machine, by its id."""
     minari = require("minari", "minari")
     try:
         found = minari.load_dataset(name)
     except FileNotFoundError:
         known = ", ".join(sorted(minari.list_local_datasets())) or "none"
         raise DataError(
-            f"minari:{name}: there is no such data set on this machine (minari download fetches "
-            f"it). There are: {known}"
+            f"minari:{name}: no such local dataset (fetch it with minari download). Available: "
+            f"{known}"
         ) from None
     folder = Path(found.storage.data_path)
     mark = fingerprint(folder, [p for p in folder.rglob("*") if p.is_file()])

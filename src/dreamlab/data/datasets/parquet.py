@@ -1,4 +1,4 @@
-"""Parquet files of a LeRobot set as arrays: columns, tasks, pictures inside of columns."""
+"""Parquet files of a LeRobot set as arrays: columns, tasks, images inside of columns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dreamlab.core.types import Array
 from dreamlab.data.datasets.table import Broken, DataError, Feature
 
 PNG_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""How a picture with so many channels is kept without loss."""
+"""Lossless image format by number of channels."""
 INDEX = "__index_level_0__"
-"""What pandas calls an index without a name."""
+"""The name pandas gives to an unnamed index."""
 
 
 def read_table(path: Path, without: str = "") -> Any:
-    """Return a parquet file's table; columns that begin with `without` are passed over."""
+    """Return a parquet file's table; columns that start with `without` are passed over."""
     pq = require("pyarrow.parquet", "data")
     if not path.is_file():
         raise DataError(f"{path} does not exist")
@@ -30,13 +30,13 @@ def read_table(path: Path, without: str = "") -> Any:
         wanted = [n for n in names if not without or not n.startswith(without)]
         return pq.ParquetFile(path).read(columns=wanted)
     except (OSError, ValueError) as error:  # pyarrow's own errors are among these
-        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+        raise DataError(f"{path} is corrupted: {' '.join(str(error).split())[:200]}") from None
 
 
 def read_whole_groups(path: Path) -> tuple[Any, str]:
     """Return the rows of a file that can be read, and what is wrong with the others.
 
-    Episodes are groups of rows of their own in newer files: one that is damaged takes only itself.
+    Episodes are separate row groups in newer files: one that is corrupted takes only itself.
     """
     pq = require("pyarrow.parquet", "data")
     try:
@@ -77,7 +77,7 @@ def column(table: Any, name: str, feature: Feature, where: Path) -> Array:
     wanted = (table.num_rows, *feature.shape)
     if flat.size != np.prod(wanted):
         raise DataError(
-            f"{where}: the feature {name!r} has {flat.size} numbers in {table.num_rows} frames, "
+            f"{where}: the feature {name!r} has {flat.size} values in {table.num_rows} frames, "
             f"its shape is {list(feature.shape)}"
         )
     if feature.shape == (1,) and name.startswith("next."):
@@ -106,19 +106,19 @@ def tasks_by_number(named: dict[int, str]) -> list[str]:
 
 
 class EmbeddedCamera:
-    """A camera whose pictures are encoded one by one, in a column of the data."""
+    """A camera whose images are encoded one by one, in a column of the data."""
 
     def __init__(self, key: str, shape: tuple[int, int, int], cells: Any, episode: Array) -> None:
         self.key, self.shape, self.cells, self.episode = key, shape, cells, episode
         self.root: Path | None = None
-        """Where pictures lie that are only named."""
+        """Folder of images that are stored by path."""
 
     def read(self, frames: Array) -> Array:
-        """Decode the pictures of these frames."""
+        """Decode the images of these frames."""
         return np.stack([self._picture(int(i)) for i in frames])
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
-        """Decode all pictures, one by one."""
+        """Decode all images, one by one."""
         broken: Broken = {}
         for row in range(len(self.cells)):
             try:
@@ -140,15 +140,15 @@ class EmbeddedCamera:
             opened = io.BytesIO(source) if source is not None else beside
             picture = np.asarray(Image.open(opened).convert(PNG_MODES.get(self.shape[2], "RGB")))
         except (OSError, ValueError, UnidentifiedImageError) as error:
-            raise DataError(f"{self.key}: the picture of row {row} is damaged: {error}") from None
+            raise DataError(f"{self.key}: the image of row {row} is corrupted: {error}") from None
         picture = picture[..., None] if picture.ndim == 2 else picture
         if picture.shape != self.shape:
-            raise DataError(f"{self.key}: a picture of {picture.shape}, not {self.shape}")
+            raise DataError(f"{self.key}: an image of shape {picture.shape}, not {self.shape}")
         return picture
 
 
 def encode_png(picture: Array) -> bytes:
-    """Return a picture as a PNG file."""
+    """Return an image as a PNG file."""
     from PIL import Image
 
     file = io.BytesIO()

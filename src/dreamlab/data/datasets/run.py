@@ -1,4 +1,4 @@
-"""The replay of one of our runs as a data set: whole episodes, and those that were cut short."""
+"""The replay of one of our runs as a dataset: whole episodes, and those that were cut short."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def replay_folder(place: Path) -> Path | None:
     stored = [f for f in found if ChunkFiles(f).chunks()]
     if len(stored) > 1:
         names = ", ".join(f.name for f in stored)
-        raise DataError(f"{place} has several buffers with steps: name one of {buffers}/: {names}")
+        raise DataError(f"{place} has several replay buffers: choose one in {buffers}/: {names}")
     return stored[0] if stored else None
 
 
@@ -67,7 +67,7 @@ def _feature(spec: ArraySpec) -> Feature:
 
 
 def _episodes(steps: dict[str, Array], spec: Spec) -> Iterator[Recorded]:
-    """Yield what lies between two seams of each environment's stream."""
+    """Yield what lies between two episode boundaries of each environment's stream."""
     index = 0
     for env in range(len(steps["reward"])):
         stream = {k: v[env] for k, v in steps.items()}

@@ -1,4 +1,4 @@
-"""Frames of a data set in the step convention: a reward comes with the observation after it.
+"""Frames of a dataset in the step convention: a reward comes with the observation after it.
 
 frame       0        1        2 = T-1
 observation o0       o1       o2            (o3 where the format records it)
@@ -43,7 +43,7 @@ def short_name(feature: str) -> str:
 
 
 def observations(data: Dataset, keys: Mapping[str, str]) -> dict[str, str]:
-    """Return the feature of each observation by its name here: those asked for, or all."""
+    """Return the feature of each observation by its name here: those requested, or all."""
     if keys:
         for feature in keys.values():
             data.feature(feature)
@@ -54,23 +54,23 @@ def observations(data: Dataset, keys: Mapping[str, str]) -> dict[str, str]:
             continue
         if (name := short_name(feature)) in found:
             raise DataError(
-                f"{data.place}: {found[name]!r} and {feature!r} would both be called {name!r}: "
-                "name observations with keys: {NAME: FEATURE}"
+                f"{data.place}: {found[name]!r} and {feature!r} would both be named {name!r}: "
+                "rename observations with keys: {NAME: FEATURE}"
             )
         found[name] = feature
     if not found:
-        raise DataError(f"{data.place}: no feature begins with {OBSERVATION!r}: name some in keys")
+        raise DataError(f"{data.place}: no feature starts with {OBSERVATION!r}: set keys")
     return found
 
 
 def spec_of(data: Dataset, obs: Mapping[str, str], task: bool = False) -> Spec:
-    """Return what steps of a data set look like."""
+    """Return what steps of a dataset look like."""
     specs = {name: _array_spec(data, feature) for name, feature in obs.items()}
     action, length = action_spec(data), max(e.length for e in data.episodes)
     tasks: tuple[TaskSpec, ...] = ()
     if task:
         if not data.tasks:
-            raise DataError(f"{data.place}: it has no tasks, but task: true asks for them")
+            raise DataError(f"{data.place}: task: true requires tasks, and it has none")
         specs[TASK] = ArraySpec((), "int64", classes=len(data.tasks))
         tasks = tuple(TaskSpec(name, action.size, length) for name in data.tasks)
     return Spec(specs, action, length, tasks)
@@ -93,7 +93,7 @@ def action_spec(data: Dataset) -> ArraySpec:
     if not feature.dtype.startswith(("int", "uint")):
         return ArraySpec(feature.shape, low=_least(feature.low), high=_most(feature.high))
     if not feature.is_scalar:
-        raise DataError(f"{data.place}: several discrete actions at once are not supported")
+        raise DataError(f"{data.place}: MultiDiscrete actions are not supported")
     return ArraySpec((), "int64", classes=_classes(data, feature))
 
 
@@ -111,17 +111,17 @@ def _most(high: float | tuple[float, ...] | None) -> float | None:
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps of a data set, one episode after the other, without its pictures."""
+    """All steps of a dataset, one episode after the other, without its images."""
 
     arrays: dict[str, Array]
     row: Array
-    """The frame of each step; of an episode's last step, its last frame."""
+    """The frame of each step; for an episode's last step, its last frame."""
     first: Array
     """For each step, the first step of its episode."""
     last: Array
-    """For each step, the last step of its episode, whose action is void."""
+    """For each step, the last step of its episode, whose action is unused."""
     episode: Array
-    """For each step, the place of its episode in the set."""
+    """For each step, the position of its episode in the dataset."""
 
     def __len__(self) -> int:
         return len(self.row)

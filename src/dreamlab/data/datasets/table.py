@@ -1,4 +1,4 @@
-"""The one form that every data set is read into: columns of frames, episodes, cameras."""
+"""The one form that every dataset is read into: columns of frames, episodes, cameras."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dreamlab.core.types import Array
 ACTION, REWARD, DONE = "action", "next.reward", "next.done"
 TRUNCATED, SUCCESS = "next.truncated", "next.success"
 COUNTERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""Columns that every frame has beside the features of its recording."""
+"""Columns that every frame has in addition to the recorded features."""
 TOLERANCE_S = 1e-4
-"""How far a time may be from that of a frame, as in LeRobot."""
+"""Timestamp tolerance, as in LeRobot."""
 WHOLE_BYTES = 2**20
 EDGE_BYTES = 2**16
 
 
 class DataError(LabError):
-    """A data set is damaged, or lacks what is asked of it."""
+    """A dataset is corrupted, or lacks what is asked of it."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One thing that is recorded at every frame; the shape of a picture is height, width, channels.
+    """One thing that is recorded at every frame; the shape of an image is height, width, channels.
 
     `low` and `high` bound every entry and `classes` counts choices, where the set tells.
     """
@@ -66,11 +66,11 @@ class Episode:
 
 
 Broken = dict[int, str]
-"""What is wrong with episodes, by their index."""
+"""Corrupted episodes: their index and the reason."""
 
 
 class Camera(Protocol):
-    """The pictures of one camera, one for each frame of the columns."""
+    """The images of one camera, one for each frame of the columns."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -78,17 +78,17 @@ class Camera(Protocol):
         ...
 
     def read(self, frames: Array) -> Array:
-        """Return the pictures [n, h, w, c] of these frames; raise `DataError` on a damaged one."""
+        """Return the images [n, h, w, c] of these frames; raise `DataError` on a corrupted one."""
         ...
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
-        """Decode every frame once: give `put` frame numbers and pictures; return what is broken."""
+        """Decode every frame once: give `put` frame numbers and images; return what is broken."""
         ...
 
 
 @dataclass
 class Dataset:
-    """A data set: everything but pictures is in memory, as columns [num_frames, ...].
+    """A dataset: everything but images is in memory, as columns [num_frames, ...].
 
     `finals` holds what was observed after the last action of an episode, by feature and then by
     the episode's index, for the formats that record it. `stored` are the statistics that the set
@@ -108,7 +108,7 @@ class Dataset:
     broken: Broken = field(default_factory=Broken)
     fingerprint: str = ""
     notes: list[str] = field(default_factory=list[str])
-    """What a user should know of it."""
+    """Warnings for the user."""
 
     @property
     def num_frames(self) -> int:
@@ -116,7 +116,7 @@ class Dataset:
 
     @property
     def num_rows(self) -> int:
-        """Return how many rows the columns have: those of damaged episodes are among them."""
+        """Return how many rows the columns have: those of corrupted episodes are among them."""
         return len(self.columns["episode_index"])
 
     def feature(self, name: str) -> Feature:
@@ -159,7 +159,7 @@ class Dataset:
             )
         found = [e for e in self.episodes if e.first <= row < e.end]
         if not found:
-            raise DataError(f"{self.place}: row {row} is of no episode that is used")
+            raise DataError(f"{self.place}: row {row} belongs to no episode in use")
         wanted = row + steps
         kept = np.clip(wanted, found[0].first, found[0].end - 1)
         return kept, kept != wanted
@@ -168,17 +168,29 @@ class Dataset:
         """Leave out episodes; return a sentence for each of them."""
         self.episodes = [e for e in self.episodes if e.index not in broken]
         if not self.episodes:
-            raise DataError(f"{self.place}: no episode is whole: {next(iter(broken.values()))}")
-        return [f"{self.place}: episode {i} is left out: {why}" for i, why in broken.items()]
+            raise DataError(f"{self.place}: no intact episode: {next(iter(broken.values()))}")
+        return [f"{self.place}: episode {i} is skipped: {why}" for i, why in broken.items()]
+
+    def check_pictures(self, skip: bool) -> list[str]:
+        """Decode everything to leave out episodes whose pictures are damaged, if that is wanted.
+
+        Else nothing is decoded here: whoever reads a damaged picture raises.
+        """
+        if not skip:
+            return []
+        used, broken = {e.index for e in self.episodes}, dict[int, str]()
+        for camera in self.cameras.values():
+            broken |= camera.in_order(lambda rows, pictures: None)
+        return self.check_whole({i: why for i, why in broken.items() if i in used}, skip)
 
     def check_whole(self, broken: Broken, skip: bool) -> list[str]:
-        """Raise if episodes are broken, or leave them out if that is wanted and say so."""
+        """Raise if episodes are broken, or skip and report them if configured."""
         if broken and not skip:
             index, why = next(iter(broken.items()))
-            more = f" ({len(broken) - 1} more episodes are damaged)" if len(broken) > 1 else ""
+            more = f" ({len(broken) - 1} more episodes are corrupted)" if len(broken) > 1 else ""
             raise DataError(
-                f"{self.place}: episode {index} is damaged: {why}{more}. skip_damaged: true "
-                "leaves such episodes out"
+                f"{self.place}: episode {index} is corrupted: {why}{more}. skip_damaged: true "
+                f"skips such episodes"
             )
         return self.without(broken) if broken else []
 

@@ -1,4 +1,4 @@
-"""Pictures in video files: which frame of which file belongs to a row, decoded with PyAV."""
+"""Images in video files: which frame of which file belongs to a row, decoded with PyAV."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dreamlab.data.datasets.table import Broken, DataError
 
 MOST_OPEN = 8
 AHEAD_FRAMES = 16
-"""Up to here it is cheaper to decode on than to seek."""
+"""Number of frames up to which decoding forward is cheaper than seeking."""
 AV1 = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
 H264 = {"g": "2", "crf": "18"}
 CODECS = {"libsvtav1": ("av1", AV1), "libx264": ("h264", H264)}
-"""Encoders by name: what readers call the codec, and options as LeRobot has them."""
+"""Encoders by name: the decoder's codec name, and LeRobot's options."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Clips:
 
 
 class VideoCamera:
-    """A camera whose pictures are frames of video files, several episodes in each or one.
+    """A camera whose images are frames of video files, several episodes in each or one.
 
     A row's frame is the one nearest to its time, which must be less than half a frame away: times
     are float32 and drift in long files.
@@ -66,7 +66,7 @@ class VideoCamera:
         """Decode a file; tell which of the rows were in it, and what was wrong with the others."""
         seen, why = (
             np.zeros(len(rows), bool),
-            "it has no frame at the time of a frame of the episode",
+            "it has no frame at a timestamp of the episode",
         )
         try:
             frames, fault = self._frames_of(number, rows)
@@ -104,7 +104,7 @@ class VideoCamera:
         picture: Array = frame.to_ndarray(format="rgb24")
         if picture.shape != self.shape:
             raise DataError(
-                f"{path}: pictures of {picture.shape}, not {self.shape} as the set says"
+                f"{path}: images of shape {picture.shape}, not {self.shape} as the dataset declares"
             )
         return picture
 
@@ -113,9 +113,12 @@ class VideoCamera:
         number = self.clips.file[rows[0]]
         alone = np.array_equal(np.flatnonzero(self.clips.file == number), rows)
         path = self.clips.files[number]
-        whole = (
-            alone and self.clips.time[rows[0]] == 0 and len(presentation_times(path)) == len(rows)
-        )
+        if not alone or self.clips.time[rows[0]] != 0:
+            return None
+        try:
+            whole = len(presentation_times(path)) == len(rows)
+        except (DataError, OSError, ValueError):  # whoever reads its pictures says what is wrong
+            return None
         return path if whole else None
 
     def read(self, frames: Array) -> Array:
@@ -128,18 +131,20 @@ class VideoCamera:
         return out
 
     def _read_file(self, number: int, rows: Array, places: Array, out: Array) -> None:
-        path = self.clips.files[number]
+        path, row = self.clips.files[number], rows[0]
         try:
             numbers, fault = self._frames_of(number, rows)
             if fault.any():
-                raise DataError("it has no frame at that time")
+                row = rows[fault.argmax()]
+                raise DataError("it has no frame at that timestamp")
             decoder = self._decoder(number)
             for i in np.argsort(numbers, kind="stable"):
+                row = rows[i]
                 out[places[i]] = self._picture(decoder.frame(int(numbers[i])), path)
         except (DataError, OSError, ValueError) as error:
-            episode = int(self.clips.episode[rows[0]])
+            episode = int(self.clips.episode[row])
             raise DataError(
-                f"{path}: episode {episode} of {self.key} is damaged: {_one_line(error)}"
+                f"{path}: episode {episode} of {self.key} is corrupted: {_one_line(error)}"
             ) from error
 
     def _decoder(self, number: int) -> _Decoder:
@@ -151,7 +156,7 @@ class VideoCamera:
         return self.open[number]
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a camera belongs to the process that opened it")
+        raise TypeError("a camera can only be used in the process that opened it")
 
 
 class _Decoder:
@@ -204,7 +209,7 @@ def opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
     with av.open(str(path)) as container:
         if not container.streams.video:
-            raise DataError(f"{path}: it holds no video")
+            raise DataError(f"{path}: it contains no video")
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         yield container, stream
@@ -216,12 +221,12 @@ def presentation_times(path: Path) -> Array:
         stamps = [p.pts for p in container.demux(stream) if p.pts is not None and p.size]
         times = np.sort(np.array(stamps, np.float64)) * float(stream.time_base)
     if not len(times):
-        raise DataError(f"{path}: it holds no frame")
+        raise DataError(f"{path}: it contains no frames")
     return times
 
 
 class VideoWriter:
-    """Encodes pictures of one size as one file that can be sought in."""
+    """Encodes images of one size as one file that can be sought in."""
 
     def __init__(self, path: Path, fps: float, size: tuple[int, int], codec: str) -> None:
         import av
@@ -236,7 +241,7 @@ class VideoWriter:
         self.num_frames, self.num_bytes = 0, 0
 
     def add(self, picture: Array) -> None:
-        """Append a picture [h, w, 3]."""
+        """Append an image [h, w, 3]."""
         import av
 
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
@@ -257,14 +262,14 @@ class VideoWriter:
 
 @dataclass(frozen=True)
 class Film:
-    """A whole video file as it is, and some of its pictures for statistics."""
+    """A whole video file as it is, and some of its images for statistics."""
 
     path: Path
     sampled: Array
 
 
 class VideoCopier:
-    """Puts whole video files one behind the other, without encoding anything anew."""
+    """Puts whole video files one behind the other, without encoding anything again."""
 
     def __init__(self, path: Path, fps: float, like: Path) -> None:
         import av
@@ -277,7 +282,7 @@ class VideoCopier:
         self.fps, self.num_frames, self.num_bytes = fps, 0, 0
 
     def fits(self, path: Path) -> bool:
-        """Tell whether a file was encoded so that it can follow the ones before it."""
+        """Return whether a file was encoded so that it can follow the ones before it."""
         with opened(path) as (_, stream):
             return _header(stream) == self.header
 

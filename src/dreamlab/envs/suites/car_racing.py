@@ -11,11 +11,11 @@ from gymnasium import spaces
 from dreamlab.envs.suites.gym import make as make_gym
 
 TRACK = 84
-"""Rows of the picture that show the track; below them are instruments."""
+"""Image rows that show the track; the indicators are below."""
 
 
 class PaperView(gym.Wrapper[Any, Any, Any, Any]):
-    """The track alone, colours inverted; three numbers in [-1, 1] steer, give gas and brake.
+    """The track alone, colors inverted; three numbers in [-1, 1] steer, give gas and brake.
 
     Gas is at half for 0, the brake is off for 0 and below.
     """

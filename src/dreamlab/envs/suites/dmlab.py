@@ -80,7 +80,7 @@ class DMLab(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         reward = self.lab.step(ACTIONS[int(action)], num_steps=self.frames_per_step)
         running = bool(self.lab.is_running())
-        # There is nothing to see after the end: the last picture stands for it.
+        # There is nothing to see after the end: the last image stands for it.
         return self._obs() if running else self.last, float(reward), not running, False, {}
 
     def render(self) -> Any:
@@ -98,11 +98,11 @@ def make(
         deepmind_lab = require("deepmind_lab", "dmlab")
     except MissingExtraError:
         raise MissingExtraError(
-            "deepmind_lab is not installed, and no package index has it: build it as "
-            "https://github.com/google-deepmind/lab says, then pip install its wheel"
+            "deepmind_lab is not installed, and is not on PyPI: build it following "
+            "https://github.com/google-deepmind/lab, then pip install its wheel"
         ) from None
     if not task.replace("_", "").isalnum():  # a level is a script, looked up below one folder
-        raise ConfigError(f"env.id: {task!r} is no level of DMLab-30")
+        raise ConfigError(f"env.id: {task!r} is not a level of DMLab-30")
     language = task in LANGUAGE
     seen = ["RGB_INTERLEAVED"] + ["INSTR"] * language
     config = {"height": str(size[0]), "width": str(size[1]), "logLevel": "WARN"}

@@ -58,7 +58,7 @@ def make(task: str, render_mode: str | None = "rgb_array", **options: Any) -> gy
         known = get_close_matches(task, list(gym.registry), n=10, cutoff=0.3)
         raise EnvError(f"{error}\n{unknown('environment', task, known, 'env.id')}") from None
     except TypeError as error:
-        raise EnvError(f"env.options: {task} did not accept them: {error}") from error
+        raise EnvError(f"env.options: not accepted by {task}: {error}") from error
     return _mended(share_context(env), module)
 
 
@@ -141,7 +141,9 @@ def _from_class(task: str, render_mode: str | None, options: dict[str, Any]) -> 
         raise EnvError(unknown(f"class in {module_name}", name, names, "env.id"))
     made = getattr(module, name)
     if not (isinstance(made, type) and hasattr(made, "reset") and hasattr(made, "step")):
-        raise EnvError(f"env.id: {task} is no environment: a class with reset and step is wanted")
+        raise EnvError(
+            f"env.id: {task} is not an environment: expected a class with reset and step"
+        )
     try:
         return made(render_mode=render_mode, **options)
     except TypeError as error:

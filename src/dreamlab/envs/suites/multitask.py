@@ -1,4 +1,4 @@
-"""Several tasks as one environment: each episode is of one of them, drawn when it begins.
+"""Several tasks as one environment: each episode is of one of them, drawn when it starts.
 
 Vectors are padded with zeros to the longest, actions cut to what the task takes. The observation
 `task` tells which it is.
@@ -20,7 +20,7 @@ from dreamlab.envs.wrappers import ScaleAction
 
 Info = dict[str, Any]
 NOT_INSIDE = ("imagined", "multitask")
-"""Suites whose environments are no plain tasks."""
+"""Suites that cannot be part of a multi-task environment."""
 
 
 class MultiTask(gym.Env[Any, Any]):
@@ -81,14 +81,20 @@ def _flat(obs: Any, order: tuple[str, ...]) -> Array:
 def _width(name: str, space: spaces.Space[Any]) -> int:
     parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
     if any(not isinstance(s, spaces.Box) or s.dtype == np.uint8 for s in parts):
-        raise EnvError(f"task {name!r} shows more than vectors: it cannot be one of several")
+        raise EnvError(
+            f"task {name!r} has non-vector observations: it cannot be part of a "
+            f"multi-task environment"
+        )
     return sum(int(np.prod(s.shape, dtype=np.int64)) for s in parts if s.shape is not None)
 
 
 def _action_dim(name: str, env: gym.Env[Any, Any]) -> int:
     space = env.action_space
     if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
-        raise EnvError(f"task {name!r} does not take a bounded vector: it cannot be one of several")
+        raise EnvError(
+            f"task {name!r} has no bounded vector action: it cannot be part of a "
+            f"multi-task environment"
+        )
     return space.shape[0]
 
 
@@ -97,8 +103,8 @@ def make(task: str, suite: str = "gym", each: dict[str, Any] | None = None) -> M
     names = [name.strip() for name in task.split("+")]
     if suite in NOT_INSIDE or len(set(names)) < len(names) or not all(names):
         raise ConfigError(
-            f"env.id: {task!r} of suite {suite!r} are not different tasks of a suite: give names "
-            "joined by +, and env.options.suite"
+            f"env.id: {task!r} of suite {suite!r} are not distinct tasks of a suite: join task "
+            f"names with +, and set env.options.suite"
         )
     made = {name: suites.make(suite, name, each or {}) for name in names}
     return MultiTask({k: _scaled(k, env) for k, env in made.items()})

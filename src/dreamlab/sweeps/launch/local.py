@@ -35,7 +35,7 @@ class Handle(Protocol):
     """A job that was started."""
 
     def poll(self) -> Outcome | None:
-        """Return how it ended, or None while it goes on."""
+        """Return how it ended, or None while it continues."""
         ...
 
     def interrupt(self) -> None:
@@ -64,12 +64,12 @@ class BufferContext:
     limits: Limits = field(default_factory=Limits)
     cores: tuple[int, ...] = ()
     gpus: str | None = None
-    """What it sees of them, as in CUDA_VISIBLE_DEVICES."""
+    """The GPUs visible to it, as in CUDA_VISIBLE_DEVICES."""
     mps: Mapping[str, str] = field(default_factory=dict)
-    """Where it finds MPS."""
+    """The MPS pipe directory."""
     ranks: Ranks = field(default_factory=Ranks)
     deadline_s: float | None = None
-    """Seconds that it has to save once it is told to; None: as many as it takes."""
+    """Seconds to save once it is asked to stop; None: no limit."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Attempt:
         self.outcome: Outcome | None = None
 
     def start(self) -> bool:
-        """Start it; False if another process runs it or it is over."""
+        """Start it; False if another process runs it or it has ended."""
         if not self.lock.take():
             return False
         job = self.job
@@ -201,17 +201,17 @@ class Attempt:
         assert self.child is not None, self.job.name
         most_min, most_gb = self.where.limits.time_min, self.where.limits.memory_gb
         if most_min is not None and now - self.began > 60 * most_min:
-            return f"limits.time_min: it ran for {most_min:g} min"
+            return f"limits.time_min: exceeded {most_min:g} min"
         if most_gb is None or now - self.measured < MEMORY_EVERY_S:
             return ""
         sessions = [self.child.pid, *(children(self.child.pid) if self.where.ranks.several else ())]
         self.measured, used = now, sum(map(memory_bytes, sessions)) / 1e9
-        return f"limits.memory_gb: it held {used:.2f} GB of {most_gb:g}" if used > most_gb else ""
+        return f"limits.memory_gb: used {used:.2f} GB of {most_gb:g}" if used > most_gb else ""
 
     def _last_words(self, code: int) -> list[str]:
         if self.over:
             saved = self.job.manifest_status() == "interrupted"
-            rest = "saved, and goes on from there if tried again" if saved else "was killed"
+            rest = "saved; a retry resumes from there" if saved else "was killed"
             return [f"{self.over}, {rest}"]
         text = (self.job.folder / "stderr.log").read_text(errors="replace")
         lines = text.splitlines()[-ERROR_LINES:]
@@ -311,7 +311,7 @@ class Local:
     def __init__(
         self, limits: Limits, slots: int, gpus: Sequence[str] = (), mps: Mps | None = None
     ) -> None:
-        if sys.platform == "win32":  # a job has a session of its own and inherits a locked file
+        if sys.platform == "win32":  # a job has its own session and inherits a locked file
             raise LabError("sweeps need Linux or macOS: on Windows run them in WSL")
         self.limits, self.slots, self.gpus, self.mps = limits, slots, gpus, mps
 

@@ -1,0 +1,78 @@
+"""Weights in shared memory: one process writes them, any number reads them, nobody waits."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from multiprocessing.shared_memory import SharedMemory
+
+HEADER = struct.Struct("<qq")  # newest version, whether to stop
+SLOT = struct.Struct("<qqq")  # version, bytes, checksum
+FIRST = 128
+"""Where the first slot starts; the headers are before it."""
+ROOM = 1.25
+"""Counts and statistics may grow a little."""
+
+
+class Board:
+    """Two slots that are written in turn, so that a reader of the newest is seldom overtaken.
+
+    There is no lock, which a process that is killed could never give back: a reader compares the
+    checksum instead, and looks again at its next tick if it was overtaken.
+    """
+
+    def __init__(self, memory: SharedMemory, capacity: int) -> None:
+        self.memory, self.capacity = memory, capacity
+        buffer = memory.buf
+        assert buffer is not None, "it is open"
+        self.buffer: memoryview = buffer
+
+    @classmethod
+    def create(cls, payload: bytes) -> Board:
+        """Make room for payloads like this one."""
+        capacity = int(len(payload) * ROOM) + 65_536
+        board = cls(SharedMemory(create=True, size=FIRST + 2 * capacity), capacity)
+        HEADER.pack_into(board.buffer, 0, -1, 0)
+        return board
+
+    @classmethod
+    def attach(cls, name: str, capacity: int) -> Board:
+        """Open the board of another process."""
+        return cls(SharedMemory(name=name), capacity)
+
+    def write(self, version: int, payload: bytes) -> None:
+        """Show newer weights."""
+        assert len(payload) <= self.capacity, "weights do not grow"
+        slot, buffer = version % 2, self.buffer
+        place, begin = HEADER.size + slot * SLOT.size, FIRST + slot * self.capacity
+        SLOT.pack_into(buffer, place, -1, 0, 0)
+        buffer[begin : begin + len(payload)] = payload
+        SLOT.pack_into(buffer, place, version, len(payload), zlib.adler32(payload))
+        struct.pack_into("<q", buffer, 0, version)
+
+    def read(self, have: int) -> bytes | None:
+        """Return the newest weights if they are others than version `have`."""
+        newest, _ = HEADER.unpack_from(self.buffer, 0)
+        if newest < 0 or newest == have:
+            return None
+        slot, buffer = newest % 2, self.buffer
+        version, size, checksum = SLOT.unpack_from(buffer, HEADER.size + slot * SLOT.size)
+        begin = FIRST + slot * self.capacity
+        if version != newest or size > self.capacity:
+            return None
+        payload = bytes(buffer[begin : begin + size])
+        return payload if zlib.adler32(payload) == checksum else None
+
+    def stop(self) -> None:
+        """Tell every reader to end."""
+        struct.pack_into("<q", self.buffer, 8, 1)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(struct.unpack_from("<q", self.buffer, 8)[0])
+
+    def close(self, remove: bool = False) -> None:
+        self.buffer.release()
+        self.memory.close()
+        if remove:
+            self.memory.unlink()

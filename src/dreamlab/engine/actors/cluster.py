@@ -1,0 +1,211 @@
+"""Actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from dreamlab.core.errors import EnvError, LabError, require
+from dreamlab.engine.actors.blocks import Block
+from dreamlab.engine.actors.local import MakeWorker
+from dreamlab.engine.actors.options import ActorsConfig
+from dreamlab.engine.actors.transport import Event, Gone
+from dreamlab.engine.actors.weights import Snapshot, unpack
+from dreamlab.engine.actors.worker import Failure, Request, Worker
+
+NAMESPACE = "dreamlab"
+END_S = 5.0
+BEATS = 5
+"""Signs of life of a learner in the time that its actors would wait for it."""
+
+
+class Remote:
+    """An actor as Ray runs it: one call after the other, each of which returns a block."""
+
+    def __init__(self, make: MakeWorker, index: int, generation: int, linger_s: float) -> None:
+        self.make, self.who = make, (index, generation)
+        self.worker: Worker | None = None
+        self.heard, self.busy = time.monotonic(), False
+        if linger_s:
+            threading.Thread(target=self._watch, args=(linger_s,), daemon=True).start()
+
+    def _watch(self, linger_s: float) -> None:
+        """End the process once no learner was updated for too long."""
+        while self.busy or time.monotonic() - self.heard < linger_s:
+            time.sleep(min(1.0, linger_s / BEATS))
+        os._exit(0)
+
+    def hear(self) -> None:
+        """Take note that the learner is there."""
+        self.heard = time.monotonic()
+
+    def begin_anew(self) -> None:
+        """Serve another learner: every environment starts a new episode, weights are requested."""
+        self.hear()
+        if self.worker is not None:
+            self.worker.begin_anew()
+
+    def collect(self, request: Request, version: int, weights: list[Any]) -> Block | Failure:
+        """Return the next block; fetch the weights first if they are newer."""
+        self.busy = True
+        try:
+            return self._collect(request, version, weights)
+        except LabError as error:
+            return Failure(str(error), "EnvError" if isinstance(error, EnvError) else "LabError")
+        finally:
+            self.busy = False
+            self.hear()
+
+    def _collect(self, request: Request, version: int, weights: list[Any]) -> Block:
+        if self.worker is None:  # here, and not when it was made: errors are told by name
+            self.worker = self.make(*self.who)
+        worker = self.worker
+
+        def newer() -> Snapshot | None:
+            if worker.version == version:
+                return None
+            return unpack(require("ray", "ray").get(weights[0]))
+
+        block = worker.collect(request, newer, lambda: False)
+        assert block is not None, "nobody stops it"
+        return block
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self.worker is not None:
+            self.worker.close()
+
+
+@dataclass
+class Handle:
+    """An actor of the cluster, and its requested blocks, in order."""
+
+    actor: Any
+    asked: deque[Any] = field(default_factory=deque[Any])
+    since: float = field(default_factory=time.monotonic)
+    """When it last answered, or had nothing to do."""
+
+
+class RayActors:
+    """Asks actors for blocks by calls that are under way: their number bounds the queue.
+
+    Weights are put into Ray's object store once; each machine fetches them once.
+    """
+
+    def __init__(self, config: ActorsConfig, make: MakeWorker, name: str) -> None:
+        self.config, self.make, self.name = config, make, name
+        self.ray: Any = require("ray", "ray")
+        self.handles: dict[int, Handle] = {}
+        self.version, self.weights = -1, None
+        self.connected, self.closed = False, threading.Event()
+
+    def _connect(self) -> None:
+        """Join the cluster, or start one, unless this process is in one already."""
+        if self.ray.is_initialized():
+            return
+        try:
+            self.ray.init(
+                address=self.config.address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            text = str(error).strip().splitlines()[0]
+            raise LabError(
+                f"actors.address: there is no Ray cluster at {self.config.address}: {text}"
+            ) from None
+        self.connected = True
+
+    def start(self, index: int, generation: int) -> None:
+        actor = self._found(index) if index not in self.handles else None
+        if actor is not None:
+            actor.begin_anew.remote()
+        else:
+            actor = self._made(index, generation)
+        self.handles[index] = Handle(actor)
+
+    def _found(self, index: int) -> Any:
+        """Return the actor that a learner which died has left, if it still waits."""
+        if not self.config.linger_s:
+            return None
+        try:
+            return self.ray.get_actor(f"{self.name}-{index}", namespace=NAMESPACE)
+        except ValueError:
+            return None
+
+    def _made(self, index: int, generation: int) -> Any:
+        options: dict[str, Any] = {"num_cpus": self.config.cpus, "max_restarts": 0}
+        if self.config.linger_s:
+            name = f"{self.name}-{index}"
+            options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
+        remote = self.ray.remote(Remote).options(**options)
+        return remote.remote(self.make, index, generation, self.config.linger_s)
+
+    def publish(self, version: int, payload: bytes) -> None:
+        if version == 0:
+            self._connect()
+            if self.config.linger_s:
+                threading.Thread(target=self._beat, daemon=True).start()
+        self.version, self.weights = version, self.ray.put(payload)
+
+    def _beat(self) -> None:
+        """Tell the actors now and then that the learner is there, whatever it is busy with."""
+        while not self.closed.wait(self.config.linger_s / BEATS):
+            for handle in list(self.handles.values()):
+                handle.actor.hear.remote()
+
+    def ask(self, index: int, request: Request) -> None:
+        handle = self.handles[index]
+        if not handle.asked:
+            handle.since = time.monotonic()
+        # within a list, so that only an actor that wants them fetches the weights
+        handle.asked.append(handle.actor.collect.remote(request, self.version, [self.weights]))
+
+    def events(self, timeout_s: float) -> list[tuple[int, Event]]:
+        first = {h.asked[0]: i for i, h in self.handles.items() if h.asked}
+        if not first:
+            time.sleep(timeout_s)
+            return []
+        self.ray.wait(list(first), num_returns=1, timeout=timeout_s)
+        ready, _ = self.ray.wait(list(first), num_returns=len(first), timeout=0)
+        self._check_silent()
+        return [(first[reference], self._answer(first[reference])) for reference in ready]
+
+    def _answer(self, index: int) -> Event:
+        handle = self.handles[index]
+        handle.since = time.monotonic()
+        try:
+            return self.ray.get(handle.asked.popleft())
+        except self.ray.exceptions.RayActorError as error:
+            handle.asked.clear()
+            return Gone(" ".join(str(error).split("\n")[0].split()).rstrip("."))
+
+    def _check_silent(self) -> None:
+        """Raise if an actor has neither answered nor died for too long."""
+        for index, handle in self.handles.items():
+            if handle.asked and time.monotonic() - handle.since > self.config.wait_s:
+                free = self.ray.available_resources().get("CPU", 0)
+                raise LabError(
+                    f"actor {index} gave no answer for {self.config.wait_s:g} s (actors.wait_s): "
+                    f"its machine is lost or busy, or the Ray cluster has no room for it ({free:g} "
+                    f"CPUs are free, it asks for {self.config.cpus:g}). What was checkpointed is "
+                    "whole: the same command goes on from there."
+                )
+
+    def close(self) -> None:
+        self.closed.set()
+        closing = [h.actor.close.remote() for h in self.handles.values()]
+        with suppress(Exception):  # an actor that is gone already
+            self.ray.wait(closing, num_returns=len(closing), timeout=END_S)
+        for handle in self.handles.values():
+            with suppress(Exception):
+                self.ray.kill(handle.actor)
+        self.handles = {}
+        if self.connected:
+            self.ray.shutdown()

@@ -1,0 +1,296 @@
+"""Stands in for a collector: what actors collect elsewhere goes into the store here."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dreamlab.core import rng as random
+from dreamlab.core.errors import EnvError, LabError
+from dreamlab.core.types import Array, Batch, Metrics, Spec
+from dreamlab.core.workflow import Workflow
+from dreamlab.data.store import Store
+from dreamlab.engine.actors.blocks import Block, Stream, side_by_side, tick_of
+from dreamlab.engine.actors.moments import add_up
+from dreamlab.engine.actors.options import ActorsConfig
+from dreamlab.engine.actors.transport import Event, Gone, Transport
+from dreamlab.engine.actors.weights import pack
+from dreamlab.engine.actors.worker import Failure, Request
+from dreamlab.engine.collector import Collected
+from dreamlab.engine.observer import Observer, Observers
+from dreamlab.envs.normalize import Normalizer
+
+if TYPE_CHECKING:
+    from dreamlab.engine.orchestrator import Orchestrator
+
+LOOK_S = 0.25
+"""How often a learner that waits for steps looks whether it was told to stop."""
+
+
+@dataclass
+class Streams:
+    """The environments of all actors, as far as the learner knows them."""
+
+    num_envs: int
+    spec: Spec
+    frames_per_tick: int
+    normalizer: Normalizer
+    parallel: bool = True
+    pending: bool = False
+
+
+class RemoteCollector(Observer):
+    """Takes the ticks of K actors, each with its own environments, as ticks of one vector.
+
+    actor 0   t0 t1 t2 t3 | t4 t5 ...      a tick is stored when every actor has sent it;
+    actor 1   t0 t1 t2    | t3 ...         the rest waits in its stream, at most `queue_ticks`
+    store     t0 t1 t2
+
+    The store is that of a vector of K * num_envs environments, and `collect` gives exactly the
+    ticks that the phase requests: the train ratio holds as in the plain loop. The learner waits for
+    actors where they are slower, and actors wait for requests where the learner is.
+    """
+
+    def __init__(
+        self,
+        config: ActorsConfig,
+        workflow: Workflow[Any],
+        streams: Streams,
+        transport: Transport,
+        observers: Observers,
+    ) -> None:
+        self.config, self.workflow, self.envs = config, workflow, streams
+        self.transport, self.observers = transport, observers
+        self.streams = [Stream() for _ in range(config.num)]
+        self.asked = [0] * config.num
+        self.deaths = [0] * config.num
+        self.generation = 0
+        self.weights = Published()
+        self.waited_s, self.published_s, self.busy_s = 0.0, 0.0, 0.0
+        self.since = time.monotonic()
+        self.lost = 0
+        self.loop: Orchestrator | None = None
+        observers.add(self)
+
+    # -- what the loop asks of a collector --------------------------------------------------------
+
+    def collect(
+        self, ticks: int, buffer: Store, random_actions: bool = False, fresh: bool = False
+    ) -> Collected:
+        """Store the next `ticks` of all actors; fewer if the run is told to stop meanwhile."""
+        assert not fresh, "it was checked"
+        out, left = Collected(), ticks
+        while left:
+            self._ask(random_actions)
+            here = min(left, *(s.ticks for s in self.streams))
+            if here:
+                self._store(here, buffer, out)
+                left -= here
+            elif self._stopped():
+                break
+            else:
+                self._wait()
+        self._ask(random_actions)  # actors continue while the learner computes
+        out.decisions = (ticks - left) * self.envs.num_envs
+        self.workflow.decided(out.decisions)
+        return out
+
+    def agree(self) -> None:
+        """Do nothing: actors feed one learner, so there is no other process to agree with."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what all actors normalize with."""
+        return self.envs.normalizer.get_state()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what survives a restart: statistics, and that random numbers are not used twice.
+
+        Episodes that are running, and steps that are not stored yet, are lost.
+        """
+        num = self.envs.num_envs
+        rng = np.random.default_rng(self.generation)  # of a plain loop that continues from here
+        return {
+            "envs": {"envs": [], "normalizer": self.statistics()},
+            "step": None,
+            "state": self.workflow.initial_state(num),
+            "returns": np.zeros(num),
+            "lengths": np.zeros(num, np.int64),
+            "rng": random.generator_state(rng),
+            "generation": self.generation,
+            "lost": self.lost,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> list[int]:
+        """Continue from saved statistics; return all environments, which start new episodes."""
+        self.envs.normalizer.set_state(state["envs"]["normalizer"])
+        self.generation = int(state.get("generation", -1)) + 1
+        self.lost = int(state.get("lost", 0))
+        return list(range(self.envs.num_envs))
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _store(self, ticks: int, buffer: Store, out: Collected) -> None:
+        parts: list[dict[str, Array]] = []
+        for stream in self.streams:
+            rows, ended = stream.take(ticks)
+            parts.append(rows)
+            for done in ended:
+                for name in ("returns", "lengths", "finals"):
+                    getattr(out, name).extend(getattr(done, name))
+        rows = side_by_side(parts)
+        for tick in range(ticks):
+            step, decision = tick_of(rows, tick)
+            buffer.add(step, decision)
+            ended = int(np.count_nonzero(step.is_last))
+            for tell in self.observers.ticked:
+                tell(step, decision.action.numpy(), ended)
+            out.frames += (self.envs.num_envs - ended) * self.envs.frames_per_tick
+
+    def _ask(self, random_actions: bool) -> None:
+        """Ask every actor for as many blocks as the learner has room for."""
+        c = self.config
+        request = Request(c.block_ticks, c.block_s, random_actions)
+        for index, stream in enumerate(self.streams):
+            room = (c.queue_ticks - stream.ticks) // c.block_ticks
+            for _ in range(room - self.asked[index]):
+                self.transport.ask(index, request)
+                self.asked[index] += 1
+
+    def _wait(self) -> None:
+        began = time.monotonic()
+        for index, event in self.transport.events(LOOK_S):
+            self._take(index, event)
+        self.waited_s += time.monotonic() - began
+
+    def _take(self, index: int, event: Event) -> None:
+        if isinstance(event, Failure):
+            kind = EnvError if event.kind == "EnvError" else LabError
+            raise kind(f"actor {index}: {event.text}")
+        if isinstance(event, Gone):
+            self._replace(index, event.why)
+            return
+        self.streams[index].put(event)
+        self.asked[index] -= 1
+        self.deaths[index] = 0
+        self.busy_s += event.busy_s
+        add_up(self.envs.normalizer, event.moments)
+        self.weights.arrived(event)
+
+    def _replace(self, index: int, why: str) -> None:
+        """Start another actor in the place of one that died; its episodes are cut there.
+
+        The first step of the new one starts an episode, so that no window mistakes both for one.
+        """
+        self.deaths[index] += 1
+        self.lost += 1
+        if self.deaths[index] > self.config.restarts:
+            raise LabError(
+                f"actor {index} died {self.deaths[index]} times without a step: {why}. "
+                "The last checkpoint is whole; actors.restarts says how often it is tried."
+            )
+        self.generation += 1
+        if self.loop is not None:
+            self.loop.parts.terminal.say(f"actor {index} died: {why}; another takes its place")
+            self.loop.run_log.event("actor_replaced", actor=index, why=why, **self._now())
+        self.asked[index] = 0
+        self.transport.start(index, self.generation)
+
+    def _now(self) -> dict[str, int]:
+        return {} if self.loop is None else {"env_frames": self.loop.counters.env_frames}
+
+    def _stopped(self) -> bool:
+        return self.loop is not None and self.loop.stop_requested
+
+    # -- what the loop tells its observers --------------------------------------------------------
+
+    def started(self, loop: Orchestrator) -> None:
+        """Start all actors with the weights of this moment."""
+        self.loop = loop
+        try:
+            self._publish()
+            for index in range(self.config.num):
+                self.transport.start(index, self.generation)
+        except BaseException:
+            self.transport.close()
+            raise
+        self.since = time.monotonic()
+
+    def updated(self, batch: Batch, metrics: Metrics) -> None:
+        """Send new weights if those of the actors have been outdated for long enough."""
+        if self.weights.outdated(self.config.weights_age_s):
+            self._publish()
+
+    def _publish(self) -> None:
+        began, version = time.monotonic(), self.weights.next()
+        self.transport.publish(version, pack(self.workflow, version, self.statistics()))
+        self.published_s += time.monotonic() - began
+
+    def flushing(self, record: dict[str, float]) -> None:
+        """Report how old the weights were, what waits in the queue and who waited for whom."""
+        now = time.monotonic()
+        elapsed, self.since = max(now - self.since, 1e-9), now
+        record |= self.weights.pop_ages()
+        record["actors/queue_ticks"] = float(np.mean([s.ticks for s in self.streams]))
+        record["actors/learner_waited"] = self.waited_s / elapsed
+        record["actors/learner_published"] = self.published_s / elapsed
+        record["actors/busy"] = self.busy_s / elapsed / self.config.num
+        record["actors/replaced"] = float(self.lost)
+        self.waited_s, self.published_s, self.busy_s = 0.0, 0.0, 0.0
+
+    def finished(self, status: str) -> None:
+        """End all actors."""
+        with suppress(OSError):
+            self.transport.close()
+
+
+REMEMBERED = 10_000
+"""Versions whose age can be told: no actor is that far behind."""
+
+
+class Published:
+    """Which weights the actors were given, and how long these have been outdated."""
+
+    def __init__(self) -> None:
+        self.version, self.updates = -1, 0
+        self.made: dict[int, int] = {}
+        """Updates that a version had seen."""
+        self.since: dict[int, float] = {}
+        """When the first update came that a version has not seen."""
+        self.ages_s: list[float] = []
+        self.ages: list[int] = []
+
+    def next(self) -> int:
+        """Return the number of the version that is published now."""
+        self.version += 1
+        self.made[self.version] = self.updates
+        for past in (self.made, self.since):
+            past.pop(self.version - REMEMBERED, None)
+        return self.version
+
+    def outdated(self, seconds: float) -> bool:
+        """Take note of an update; return whether newer weights are due."""
+        self.updates += 1
+        now = time.monotonic()
+        return now - self.since.setdefault(self.version, now) >= seconds
+
+    def arrived(self, block: Block) -> None:
+        """Take note of how old the weights are that decided the newest steps of an actor."""
+        since = self.since.get(block.version)
+        self.ages_s.append(0.0 if since is None else time.monotonic() - since)
+        self.ages.append(self.updates - self.made[block.version])
+
+    def pop_ages(self) -> dict[str, float]:
+        """Return the mean and largest age of what arrived since the last call."""
+        if not self.ages:
+            return {}
+        out = {
+            "actors/weights_age_s": float(np.mean(self.ages_s)),
+            "actors/weights_age_max_s": max(self.ages_s),
+            "actors/weights_age_updates": float(np.mean(self.ages)),
+        }
+        self.ages_s, self.ages = [], []
+        return out
