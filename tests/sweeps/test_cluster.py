@@ -160,6 +160,23 @@ def test_a_preempted_training_is_queued_again_and_ends_as_if_nothing_was(tmp_pat
     assert metrics(folder) == uninterrupted(tmp_path, *LONGER)
 
 
+@pytest.mark.slow
+def test_two_processes_that_are_preempted_go_on_together(tmp_path):
+    need("submitit")
+    two = ["launcher.name=slurm", "launcher.cluster=local", "limits.processes_per_node=2"]
+    folder = tmp_path / "r"
+    assert main(["train", *LONGER, *two, f"run.dir={folder}"]) == 0
+    job = SingleJob(folder, (), {})
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), 180)
+    (task,) = children(int(job.record()["queue_id"]))
+    os.kill(task, signal.SIGUSR1)
+    wait_for(lambda: job.manifest_status() == "finished" and not job.run_lock.held(), 240)
+    assert job.record()["attempts"] == 2
+    whole = [*LONGER, "distributed.processes=2", f"run.dir={tmp_path / 'whole'}"]
+    assert main(["train", *whole]) == 0
+    assert metrics(folder) == metrics(tmp_path / "whole")
+
+
 @pytest.fixture
 def two_nodes():
     """A Ray cluster of two nodes beside its head, which runs nothing."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Observation = Any
 """An array, or a dictionary of arrays; of one environment, or of a batch of them."""
 SEED = 20_000
-"""Of evaluations that are requested, as with `dreamlab eval`."""
+"""Number of evaluation episodes, as for `dreamlab eval`."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Agent:
         return np.broadcast_to(first, (num,)).copy(), state.tree
 
     def _batch(self, obs: Observation) -> tuple[dict[str, Array], bool]:
-        """Return observations [n, ...] as the workflow wants them; tell if there was one only."""
+        """Return observations [n, ...] in the workflow's form, and whether there was only one."""
         spec = self.spec.obs
         named = self._named(obs)
         for name in spec.keys() - named.keys():
@@ -257,7 +257,7 @@ def load(
     seed: int = 0,
     trust_code: bool = False,
 ) -> Agent:
-    """Return the agent of a run folder, of a hub folder, or of `hub:OWNER/NAME`.
+    """Return the agent of a run directory, of a hub folder, or of `hub:OWNER/NAME`.
 
     `checkpoint` is `latest`, `best`, or a name in checkpoints/. `seed` is that of its own random
     numbers, see `Agent.predict`.

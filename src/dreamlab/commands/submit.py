@@ -83,12 +83,12 @@ def _stay(job: SingleJob, pool: JobPool) -> int:
     for line in job.error() if code == 1 else ():
         print(f"  | {line}")
     ended = {0: "finished", 130: "interrupted"}.get(code, "failed")
-    sweep.view.say(f"{ended}: {job.run_folder}. The same command with run.dir goes on with it")
+    sweep.view.say(f"{ended}: {job.run_folder}. The same command with run.dir resumes it")
     return code
 
 
 def _tell(job: SingleJob, number: str, launcher: LauncherConfig) -> None:
-    """Print the job's number, and how to look at it, end it and go on with it."""
+    """Print the job's number, and how to show, cancel and resume it."""
     local = launcher.cluster == "local"
     print(f"job {number}: trains in {job.run_folder}")
     rows = {

@@ -24,8 +24,9 @@ def share(buffers: Mapping[str, Buffer], parts: Sequence[State]) -> list[str]:
     for name, buffer in buffers.items():
         states = [p["buffers"][name] for p in parts]
         divide: Any = getattr(buffer, "regroup", None)
-        if divide is None:  # data of others: each process reads all of it
-            buffer.load(states[world.rank() % len(states)])
+        if divide is None:  # data of others: each process reads all of it, in an order of its own
+            if world.rank() < len(states):
+                buffer.load(states[world.rank()])
         elif missing := divide(states, world.rank(), world.size()):
             lost.append(f"{missing} of buffer {name!r}")
     return lost

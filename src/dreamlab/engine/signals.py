@@ -12,7 +12,7 @@ from typing import Any
 from dreamlab.core.errors import Stopped
 
 PREEMPTED = 85
-"""Exit code of a run that was preempted (HTCondor's too): the same command goes on with it."""
+"""Exit code of a run that was preempted (HTCondor's too): the same command resumes it."""
 PREEMPTION = "SIGUSR1"
 HANDLED = [n for n in signal.Signals if n.name in ("SIGINT", "SIGTERM", PREEMPTION)]
 """Not every system has all of them."""
