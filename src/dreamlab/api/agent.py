@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab import training
+from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.config import LabConfig
 from dreamlab.core.affine import ACTION
 from dreamlab.core.errors import LabError, unknown
@@ -118,7 +119,7 @@ class Agent:
         num = len(next(iter(arrays.values())))
         first, tree = self._begin(num, state, episode_start)
         step = Step(arrays, np.zeros(num, np.float32), first, ~first & False, ~first & False)
-        with self._stream, self.workflow.averaged():
+        with self._stream, reference_kernels(self.config.accel == "off"):
             decision = self.workflow.act(step, tree, self._mode(deterministic))
         actions = self._own_actions(decision.action.cpu().numpy())
         return (actions[0] if single else actions), AgentState(decision.state, num, single)

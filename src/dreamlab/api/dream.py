@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.components.world_models.protocol import flatten_time, map_latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.core.errors import LabError
@@ -65,7 +66,7 @@ def from_state(agent: Agent, horizon: int, state: AgentState, actions: Any = Non
     start = workflow.unpack_state(state.tree)
     given = None if actions is None else _given(agent, actions, horizon, state)
     policy = None if given is None else _in_turn(given)
-    with agent._stream:
+    with agent._stream, reference_kernels(agent.config.accel == "off"):
         latent, taken = workflow.imagine(horizon, start, policy)
         after = map_latent(lambda x: x[:, 1:], latent)
         seen = workflow.view(flatten_time(after))
