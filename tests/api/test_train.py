@@ -147,10 +147,15 @@ def test_without_pandas_the_error_names_the_extra(run, monkeypatch):
         run.frame()
 
 
-def test_it_is_measured_as_its_agent_is(run):
+def test_it_is_measured_as_its_agent_is(run, tmp_path):
     returns = run.evaluate(2, seed=3).returns
     assert returns == run.agent("latest").evaluate(2, seed=3).returns
-    assert returns != run.evaluate(2, seed=3, deterministic=False).returns
+    filmed = run.evaluate(2, seed=3, deterministic=False, video=tmp_path / "film.mp4")
+    assert returns != filmed.returns
+    assert filmed.video is not None
+    assert filmed.video.stat().st_size > 1000
+    with pytest.raises(dreamlab.LabError, match="episodes: must be"):
+        run.evaluate(0)
 
 
 def test_a_run_is_resumed_for_longer_and_only_for_that(run, tmp_path):

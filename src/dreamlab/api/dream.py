@@ -13,12 +13,11 @@ from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.components.world_models.protocol import flatten_time, map_latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.core.errors import LabError
+from dreamlab.core.limits import EVAL_SEED
 from dreamlab.core.types import Array
 
 if TYPE_CHECKING:
     from dreamlab.api.agent import Agent, AgentState
-
-SEED = 20_000
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def from_episode(agent: Agent, horizon: int, actions: Any, context: int, seed: i
         raise LabError(f"imagine: context must be at least 1, got {context}")
     env = agent.make_env()
     try:
-        obs, _ = env.reset(seed=SEED if seed is None else seed)
+        obs, _ = env.reset(seed=EVAL_SEED if seed is None else seed)
         action, state = agent.predict(obs)
         for step in range(1, context):
             obs, _, terminated, truncated, _ = env.step(action)
