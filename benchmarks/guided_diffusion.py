@@ -24,7 +24,7 @@ import offline_rl as offline
 
 from dreamlab import build, training
 from dreamlab.runs.git_state import git_state
-from dreamlab.runs.run import Run, hardware
+from dreamlab.runs.run import hardware
 
 RESULTS = Path(__file__).parent / "results"
 UPDATES = 4_000
@@ -43,12 +43,13 @@ TERMS = {
 def options(terms: str, data: Path, seed: int) -> list[str]:
     """Return the command of a run."""
     study = offline.phase(
-        "study", f"duration_updates: {UPDATES}", "update_critic, update_policy", "type: offline"
-    )
+        "study", f"duration_updates: {UPDATES}", "update_critic, update_policy", "type: offline",
+        "sources: {replay: 0.5, chance: 0.5}",
+    )  # fmt: skip
     critic = f"{{expectile: 0.9, tau: 0.02, q: {{{offline.NETS}}}}}"
     return [
         "diffusion_rl_pendulum", f"seed={seed}",
-        offline.data_options(data, "replay"),
+        *offline.data_options(data, "replay"),
         "workflow.policy={net: {width: 64, blocks: 2, time_dim: 16}}",
         f"workflow.critic={critic}", "workflow.rank.samples=1", f"workflow.ric={TERMS[terms]}",
         "workflow.policy_optimizer.lr=1e-3", *offline.FAST,
@@ -82,19 +83,17 @@ def one(folder: Path, terms: str, seed: int) -> dict[str, Any]:
 def record(folder: Path, seeds: list[int], jobs: int) -> dict[str, Any]:
     """Train and measure everything."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "data" / "manifest.json").exists():
-        offline.make_data(folder / "data")
+    data = offline.make_data(folder / "data")
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         waiting = {(t, s): pool.submit(one, folder, t, s) for s in seeds for t in TERMS}
         found = {key: job.result() for key, job in waiting.items()}
-    behaviour = Run(folder / "data").manifest["final_eval"]["eval/return"]
     runs: dict[str, dict[str, Any]] = {t: {} for t in TERMS}
     for (terms, seed), scores in found.items():
         runs[terms][str(seed)] = scores
     given = " ".join(map(str, seeds))
     return {
         "command": f"python benchmarks/guided_diffusion.py FOLDER --seeds {given}",
-        "commit": git_state().get("commit", "")[:10], "updates": UPDATES, "behaviour": behaviour,
+        "commit": git_state().get("commit", "")[:10], "updates": UPDATES, "data": data,
         "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores", "runs": runs,
     }  # fmt: skip
 
@@ -109,9 +108,10 @@ def page(r: dict[str, Any]) -> str:
     lines = [
         "# Diffusion-policy RL: what each switch gives", "",
         f"`{r['command']} --record` at {r['commit']}, {r['hardware']}. Pendulum, "
-        f"{offline.FRAMES:,} frames of data (a SAC that scores {r['behaviour']:.0f}, and as much "
-        f"of random play), {r['updates']:,} updates, nothing online; mean return over seeds (each "
-        "seed), 20 episodes.", "",
+        f"{2 * offline.EPISODES * 200:,} frames of `dreamlab data record` (a SAC that explores, "
+        f"{r['data']['play']:.0f} an episode, and as much random play, {r['data']['chance']:.0f}), "
+        f"{r['updates']:,} updates, nothing online; mean return over seeds (each seed), 20 "
+        "episodes.", "",
         "| RIC's terms in the loss | return |", "|---|---|",
         *(f"| {t} | {cell([s['return'] for s in runs[t].values()])} |" for t in TERMS), "",
         "| best of so many samples, by IQL's critics | return |", "|---|---|",

@@ -41,7 +41,7 @@ TEACHER, EPISODES = 2_400, 20
 """Frames that SAC learns for, and episodes of 200 frames in each set of data. Not scaled."""
 SETS = ("play", "chance")
 UPDATES = 8_000
-CLONE, VALUES, ONLINE = 2_000, 1_500, 800
+CLONE, VALUES, ONLINE = 2_000, 1_000, 600
 GAMMA = 0.95
 Key = tuple[str, str, str]
 """Table, row, seed."""
@@ -177,8 +177,10 @@ def all_runs(data: Path, seeds: list[int], lengths: Lengths) -> dict[Key, list[s
         ("offline", k, str(s)): offline_options(k, data, s, lengths)
         for k in OFFLINE for s in seeds
     }  # fmt: skip
-    ends = [(p, k) for k in ("both", "none") for p in POLICIES]
-    ablated = ends + [(p, k) for p in POLICIES for k in ("global", "local")]
+    first, *rest = POLICIES
+    ablated = [(first, k) for k in ("both", "none", "global", "local")]
+    ablated += [(p, k) for p in rest for k in ("none", "both")]
+    ablated += [(p, k) for p in rest for k in ("global", "local")]
     return todo | {
         ("pa_rl", f"{p}/{k}", str(s)): parl_options(p, k, data, s, lengths)
         for p, k in ablated for s in seeds

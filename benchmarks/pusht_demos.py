@@ -274,7 +274,12 @@ def episode(seed: int, search: Search) -> dict[str, Array] | None:
     """Return the columns of an episode, or None if it did not succeed."""
     env = pusht.make(obs="keypoints")
     obs, _ = env.reset(seed=seed)
-    expert, rows = Expert(search), []
+    return played(env, obs, Expert(search))
+
+
+def played(env: Any, obs: dict[str, Array], expert: Expert) -> dict[str, Array] | None:
+    """Play on from an observation; return the columns if that ends with success."""
+    rows: list[tuple[Any, ...]] = []
     while True:
         for target in expert.targets(env.unwrapped):
             action = target.astype(np.float32)

@@ -1,7 +1,8 @@
 """Lets the pages link to files of the repository, on the site as on a code host.
 
 A page says `../examples/curriculum.py`, which a code host opens. The site has no such file:
-whatever a page links to outside `docs/` becomes a page (or picture) below `repo/`, and the link leads there.
+whatever a page links to outside `docs/` becomes a page (or picture) below `repo/`, and the link
+leads there.
 Pages that mkdocs.yml does not name are put into the navigation by their folder.
 """
 

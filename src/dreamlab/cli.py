@@ -179,7 +179,7 @@ def _mistake(error: click.ClickException) -> str:
 def _fault(error: click.ClickException, ctx: click.Context | None) -> str:
     if isinstance(error, click.NoSuchOption):
         near = f" Did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
-        return f"unknown option {error.option_name!r}.{near}"
+        return f"there is no option {error.option_name!r}.{near}"
     if isinstance(error, click.BadParameter) and ctx is not None and error.param is not None:
         of = error.param.get_error_hint(ctx).replace("'", "").split(" / ")[-1]
         if isinstance(error, click.MissingParameter):

@@ -1,4 +1,4 @@
-"""Begins a run with what another one has learnt: its weights, or its whole state."""
+"""Starts a run with what another one has learned: its weights, or its whole state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ State = dict[str, Any]
 
 
 def begin_from(start: StartConfig, loop: Orchestrator, run: Run) -> None:
-    """Give a run that has just begun what a checkpoint of another one holds; note its parent."""
+    """Give a run that has just started what a checkpoint of another one holds; note its parent."""
     folder = Path(start.run)
     checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig(), loop.parts.terminal.say)
     name = _name_of(checkpoints, start)
@@ -65,9 +65,9 @@ def _id_of(folder: Path) -> str | None:
 
 
 def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
-    """Take over parameters and buffers, and what observations were normalised with.
+    """Take over parameters and buffers, and what observations were normalized with.
 
-    Optimizers, counters, random numbers and data begin anew.
+    Optimizers, counters, random numbers and data start over.
     """
     workflow = loop.workflow
     found: State = {k: v for k, v in state["workflow"].items() if isinstance(v, Tensor)}
@@ -86,7 +86,7 @@ def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
 
 
 def _check_scaling(state: State, ours: Scaling, start: StartConfig) -> None:
-    """Raise if weights that learnt from normalised data would see it normalised otherwise."""
+    """Raise if weights that learned from normalized data would see it normalized otherwise."""
     theirs = {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
     for name in sorted(theirs.keys() | ours.keys()):
         if name not in theirs or name not in ours or theirs[name].differs(ours[name]):
@@ -152,7 +152,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _take_all(loop: Orchestrator, start: StartConfig) -> None:
-    """Go on from the checkpoint that was copied."""
+    """Continue from the checkpoint that was copied."""
     try:
         loop.load()
     except (RuntimeError, KeyError) as error:

@@ -59,6 +59,7 @@ def _shrink_phase(
     most = {"collect_ticks": 16, "duration_updates": 40}  # frames are cut by the whole
     if number < len(phases) - 1:
         fill = 0 if filled else _frames_to_fill(small, after.get("env", {}))
+        fill *= _actors(after)
         steps = max(144, fill)
         most |= {"duration_steps": steps, "duration_updates": 8, "duration_cycles": 4}
     out = {**phase, **{k: min(phase[k], n) for k, n in most.items() if phase.get(k) is not None}}
@@ -73,6 +74,13 @@ def _frames_to_fill(buffer: dict[str, Any], env: dict[str, Any]) -> int:
     num_envs = env.get("num_envs", EnvConfig.num_envs)
     ticks = max((buffer.get("length") or 1) + 2, -(-(buffer.get("min_steps") or 0) // num_envs))
     return _frames_per_decision(env) * num_envs * ticks
+
+
+def _actors(node: dict[str, Any]) -> int:
+    """Return how many actors fill a buffer: each has its own environments."""
+    given = node.get("actors", 0)
+    num = given.get("num", 0) if isinstance(given, Mapping) else given
+    return max(1, num) if isinstance(num, int) else 1  # what is none is refused later
 
 
 def _frames_per_decision(env: dict[str, Any]) -> int:

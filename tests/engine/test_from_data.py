@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,23 @@ def test_a_world_model_learns_from_data_and_then_from_both(kind: str, tmp_path: 
     ):
         assert not isinstance(a, torch.Tensor) or torch.equal(a, b), key
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+@pytest.mark.parametrize("kind", ["dreamer", "tdmpc2"])
+def test_steps_that_did_not_happen_are_not_learnt_from(kind: str, tmp_path: Path):
+    padded = ("buffers.demos.pad=edge", "buffers.demos.windows=inside")
+    given = options(kind, tmp_path / "data", *padded)
+    with pytest.raises(ConfigError, match=r"buffers\.demos: pad: edge: .* as if they had happened"):
+        build.check(config_of(*given))
+
+
+def test_an_extra_that_is_no_number_does_not_disturb(tmp_path: Path):
+    """A buffer may tell more than what a workflow stored."""
+    loop = open_loop(tmp_path / "a", *options("tdmpc2", tmp_path / "data"))
+    batch = loop.parts.buffers["demos"].sample()
+    extras = {**batch.extras, "pad": torch.zeros(batch.shape, dtype=torch.bool)}
+    window = loop.workflow.window(replace(batch, extras=extras))
+    assert set(window.extras) <= set(batch.extras)
 
 
 def test_a_run_needs_no_environment(tmp_path: Path):

@@ -154,7 +154,7 @@ def test_a_hub_folder_is_not_overwritten_and_a_wrong_one_is_refused(trained, tmp
     (tmp_path / "mine").mkdir()
     assert main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "mine")]) == 2
     assert "already exists" in capsys.readouterr().err
-    with pytest.raises(LabError, match="is not a run directory"):
+    with pytest.raises(LabError, match="not a run directory"):
         training.load_policy(tmp_path / "mine")
     main(["export-policy", str(trained("sac")), "--hub", str(tmp_path / "hub")])
     text = (tmp_path / "hub" / "config.yaml").read_text()

@@ -22,7 +22,8 @@ from dreamlab.runs.readers import newest_metrics
 from dreamlab.runs.run import Run
 from dreamlab.sweeps.job import Job, Lock, returns, text_of
 from dreamlab.sweeps.job_pool import JobPool, make_launcher
-from dreamlab.sweeps.launch.local import BufferContext, LauncherConfig, Limits, Local, place
+from dreamlab.sweeps.launch.local import BufferContext, Local, place
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits
 from dreamlab.sweeps.progress import SweepProgress, progress, results, time_left
 from dreamlab.sweeps.sweep import Sweep, SweepConfig, distribution, make_jobs, points
 from tests.sweeps.many import (

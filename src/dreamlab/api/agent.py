@@ -47,7 +47,7 @@ class AgentState:
 
 
 class Agent:
-    """A trained policy with all that belongs to it: normalisation, action scaling, memory."""
+    """A trained policy with all that belongs to it: normalization, action scaling, memory."""
 
     def __init__(
         self, trained: training.Trained, source: Path | str, trust_code: bool = False, seed: int = 0
@@ -78,7 +78,7 @@ class Agent:
 
     @property
     def workflow(self) -> Workflow[Any]:
-        """The algorithm with its weights: a torch module on normalised tensors."""
+        """The algorithm with its weights: a torch module on normalized tensors."""
         return self._trained.workflow
 
     @property
@@ -87,13 +87,13 @@ class Agent:
         return self.workflow.spec
 
     def seed(self, seed: int) -> None:
-        """Begin a new stream of random numbers, for policies and planners that draw some."""
+        """Start a new stream of random numbers, for policies and planners that draw some."""
         self._stream = Stream(seed, self.workflow.device)
 
     def make_env(self) -> gym.Env[Any, Any]:
         """Return its environment: `predict` takes what it shows and returns what it takes.
 
-        It shows what evaluations show (resized, gray, stacked, named), not normalised. Reset it
+        It shows what evaluations show (resized, gray, stacked, named), not normalized. Reset it
         with a seed, as any Gymnasium environment.
         """
         with strangers.guarded(Path(self.source), self._trust_code):
@@ -111,7 +111,7 @@ class Agent:
 
         `obs` is what the environment of `make_env` shows: an array, or a dictionary of arrays, of
         one environment or of a batch [n, ...]. The action is in the environment's own units.
-        Without a `state` an episode begins; in a batch `episode_start` [n] says whose does.
+        Without a `state` an episode starts; in a batch `episode_start` [n] says whose does.
         `deterministic`: the mode of the policy, or a sample; None does what evaluations of the run
         do. Random numbers are the agent's own, see `seed`.
         """
@@ -133,7 +133,7 @@ class Agent:
         deterministic: bool | None = None,
         video: str | Path | None = None,
     ) -> EvalResult:
-        """Play whole episodes and return what they came to; film the first one into `video`.
+        """Play full episodes and return the results; record the first one at `video`.
 
         This is `dreamlab eval`: the same seed gives the same episodes.
         """
@@ -158,7 +158,7 @@ class Agent:
     ) -> Dream:
         """Let the world model dream on for `horizon` steps, and return what it dreams of.
 
-        A dream begins in a `state` that `predict` returned. Without one, `context` real steps (5)
+        A dream starts in a `state` that `predict` returned. Without one, `context` real steps (5)
         are played in the agent's environment from `seed`; afterwards the same actions are carried
         out there too, and `dream.real` holds what came of them. The agent's policy acts, unless
         `actions` are given: [horizon, ...], for a batch [n, horizon, ...].
@@ -178,7 +178,7 @@ class Agent:
         return Mode.SAMPLE if sample else Mode.EVAL
 
     def _begin(self, num: int, state: AgentState | None, start: Any) -> tuple[Array, Tree]:
-        """Return whose episodes begin, and the state of the workflow."""
+        """Return whose episodes start, and the state of the workflow."""
         if state is None:
             if start is not None and not np.all(start):
                 raise LabError("episode_start: without a state every episode begins")
@@ -236,7 +236,7 @@ class Agent:
 
 
 def _checked(name: str, value: Array, spec: ArraySpec) -> Array:
-    """Return an observation in its type; raise if it has another shape, or is no picture."""
+    """Return an observation in its type; raise if it has another shape, or is not an image."""
     extra = value.ndim - len(spec.shape)
     if extra not in (0, 1) or value.shape[extra:] != spec.shape:
         shape = ", ".join(map(str, spec.shape))

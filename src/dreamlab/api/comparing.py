@@ -29,7 +29,7 @@ class Compared:
     metrics: dict[str, Comparison]
     """A comparison for each metric, by its name."""
     curves: published.Curves | None = None
-    """Published curves, where they were asked for."""
+    """Published curves, where they were requested."""
     warnings: tuple[str, ...] = ()
     """Where runs stay below what was published."""
 

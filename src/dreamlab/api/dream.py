@@ -37,9 +37,9 @@ class Dream:
     obs: dict[str, Array]
     """As the environment shows them; without those that the model does not decode."""
     reward: Array
-    """In the units of training: normalised where `env.normalize_reward` is set."""
+    """In the units of training: normalized where `env.normalize_reward` is set."""
     cont: Array
-    """The probability that the episode goes on."""
+    """The probability that the episode continues."""
     action: Any
     """In the environment's own units."""
     real: Real | None = None
@@ -58,7 +58,7 @@ def world_model(agent: Agent) -> WorldModelWorkflow:
 
 @torch.no_grad()
 def from_state(agent: Agent, horizon: int, state: AgentState, actions: Any = None) -> Dream:
-    """Return a dream that begins in a state of `predict`."""
+    """Return a dream that starts in a state of `predict`."""
     if horizon < 1:
         raise LabError(f"imagine: horizon must be at least 1, got {horizon}")
     workflow = world_model(agent)
@@ -79,7 +79,7 @@ def from_state(agent: Agent, horizon: int, state: AgentState, actions: Any = Non
 
 
 def _in_turn(actions: Tensor) -> Any:
-    """Return the policy that takes these actions [n, h, ...]; the last is asked for, not taken."""
+    """Return the policy that takes these actions [n, h, ...]; the last is requested, not taken."""
     steps = iter([*actions.unbind(1), actions[:, -1]])
     return lambda _: next(steps)
 
@@ -103,7 +103,7 @@ def _shown(agent: Agent, name: str, value: Tensor) -> Array:
 
 
 def from_episode(agent: Agent, horizon: int, actions: Any, context: int, seed: int | None) -> Dream:
-    """Return a dream that goes on from a real episode, and what really comes of its actions."""
+    """Return a dream that continues from a real episode, and what really comes of its actions."""
     world_model(agent)
     if context < 1:
         raise LabError(f"imagine: context must be at least 1, got {context}")

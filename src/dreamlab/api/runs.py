@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Run:
     """A run: its folder, its configuration, its metrics, and the agent that was trained in it.
 
-    Everything is read from the folder when it is asked for, so a run that another process trains
+    Everything is read from the folder when it is requested, so a run that another process trains
     can be looked at.
     """
 

@@ -69,7 +69,7 @@ def copy_checkpoint(run: Run, config: LabConfig, second: Path, which: str) -> in
     checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint, print)
     path = checkpoints.named(which) or checkpoints.folder / which
     if path.name not in checkpoints.names():
-        raise LabError(f"{run.folder}: no checkpoint {which!r}; {checkpoints.names()}")
+        raise LabError(f"{run.folder}: there is no checkpoint {which!r}; {checkpoints.names()}")
     shutil.copytree(path, second / "checkpoints" / path.name)
     if (run.folder / "buffers").is_dir():
         shutil.copytree(run.folder / "buffers", second / "buffers")

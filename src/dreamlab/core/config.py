@@ -116,7 +116,7 @@ def check_presets(config: Any) -> None:
 
 
 def _has(value: Any, wanted: Any) -> bool:
-    """Tell whether a value, or an option in it, is as a preset says."""
+    """Return whether a value, or an option in it, is as a preset says."""
     if not isinstance(wanted, Mapping):
         return dump(value) == dump(wanted)
     options = value.config if isinstance(value, Part) else value
@@ -277,7 +277,7 @@ def _convert_part(value: Any, path: str, base: Any) -> Part:
 
 
 def _same_options(cls: Any, base: Part) -> bool:
-    """Tell whether options of a part say something of this class: its own, or one like it."""
+    """Return whether options of a part say something of this class: its own, or one like it."""
     return cls is base.cls() or getattr(cls, "Config", None) is type(base.config)
 
 

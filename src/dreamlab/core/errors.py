@@ -20,7 +20,7 @@ class LabError(Exception):
 
 
 class ConfigError(LabError):
-    """The configuration asks for something that does not exist or does not fit."""
+    """The configuration requests something that does not exist or does not fit."""
 
 
 class UnknownOptionError(ConfigError):

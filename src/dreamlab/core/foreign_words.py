@@ -24,7 +24,7 @@ class Word:
     example: Any
     """A value that it could have."""
     note: str = ""
-    """What differs: a unit, a meaning, or why it is no option here."""
+    """What differs: a unit, a meaning, or why it is not an option here."""
     programs: tuple[str, ...] = BOTH
 
 
@@ -49,7 +49,7 @@ WORDS: tuple[Word, ...] = (
           DREAMER, TORCH, TDMPC2, LEROBOT),
     _word("env_id gym_id env_name environment env.name env.task env.type task tasks",
           say.task, "CartPole-v1", "", *BOTH, DREAMER, TORCH, TDMPC2, LEROBOT),
-    _word("n_envs num_envs run.envs envs env_num num_env parallel_envs",
+    _word("n_envs num_envs run.envs envs env_num parallel_envs",
           say.option("env.num_envs"), 4, "", *BOTH, DREAMER, TORCH),
     _word("logdir log_dir log_path output_dir save_dir work_dir workdir out_dir experiment_dir "
           "checkpoint_dir hydra.run.dir log_folder", say.option("run.dir"), "runs/first",
@@ -190,7 +190,7 @@ WORDS: tuple[Word, ...] = (
           FRAMES, *BOTH, DREAMER, LEROBOT),
     _word("verbose progress_bar", say.fixed({"log.terminal": "plain"}), 1, "", SB3),
     _word("tensorboard_log tensorboard", say.switch("log.tensorboard"), True,
-          "written into the run's folder", SB3, ZOO),
+          "written into the run directory", SB3, ZOO),
     _word("track use_wandb enable_wandb wandb.enable wandb", say.switch("log.wandb"), True, "",
           CLEANRL, ZOO, LEROBOT, TDMPC2),
     _word("wandb_project_name wandb_project wandb.project project",
@@ -202,7 +202,7 @@ WORDS: tuple[Word, ...] = (
     _word("from_checkpoint pretrained_path policy.path load_run trained_agent run.from_checkpoint "
           "training.resume_path policy.pretrained_path",
           say.option("start", change=lambda value, flat: {"run": str(value)}), "runs/first",
-          "a run's folder; to go on with a run: dreamlab resume", ZOO, DREAMER, LEROBOT, RLLAB),
+          "a run directory; to resume a run: dreamlab resume", ZOO, DREAMER, LEROBOT, RLLAB),
     # no option here
     _word("use_sde sde_sample_freq", say.none, True, "no policy here explores so", SB3),
     _word("optimize_memory_usage", say.none, True, "a replay stores each step once already", SB3),

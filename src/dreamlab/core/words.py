@@ -8,7 +8,7 @@ from typing import Any
 
 PLAIN = re.compile(r"[\w./:+-]+")
 OTHER = re.compile(r"[+-]?[\d._]+(e[+-]?\d+)?|[+-]?inf|nan|true|false|null", re.IGNORECASE)
-"""Text that would be read as a number, a boolean or null if it were not quoted."""
+"""Strings that would be read as a number, a boolean or null if they were not quoted."""
 
 
 def duration(seconds: float | None) -> str:

@@ -71,7 +71,7 @@ class Mix:
         return next(iter(self.sources.values())).steps_per_sample
 
     def ready(self) -> bool:
-        """Tell whether every source can give its share."""
+        """Return whether every source can give its share."""
         return all(source.ready() for source in self.sources.values())
 
     def by_size(self) -> Mix:

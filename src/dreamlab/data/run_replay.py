@@ -61,7 +61,7 @@ class RunReplayConfig(ReplayConfig):
 class RunReplay(Replay):
     """Windows of the newest steps that another run stored; extras written back stay in this run.
 
-    Extras that its workflow did not store, or stored otherwise, begin as zeros.
+    Extras that its workflow did not store, or stored otherwise, start as zeros.
     """
 
     Config = RunReplayConfig

@@ -153,7 +153,7 @@ class Recency(_Stateless):
 
 @dataclass(frozen=True)
 class PrioritisedConfig:
-    """Prioritised experience replay (Schaul et al. 2016)."""
+    """Prioritized experience replay (Schaul et al. 2016)."""
 
     exponent: NonNegative = 0.6
     beta: Share = 0.4

@@ -20,6 +20,11 @@ class BufferConfig:
     stores: ClassVar[bool] = True
     """Whether steps can be added to it."""
 
+    @property
+    def pads(self) -> bool:
+        """Return whether windows repeat steps that did not happen."""
+        return False
+
     def window(self) -> tuple[int, int, int] | None:
         """Return batch, length and context of what is drawn; None if it is used as a whole."""
         return None
@@ -65,7 +70,7 @@ class Source(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Tell whether a batch can be drawn."""
+        """Return whether a batch can be drawn."""
         ...
 
     def sample(self, rows: int | None = None) -> Batch:

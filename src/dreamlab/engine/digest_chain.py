@@ -1,7 +1,7 @@
-"""A chain of digests: what a run saw, did and learnt, so that a second run can be compared.
+"""A chain of digests: what a run saw, did and learned, so that a second run can be compared.
 
 chain.jsonl   one line per record of metrics.jsonl; each names the line before it by its `link`
-transitions   checksum of every observation, action, reward and ending since the run began
+transitions   checksum of every observation, action, reward and ending since the run started
 losses        checksum of the `train/` averages of this record
 weights       checksum of parameters and buffers at this moment
 """

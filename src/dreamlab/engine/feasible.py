@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
+from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import BufferConfig
 from dreamlab.engine.phase_scheduler import PhaseScheduler
 from dreamlab.envs.vector import EnvConfig
@@ -34,6 +36,23 @@ def check_feasible(
             f"training.total_frames: must be more than {total_frames:,}: training ends before "
             f"phase {first!r} starts, so no update would happen"
         )
+
+
+def check_padding(
+    phases: Sequence[Phase], buffers: Mapping[str, Part], workflow: type[Workflow[Any]]
+) -> None:
+    """Raise if repeated steps would be learned from as if they had happened."""
+    if workflow.reads_padding:
+        return
+    padded = {k for k, p in buffers.items() if isinstance(p.config, BufferConfig) and p.config.pads}
+    for phase in phases:
+        for name in phase.draws_from if phase.update_hooks else ():
+            if name in padded:
+                raise ConfigError(
+                    f"phase {phase.name!r}: buffers.{name}: pad: edge: {workflow.__name__} would "
+                    "learn the steps that are repeated beyond an episode as if they had happened: "
+                    "leave pad out, or use windows: across"
+                )
 
 
 def _first_batch(config: BufferConfig, name: str, num_envs: int) -> int:
@@ -103,7 +122,7 @@ def _reached(
 
 
 def _frames_of(phase: Phase, env: EnvConfig) -> float:
-    """Return how many env frames a phase asks for; those of updates cannot be told."""
+    """Return the env frames of a phase; unknown for phases counted in updates."""
     if phase.duration_steps is not None:
         return float(phase.duration_steps)
     if phase.duration_cycles is not None:

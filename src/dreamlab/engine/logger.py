@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from dreamlab.core.clock import CLOCK, LATE, moment_of
-from dreamlab.core.errors import require
+from dreamlab.core import world
+from dreamlab.core.clock import LATE
 from dreamlab.core.limits import Natural
 from dreamlab.engine.every import EveryConfig
+from dreamlab.engine.media import Media
 
 Record = dict[str, float]
 MACHINE = ("time/", "system/")
@@ -39,8 +39,55 @@ class LogConfig(EveryConfig):
     """Log norms of gradients, weights and weight changes by module under `norms/`."""
     tensorboard: bool = False
     wandb: bool = False
-    wandb_project: str = "dreamlab"
-    wandb_mode: Literal["online", "offline"] = "offline"
+    wandb_project: str | None = None
+    """None: WANDB_PROJECT, else dreamlab."""
+    wandb_entity: str | None = None
+    """None: WANDB_ENTITY, else that of the account."""
+    wandb_group: str | None = None
+    """None: WANDB_RUN_GROUP, else the name of the experiment."""
+    wandb_name: str | None = None
+    """None: WANDB_NAME, else the experiment and the run's folder."""
+    wandb_job_type: str | None = None
+    """None: WANDB_JOB_TYPE, else train."""
+    wandb_notes: str | None = None
+    """None: WANDB_NOTES."""
+    wandb_mode: Literal["online", "offline", "disabled"] | None = None
+    """None: WANDB_MODE, else offline."""
+
+    def __post_init__(self) -> None:
+        given = [
+            f.name
+            for f in fields(self)
+            if f.name.startswith("wandb_")
+            and getattr(self, f.name) not in (None, OLDER_DEFAULTS.get(f.name))
+        ]
+        if given and not self.wandb:
+            raise ValueError(f"{given[0]} has no effect without log.wandb=true")
+
+
+OLDER_DEFAULTS = {"wandb_project": "dreamlab", "wandb_mode": "offline"}
+"""What the configurations of older runs have written out."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What trackers are told of a run."""
+
+    experiment: str
+    folder: Path
+    text: str = ""
+    """The configuration as YAML."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Every option by its dotted name."""
+    telling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Those of them that change what is learnt."""
+    tags: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the run is called: its folder's name, with the experiment's in it."""
+        own = self.folder.resolve().name
+        return own if self.experiment in own else f"{self.experiment} {own}"
 
 
 class Sink(Protocol):
@@ -59,10 +106,23 @@ class Sink(Protocol):
         ...
 
     def restart(self) -> None:
-        """Forget every record: the run begins from nothing."""
+        """Forget every record: the run starts from nothing."""
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """A sink that shows more than numbers."""
+
+    def media(self, media: Media) -> None:
+        """Show a film or a picture."""
+        ...
+
+    def ended(self, final: Record) -> None:
+        """Hear what a run came to that finished."""
+        ...
 
 
 class Jsonl:
@@ -96,89 +156,10 @@ class Jsonl:
         self.file.close()
 
 
-class TensorBoard:
-    """Event files; on resume, later points are marked as purged, so that the curve has one line."""
-
-    def __init__(self, folder: Path) -> None:
-        require("tensorboard", "tensorboard")
-        self.folder, self.at = folder, 0
-        self.writer: Any = None
-
-    def _open(self, purge: int | None) -> Any:
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(self.folder), purge_step=purge)
-
-    def write(self, record: Record) -> None:
-        self.writer = self.writer or self._open(None)
-        at = moment_of(record)
-        self.at = max(self.at, at)
-        for name, value in record.items():
-            self.writer.add_scalar(name, value, at)
-        self.writer.flush()
-
-    def get_state(self) -> dict[str, Any]:
-        return {"frames": self.at}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.at = int(state["frames"])
-        self.writer = self._open(self.at + 1)
-
-    def restart(self) -> None:
-        self.set_state({"frames": -1})
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-
-class WandB:
-    """Weights & Biases; offline by default, the same run id after a resume."""
-
-    def __init__(self, folder: Path, config: LogConfig, name: str) -> None:
-        self.wandb: Any = require("wandb", "wandb")
-        self.folder, self.config, self.name = folder, config, name
-        self.run: Any = None
-        self.id, self.at = secrets.token_hex(4), -1
-
-    def _open(self) -> Any:
-        return self.wandb.init(
-            project=self.config.wandb_project,
-            name=self.name,
-            id=self.id,
-            dir=str(self.folder),
-            mode=self.config.wandb_mode,
-            resume="allow",
-            settings=self.wandb.Settings(silent=True, console="off"),
-        )
-
-    def write(self, record: Record) -> None:
-        self.run = self.run or self._open()
-        if LATE in record:  # it has no steps that go back: what was measured, and where
-            at, record = moment_of(record), {k: v for k, v in record.items() if "eval/" in k}
-            record[f"eval/{CLOCK}"] = at
-        else:
-            self.at = moment_of(record)
-        self.run.log(record, step=self.at)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"id": self.id, "frames": self.at}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.id, self.at = str(state["id"]), int(state["frames"])
-
-    def restart(self) -> None:
-        self.id = secrets.token_hex(4)
-
-    def close(self) -> None:
-        if self.run is not None:
-            self.run.finish()
-
-
 class Logger:
     """Averages what was reported since the last flush and hands it to every sink.
 
-    Tensors are added up where they are and read when flushed: reporting never waits for a GPU.
+    Tensors are summed where they are and read when flushed: reporting never waits for a GPU.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -200,7 +181,8 @@ class Logger:
 
     def flush(self, fixed: Record) -> Record:
         """Write the averages beside `fixed` values to every sink and return the record."""
-        averages = {k: float(v) / self.counts[k] for k, v in sorted(self.sums.items())}
+        sums, counts = self._of_all()
+        averages = {k: float(v) / counts[k] for k, v in sorted(sums.items())}
         record = {**fixed, **averages}
         self.sums, self.counts = {}, {}
         for sink in self.sinks:
@@ -211,6 +193,34 @@ class Logger:
         """Write a record of an earlier moment than the last; what is reported now stays."""
         for sink in self.sinks:
             sink.write({**record, LATE: 1.0})
+
+    def media(self, paths: Iterable[Path], at: int) -> None:
+        """Show films and pictures to every tracker."""
+        shown = [Media(path, at) for path in paths]
+        for tracker in self._trackers():
+            for media in shown:
+                tracker.media(media)
+
+    def ended(self, final: Record) -> None:
+        """Tell every tracker what a run came to that finished."""
+        for tracker in self._trackers():
+            tracker.ended(final)
+
+    def _trackers(self) -> list[Tracker]:
+        return [s for s in self.sinks if isinstance(s, Tracker)]
+
+    def _of_all(self) -> tuple[dict[str, Tensor | float], dict[str, int]]:
+        """Return the sums and counts of all processes together."""
+        if world.size() == 1:
+            return self.sums, self.counts
+        sums: dict[str, Tensor | float] = {}
+        counts: dict[str, int] = {}
+        own = {k: (float(v), self.counts[k]) for k, v in self.sums.items()}
+        for theirs in world.gather(own):
+            for name, (value, count) in theirs.items():
+                sums[name] = sums.get(name, 0.0) + value
+                counts[name] = counts.get(name, 0) + count
+        return sums, counts
 
     def get_state(self) -> dict[str, Any]:
         """Return what was reported since the last flush, and where each sink stands."""

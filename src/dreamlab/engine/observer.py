@@ -21,7 +21,7 @@ class Observer:
     """
 
     def started(self, loop: Orchestrator) -> None:
-        """Hear that the loop begins, new or resumed."""
+        """Called when the loop starts, new or resumed."""
 
     def before(self, action: str) -> None:
         """Hear what comes next: `collect`, `update`, `evaluate` or `checkpoint`."""

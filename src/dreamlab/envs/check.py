@@ -334,7 +334,7 @@ def _check_end(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
 
 
 def _has_limit(env: gym.Env[Any, Any], config: EnvConfig) -> bool:
-    """Tell whether something is known to end every episode; suites of ours do so themselves."""
+    """Return whether something is known to end every episode; suites of ours do so themselves."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):
             return True

@@ -20,10 +20,10 @@ Path = tuple[str | int, ...]
 
 
 def set_drawing(env: gym.Env[Any, Any], drawing: bool) -> bool:
-    """Tell an environment whether its next pictures will be looked at; return what it was before.
+    """Tell an environment whether its next images will be looked at; return what it was before.
 
     An environment that can leave out drawing has an attribute `drawing`. While it is False it may
-    show an old picture, except in the observation that ends an episode.
+    show an old image, except in the observation that ends an episode.
     """
     base = env.unwrapped
     if not hasattr(base, "drawing"):
@@ -142,7 +142,7 @@ def to_gray(image: Any) -> Any:
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Tell whether a space holds images: bytes of height, width, channels."""
+    """Return whether a space holds images: bytes of height, width, channels."""
     shape = space.shape
     bytes_ = isinstance(space, spaces.Box) and space.dtype == np.uint8
     return bytes_ and shape is not None and len(shape) == 3

@@ -134,7 +134,7 @@ def load_weights(agent: DreamerV3, weights: Weights) -> None:
 
 @torch.no_grad()
 def load_optimizer(agent: DreamerV3, weights: Weights) -> bool:
-    """Copy the optimizer's moments, if they are there; tell whether they were."""
+    """Copy the optimizer's moments, if they are there; return whether they were."""
     if "opt/state/1/0" not in weights:
         return False
     opt = agent.optimizers["agent"]

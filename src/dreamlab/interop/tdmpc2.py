@@ -44,7 +44,7 @@ def canonical(found: Mapping[str, Any]) -> dict[str, Array]:
         if not isinstance(value, np.ndarray):
             raise CheckpointError(f"import: {name[:80]!r} is not a tensor")
         out[_newer(name)] = value
-    if not any(k.startswith(TARGET) for k in out):  # it begins as the critics are
+    if not any(k.startswith(TARGET) for k in out):  # it starts as the critics are
         out |= {TARGET + k[len(ONLINE) :]: v for k, v in out.items() if k.startswith(ONLINE)}
     return out
 

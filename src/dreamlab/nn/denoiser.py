@@ -58,7 +58,7 @@ class Sinusoids(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """Sines and cosines of a number, with waves that are learnt."""
+    """Sines and cosines of a number, with waves that are learned."""
 
     def __init__(self, dim: int, spread: float = 0.2) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def everything(row: Row) -> dict[str, Any]:
-    """Return all there is to know about a run, and the commands that go on with it."""
+    """Return all there is to know about a run, and the commands that resume it."""
     folder = Path(row["folder"])
     run, config = Run(folder), config_if_readable(folder)
     git = run.manifest.get("git") or {}

@@ -1,4 +1,4 @@
-"""A run is a folder; the folder is the truth."""
+"""A run is a folder; everything about it is in it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def saved(self) -> bool:
-        """Tell whether a checkpoint was ever saved; an older run tells it only by its end."""
+        """Return whether a checkpoint was ever saved; an older run tells it only by its end."""
         ended = self.manifest.get("status") in ("finished", "interrupted", "imported")
         return self.manifest.get("saved_frames", 0 if ended else None) is not None
 
@@ -159,8 +159,27 @@ class Run:
             file.write(line + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return every record of metrics.jsonl; damaged lines are left out."""
+        """Return every record of metrics.jsonl; corrupted lines are left out."""
         return read_metrics(self.folder).records
+
+
+class FollowedRun(Run):
+    """The folder of a run as the processes see it that do not write there: all but rank 0."""
+
+    def __init__(self, folder: Path, saved: bool) -> None:
+        super().__init__(folder)
+        self.was_saved = saved
+
+    @property
+    def saved(self) -> bool:
+        """Tell what rank 0 has read."""
+        return self.was_saved
+
+    def update(self, **data: Any) -> None:
+        """Leave it to rank 0."""
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Leave it to rank 0."""
 
 
 class FolderLock:
@@ -222,7 +241,7 @@ class FolderLock:
 
     def undo(self) -> None:
         """Remove the file and the folders that were made for it, as far as they are empty."""
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # another process has put something there
             for path in reversed(self.made):
                 path.unlink() if path == self.path else path.rmdir()
 

@@ -62,7 +62,7 @@ def chunk_transitions(batch: Batch, gamma: float, horizon: int) -> Transitions:
     """Return the transition of each window with its action as a chunk [b, h, a].
 
     With a horizon above 1 the window is what the chunk covers, h + 1 steps. Where the episode ends
-    earlier, its last action is repeated: nobody was asked for what would have come.
+    earlier, its last action is repeated: what would have come is unknown.
     """
     if horizon > 1 and batch.reward.shape[1] != horizon + 1:
         raise ConfigError(

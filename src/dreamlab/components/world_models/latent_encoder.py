@@ -27,7 +27,7 @@ class LatentEncoderConfig:
     latent_dim: Width = 512
     """Numbers of a latent; with images it is what the convolutions give: 512 of 64x64."""
     simnorm_dim: Width = 8
-    """Numbers of a latent that add up to 1."""
+    """Numbers of a latent that sum to 1."""
     enc_dim: Width = 256
     enc_layers: Annotated[int, Range(1, 1_000)] = 2
     """Layers of the encoder of vectors, its last one included; at least one is hidden."""

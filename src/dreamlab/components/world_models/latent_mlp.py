@@ -46,7 +46,7 @@ class TaskLatent(NamedTuple):
     task: Int[Tensor, "*b"]
     reward: Float[Tensor, "*b"]
     cont: Float[Tensor, "*b"]
-    """The discount, times the chance that the episode goes on."""
+    """The discount, times the chance that the episode continues."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class LatentModel(nn.Module):
         return Followed(TaskLatent(z, task, reward, self.goes_on(z, task)))
 
     def goes_on(self, z: Float[Tensor, "*b d"], task: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the discount times the chance that episodes go on."""
+        """Return the discount times the chance that episodes continue."""
         discount = F.embedding(task, self.discounts[:, None])[..., 0]
         return (
             discount if self.termination is None else discount * torch.sigmoid(-self.ends(z, task))
@@ -197,7 +197,7 @@ class LatentModel(nn.Module):
         horizon: int,
         noise: Float[Tensor, "h ..."] | None = None,
     ) -> tuple[TaskLatent, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Go on from latents; there is no chance in it, whatever the noise."""
+        """Continue from latents; there is no chance in it, whatever the noise."""
 
         def advance(
             latent: TaskLatent, chance: Float[Tensor, " ..."]

@@ -30,7 +30,7 @@ class WorldModelConfig:
     reward: Part = part("two_hot", HOME, kinds.NumberHead, layers=1)
     cont: Part = part("binary", HOME, kinds.ProbabilityHead, layers=1)
     horizon: PositiveInt = 333
-    """Steps that count: the discount, which is learnt with continuation, is 1 - 1 / horizon."""
+    """Steps that count: the discount, which is learned with continuation, is 1 - 1 / horizon."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ KNOWN = ("dtype", "shape", "names", "low", "high", "classes")
 
 
 def is_lerobot(place: Path) -> bool:
-    """Tell whether a folder holds a LeRobot data set."""
+    """Return whether a folder holds a LeRobot dataset."""
     return (place / INFO).is_file()
 
 
@@ -75,7 +75,7 @@ class Listing:
 
 
 def read_lerobot(root: Path) -> Dataset:
-    """Return a data set of any version; episodes that cannot be used are told in `broken`."""
+    """Return a dataset of any version; episodes that cannot be used are told in `broken`."""
     listing = read_listing(root)
     table, good, broken = _read_rows(listing)
     columns = {k: _column(listing, table, k) for k in _plain(listing)}
@@ -315,7 +315,7 @@ def _camera(
 
 @dataclass(frozen=True)
 class DepthCamera:
-    """A video of distances, which its colours do not tell: it can be left aside, not read."""
+    """A depth video: it can be left aside, not read."""
 
     key: str
     shape: tuple[int, int, int]

@@ -1,7 +1,8 @@
-"""Evaluation in a process of its own, with the weights of the moment that it belongs to."""
+"""Evaluation in its own process, with the weights of the moment that it belongs to."""
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -34,14 +35,14 @@ Outcome = EvalResult | LabError | Gone
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be measured, and where a film of it goes if one is wanted."""
+    """What is to be measured, and where a video of it goes, if requested."""
 
     payload: bytes
     film: Path | None = None
 
 
 class BackgroundEvaluator:
-    """Measures one policy at a time while the training goes on; starts with the first."""
+    """Measures one policy at a time while the training continues; starts with the first."""
 
     def __init__(self, make: MakeEvaluation) -> None:
         self.make = make
@@ -55,7 +56,7 @@ class BackgroundEvaluator:
         return self.task is not None
 
     def submit(self, task: Task) -> None:
-        """Begin to measure; nothing else may be under way."""
+        """Start to measure; nothing else may be under way."""
         assert not self.busy, "one evaluation at a time"
         if self.process is None:
             self._start()
@@ -65,11 +66,12 @@ class BackgroundEvaluator:
     def _start(self) -> None:
         context = context_of(self.make)
         self.connection, theirs = context.Pipe()
-        # not a daemon: an environment may start processes of its own
+        # not a daemon: an environment may start its own processes
         self.process = context.Process(
             target=measure_all, args=(theirs, self.make), name="evaluation"
         )
         self.process.start()
+        atexit.register(self.close)
         theirs.close()
         self.results = queue.Queue()  # what an earlier process still sends is of nobody's interest
         arguments = (self.process, self.connection, self.results)
@@ -114,6 +116,7 @@ class BackgroundEvaluator:
         """Drop what is under way and end the process."""
         if self.process is None:
             return
+        atexit.unregister(self.close)
         self.task = None
         connection, process, self.process = self.connection, self.process, None
         assert connection is not None

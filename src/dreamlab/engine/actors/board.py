@@ -9,7 +9,7 @@ from multiprocessing.shared_memory import SharedMemory
 HEADER = struct.Struct("<qq")  # newest version, whether to stop
 SLOT = struct.Struct("<qqq")  # version, bytes, checksum
 FIRST = 128
-"""Where the first slot begins; the headers are before it."""
+"""Where the first slot starts; the headers are before it."""
 ROOM = 1.25
 """Counts and statistics may grow a little."""
 
@@ -47,7 +47,7 @@ class Board:
         place, begin = HEADER.size + slot * SLOT.size, FIRST + slot * self.capacity
         SLOT.pack_into(buffer, place, -1, 0, 0)
         buffer[begin : begin + len(payload)] = payload
-        SLOT.pack_into(buffer, place, version, len(payload), zlib.crc32(payload))
+        SLOT.pack_into(buffer, place, version, len(payload), zlib.adler32(payload))
         struct.pack_into("<q", buffer, 0, version)
 
     def read(self, have: int) -> bytes | None:
@@ -61,7 +61,7 @@ class Board:
         if version != newest or size > self.capacity:
             return None
         payload = bytes(buffer[begin : begin + size])
-        return payload if zlib.crc32(payload) == checksum else None
+        return payload if zlib.adler32(payload) == checksum else None
 
     def stop(self) -> None:
         """Tell every reader to end."""

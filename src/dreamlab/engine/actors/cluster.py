@@ -35,7 +35,7 @@ class Remote:
             threading.Thread(target=self._watch, args=(linger_s,), daemon=True).start()
 
     def _watch(self, linger_s: float) -> None:
-        """End the process once no learner was heard of for too long."""
+        """End the process once no learner was updated for too long."""
         while self.busy or time.monotonic() - self.heard < linger_s:
             time.sleep(min(1.0, linger_s / BEATS))
         os._exit(0)
@@ -45,7 +45,7 @@ class Remote:
         self.heard = time.monotonic()
 
     def begin_anew(self) -> None:
-        """Serve another learner: every environment begins a new episode, weights are asked for."""
+        """Serve another learner: every environment starts a new episode, weights are requested."""
         self.hear()
         if self.worker is not None:
             self.worker.begin_anew()
@@ -83,7 +83,7 @@ class Remote:
 
 @dataclass
 class Handle:
-    """An actor of the cluster, and the blocks that it was asked for, in order."""
+    """An actor of the cluster, and its requested blocks, in order."""
 
     actor: Any
     asked: deque[Any] = field(default_factory=deque[Any])

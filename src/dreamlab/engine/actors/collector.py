@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dreamlab.core import rng as random
 from dreamlab.core.errors import EnvError, LabError
 from dreamlab.core.types import Array, Batch, Metrics, Spec
 from dreamlab.core.workflow import Workflow
@@ -50,7 +51,7 @@ class RemoteCollector(Observer):
     store     t0 t1 t2
 
     The store is that of a vector of K * num_envs environments, and `collect` gives exactly the
-    ticks that the phase asks for: the train ratio holds as in the plain loop. The learner waits for
+    ticks that the phase requests: the train ratio holds as in the plain loop. The learner waits for
     actors where they are slower, and actors wait for requests where the learner is.
     """
 
@@ -69,7 +70,8 @@ class RemoteCollector(Observer):
         self.deaths = [0] * config.num
         self.generation = 0
         self.weights = Published()
-        self.waited_s, self.busy_s, self.since = 0.0, 0.0, time.monotonic()
+        self.waited_s, self.published_s, self.busy_s = 0.0, 0.0, 0.0
+        self.since = time.monotonic()
         self.lost = 0
         self.loop: Orchestrator | None = None
         observers.add(self)
@@ -92,13 +94,16 @@ class RemoteCollector(Observer):
                 break
             else:
                 self._wait()
-        self._ask(random_actions)  # actors go on while the learner computes
+        self._ask(random_actions)  # actors continue while the learner computes
         out.decisions = (ticks - left) * self.envs.num_envs
         self.workflow.decided(out.decisions)
         return out
 
+    def agree(self) -> None:
+        """Do nothing: actors feed one learner, so there is no other process to agree with."""
+
     def statistics(self) -> dict[str, Any]:
-        """Return what all actors normalise with."""
+        """Return what all actors normalize with."""
         return self.envs.normalizer.get_state()
 
     def get_state(self) -> dict[str, Any]:
@@ -106,15 +111,21 @@ class RemoteCollector(Observer):
 
         Episodes that are running, and steps that are not stored yet, are lost.
         """
+        num = self.envs.num_envs
+        rng = np.random.default_rng(self.generation)  # of a plain loop that continues from here
         return {
             "envs": {"envs": [], "normalizer": self.statistics()},
-            "state": (),
+            "step": None,
+            "state": self.workflow.initial_state(num),
+            "returns": np.zeros(num),
+            "lengths": np.zeros(num, np.int64),
+            "rng": random.generator_state(rng),
             "generation": self.generation,
             "lost": self.lost,
         }
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        """Go on from saved statistics; return all environments, which begin new episodes."""
+        """Continue from saved statistics; return all environments, which start new episodes."""
         self.envs.normalizer.set_state(state["envs"]["normalizer"])
         self.generation = int(state.get("generation", -1)) + 1
         self.lost = int(state.get("lost", 0))
@@ -172,7 +183,7 @@ class RemoteCollector(Observer):
     def _replace(self, index: int, why: str) -> None:
         """Start another actor in the place of one that died; its episodes are cut there.
 
-        The first step of the new one begins an episode, so that no window mistakes both for one.
+        The first step of the new one starts an episode, so that no window mistakes both for one.
         """
         self.deaths[index] += 1
         self.lost += 1
@@ -199,9 +210,13 @@ class RemoteCollector(Observer):
     def started(self, loop: Orchestrator) -> None:
         """Start all actors with the weights of this moment."""
         self.loop = loop
-        self._publish()
-        for index in range(self.config.num):
-            self.transport.start(index, self.generation)
+        try:
+            self._publish()
+            for index in range(self.config.num):
+                self.transport.start(index, self.generation)
+        except BaseException:
+            self.transport.close()
+            raise
         self.since = time.monotonic()
 
     def updated(self, batch: Batch, metrics: Metrics) -> None:
@@ -210,8 +225,9 @@ class RemoteCollector(Observer):
             self._publish()
 
     def _publish(self) -> None:
-        version = self.weights.next()
+        began, version = time.monotonic(), self.weights.next()
         self.transport.publish(version, pack(self.workflow, version, self.statistics()))
+        self.published_s += time.monotonic() - began
 
     def flushing(self, record: dict[str, float]) -> None:
         """Report how old the weights were, what waits in the queue and who waited for whom."""
@@ -220,9 +236,10 @@ class RemoteCollector(Observer):
         record |= self.weights.pop_ages()
         record["actors/queue_ticks"] = float(np.mean([s.ticks for s in self.streams]))
         record["actors/learner_waited"] = self.waited_s / elapsed
+        record["actors/learner_published"] = self.published_s / elapsed
         record["actors/busy"] = self.busy_s / elapsed / self.config.num
         record["actors/replaced"] = float(self.lost)
-        self.waited_s, self.busy_s = 0.0, 0.0
+        self.waited_s, self.published_s, self.busy_s = 0.0, 0.0, 0.0
 
     def finished(self, status: str) -> None:
         """End all actors."""
@@ -255,7 +272,7 @@ class Published:
         return self.version
 
     def outdated(self, seconds: float) -> bool:
-        """Take note of an update; tell whether newer weights are due."""
+        """Take note of an update; return whether newer weights are due."""
         self.updates += 1
         now = time.monotonic()
         return now - self.since.setdefault(self.version, now) >= seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pickle
@@ -51,11 +52,14 @@ class LocalActors:
 
     def start(self, index: int, generation: int) -> None:
         assert self.board is not None, "weights are published first"
+        if not self.children:
+            # whatever happens: Python waits at its end for children that are no daemons
+            atexit.register(self.close)
         context = context_of(self.make)
         ours, theirs = context.Pipe()
         board = (self.board.memory.name, self.board.capacity)
         arguments = (theirs, board, self.make, index, generation)
-        # not a daemon: its environments may be in processes of their own
+        # not a daemon: its environments may be in their own processes
         process = context.Process(target=serve, args=arguments, name=f"actor-{index}")
         process.start()
         theirs.close()
@@ -101,6 +105,7 @@ class LocalActors:
         for child in self.children.values():
             end(child.process, max(0.0, until - time.monotonic()))
         self.children = {}
+        atexit.unregister(self.close)
         if self.board is not None:
             self.board.close(remove=True)
             self.board = None
@@ -156,7 +161,7 @@ def serve(
 def answer_all(
     connection: Connection, board: Board, make: MakeWorker, index: int, generation: int
 ) -> None:
-    """Make the actor, and answer requests by blocks; an error of its own is the last answer."""
+    """Make the actor, and answer requests by blocks; its own error is the last answer."""
     try:
         worker = make(index, generation)
         try:

@@ -26,7 +26,7 @@ class ActorsConfig:
     """
 
     num: Annotated[int, Range(0, 10_000)] = 0
-    """Actors, each with `env.num_envs` environments of its own; 0 collects in the learner."""
+    """Actors, each with its own `env.num_envs` environments; 0 collects in the learner."""
     where: Literal["local", "ray"] = "local"
     """`local`: processes of this machine; `ray`: actors of a Ray cluster."""
     weights_age_s: NonNegative = 1.0
@@ -42,7 +42,7 @@ class ActorsConfig:
     address: str | None = None
     """The Ray cluster (`auto`, `host:port`); None starts one on this machine, for this run."""
     cpus: Positive = 1.0
-    """CPUs that a Ray actor asks for."""
+    """CPUs that a Ray actor requests."""
     wait_s: Positive = 60.0
     """How long a Ray actor may take for a block, or to find room in the cluster; then the run ends.
     """

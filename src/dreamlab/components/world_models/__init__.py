@@ -1,0 +1,1 @@
+"""World models: their protocol, their parts, and how good their dreams are."""
