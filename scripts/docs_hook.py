@@ -8,6 +8,7 @@ Pages that mkdocs.yml does not name are put into the navigation by their folder.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -61,12 +62,20 @@ def _generated(target: Path, config: Any) -> File:
     if target.suffix in PICTURES:
         return File.generated(config, name, abs_src_path=str(target))
     text = target.read_text()
-    if target.suffix != ".md":
+    if target.suffix == ".ipynb":
+        text = _notebook(text)
+    elif target.suffix != ".md":
         language = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
         kind = language.get(target.suffix, "text")
         title = target.relative_to(ROOT).as_posix()
         text = f"# {title}\n\n````{kind}\n{text}\n````\n"
     return File.generated(config, name, content=text)
+
+
+def _notebook(text: str) -> str:
+    """Return a notebook's cells as a page; it is kept without outputs."""
+    cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(text)["cells"]]
+    return "\n\n".join(f"```python\n{s}\n```" if kind == "code" else s for kind, s in cells)
 
 
 def place(target: Path) -> str:
