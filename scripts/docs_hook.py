@@ -63,7 +63,7 @@ def _generated(target: Path, config: Any) -> File:
         return File.generated(config, name, abs_src_path=str(target))
     text = target.read_text()
     if target.suffix == ".ipynb":
-        text = _notebook(text)
+        text = _notebook(target)
     elif target.suffix != ".md":
         language = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
         kind = language.get(target.suffix, "text")
@@ -72,10 +72,13 @@ def _generated(target: Path, config: Any) -> File:
     return File.generated(config, name, content=text)
 
 
-def _notebook(text: str) -> str:
-    """Return a notebook's cells as a page; it is kept without outputs."""
-    cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(text)["cells"]]
-    return "\n\n".join(f"```python\n{s}\n```" if kind == "code" else s for kind, s in cells)
+def _notebook(target: Path) -> str:
+    """Return the texts and the code of a notebook."""
+    cells = json.loads(target.read_text())["cells"]
+    texts = [(c["cell_type"], "".join(c["source"])) for c in cells]
+    shown = [f"````python\n{text}\n````" if kind == "code" else text for kind, text in texts]
+    name = target.relative_to(ROOT).as_posix()
+    return "\n\n".join([*shown, f"This is `{name}`, which runs as it stands."])
 
 
 def place(target: Path) -> str:

@@ -78,7 +78,7 @@ def test_options_are_the_words_of_the_command_line():
         ({"seed": [1, 2]}, "one run has one seed"),
         ({"seed": "1"}, "seed: expected int"),
         ({"lr": object()}, "not object"),
-        ({"trust_code": True}, "nothing here is from a hub"),
+        ({"trust_code": True}, "no file here is from a hub"),
     ],
 )
 def test_a_wrong_option_is_told_with_its_place_and_leaves_nothing(
@@ -232,9 +232,9 @@ def test_a_search_learns_from_what_it_is_told_and_goes_on(tmp_path):
     assert (len(again), again.best) == (8, best)
     assert again.frame()["value"].min() == best.value
     assert set(again.importances()) == {"lr", "hidden"}
-    with pytest.raises(dreamlab.LabError, match="told already"):
+    with pytest.raises(dreamlab.LabError, match="already has a value"):
         tuner.tell(trial, 1.0)
-    with pytest.raises(dreamlab.LabError, match="another space"):
+    with pytest.raises(dreamlab.LabError, match="another search space"):
         dreamlab.Tuner({"lr": [1, 2]}, tmp_path, direction="minimize")
     with pytest.raises(dreamlab.LabError, match="minimize"):
         dreamlab.Tuner(SPACE, tmp_path)

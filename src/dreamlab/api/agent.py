@@ -191,7 +191,7 @@ class Agent:
         return np.broadcast_to(first, (num,)).copy(), state.tree
 
     def _batch(self, obs: Observation) -> tuple[dict[str, Array], bool]:
-        """Return observations [n, ...] as the workflow wants them; tell if there was one only."""
+        """Return observations [n, ...] in the workflow's form, and whether there was only one."""
         spec = self.spec.obs
         named = self._named(obs)
         for name in spec.keys() - named.keys():
@@ -260,7 +260,7 @@ def load(
     seed: int = 0,
     trust_code: bool = False,
 ) -> Agent:
-    """Return the agent of a run folder, of a hub folder, or of `hub:OWNER/NAME`.
+    """Return the agent of a run directory, of a hub folder, or of `hub:OWNER/NAME`.
 
     `checkpoint` is `latest`, `best`, or a name in checkpoints/. `seed` is that of its own random
     numbers, see `Agent.predict`.

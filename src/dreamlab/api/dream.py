@@ -114,7 +114,7 @@ def from_episode(agent: Agent, horizon: int, actions: Any, context: int, seed: i
         for step in range(1, context):
             obs, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
-                raise LabError(f"imagine: the episode ended after {step} steps: lower context")
+                raise LabError(f"imagine: the episode ended after {step} steps: reduce context")
             action, state = agent.predict(obs, state)
         dream = from_state(agent, horizon, state, actions)
         return replace(dream, real=_real(agent, env, dream.action))

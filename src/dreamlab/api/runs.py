@@ -125,7 +125,7 @@ def train(what: str | Path | Mapping[str, Any] | Run, *overrides: str, **options
         config = load_config(compose(words))
     strange_run = config.run.dir is not None and strangers.is_strange(Path(config.run.dir))
     if trust_code and not (strange_file or strange_run):
-        raise ConfigError("trust_code=True: nothing here is from a hub: leave it out")
+        raise ConfigError("trust_code=True has no effect: no file here is from a hub. Remove it")
     command = None if isinstance(what, Mapping) else ["dreamlab", "train", *words]
     run, _ = training.train(config, trust_code=trust_code and strange_run, command=command)
     return Run(run.folder)
