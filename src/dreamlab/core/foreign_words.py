@@ -49,7 +49,7 @@ WORDS: tuple[Word, ...] = (
           DREAMER, TORCH, TDMPC2, LEROBOT),
     _word("env_id gym_id env_name environment env.name env.task env.type task tasks",
           say.task, "CartPole-v1", "", *BOTH, DREAMER, TORCH, TDMPC2, LEROBOT),
-    _word("n_envs num_envs run.envs envs env_num num_env parallel_envs",
+    _word("n_envs num_envs run.envs envs env_num parallel_envs",
           say.option("env.num_envs"), 4, "", *BOTH, DREAMER, TORCH),
     _word("logdir log_dir log_path output_dir save_dir work_dir workdir out_dir experiment_dir "
           "checkpoint_dir hydra.run.dir log_folder", say.option("run.dir"), "runs/first",
