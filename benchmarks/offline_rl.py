@@ -178,8 +178,8 @@ def all_runs(data: Path, seeds: list[int], lengths: Lengths) -> dict[Key, list[s
         for k in OFFLINE for s in seeds
     }  # fmt: skip
     first, *rest = POLICIES
-    ablated = [(p, k) for k in ("both", "none") for p in POLICIES]
-    ablated += [(first, k) for k in ("global", "local")]
+    ablated = [(first, k) for k in ("both", "none", "global", "local")]
+    ablated += [(p, k) for p in rest for k in ("none", "both")]
     ablated += [(p, k) for p in rest for k in ("global", "local")]
     return todo | {
         ("pa_rl", f"{p}/{k}", str(s)): parl_options(p, k, data, s, lengths)

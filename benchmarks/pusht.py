@@ -1,7 +1,7 @@
 """PushT cloned from our own demonstrations: a Gaussian policy beside diffusion and flow.
 
     python benchmarks/pusht_demos.py data/pusht
-    python benchmarks/pusht.py data/pusht [--seeds 3] [--updates 4000] [--record]
+    python benchmarks/pusht.py data/pusht [--seeds 1 2 3] [--updates 4000] [--record]
 
 Every policy sees two steps of keypoints and predicts 16 actions, of which 8 are executed; networks
 are perceptrons that two cores can train. The score is the published one: the mean over 50 episodes
@@ -20,15 +20,17 @@ import torch
 
 from dreamlab import training
 from dreamlab.config import compose, load_config
+from dreamlab.runs.git_state import git_state
+from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"
 CHUNK = "obs_steps: 2, horizon: 16, execute: 8"
+NET = "{_target_: resnet_mlp, width: 128, dropout: 0.0}"
 POLICIES = {
     "Gaussian": f"{{_target_: gaussian, hidden: [512, 512, 512], {CHUNK}}}",
-    "diffusion, DDIM 10": f"{{_target_: diffusion, sampler: ddim, sample_steps: 10, "
-    f"net: {{_target_: resnet_mlp, width: 256, dropout: 0.0}}, {CHUNK}}}",
-    "flow, Euler 10": f"{{_target_: flow, net: {{_target_: resnet_mlp, width: 256, dropout: 0.0}}, "
-    f"{CHUNK}}}",
+    "diffusion, DDIM 10": "{_target_: diffusion, prediction: sample, sampler: ddim, "
+    f"sample_steps: 10, net: {NET}, {CHUNK}}}",
+    "flow, Euler 10": f"{{_target_: flow, net: {NET}, {CHUNK}}}",
 }
 PUBLISHED = (
     "Elsewhere, from 206 human demonstrations: a released checkpoint on states (U-Net, 66 million "
@@ -47,51 +49,65 @@ def run(name: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
         f"eval.episodes={args.episodes}", "eval.num_envs=25", "log.every_updates=200",
         "log.terminal=off", "eval.video=false",
     ]  # fmt: skip
-    finished, _ = training.train(load_config(compose(words)))
+    finished = Run(folder)
+    if not (folder / "manifest.json").exists() or "final_eval" not in finished.manifest:
+        finished, _ = training.train(load_config(compose(words)))
     last = [r for r in finished.metrics() if "eval/log/score" in r][-1]
     found = {k: last[f"eval/{v}"] for k, v in (("score", "log/score"), ("success", "success"))}
     print(f"{name:20s} seed {seed} {found}", flush=True)
     return found
 
 
-def table(numbers: dict[str, list[dict[str, float]]], args: argparse.Namespace) -> str:
+def table(facts: dict[str, Any]) -> str:
     """Return the numbers as a page."""
-    info = json.loads((args.data / "meta" / "info.json").read_text())
-    shown = f"{info['total_episodes']} demonstrations ({info['total_frames']:,} frames)"
+    f = facts
     lines = [
         "# PushT from our own demonstrations", "",
-        f"{shown} of `benchmarks/pusht_demos.py`; {args.updates:,} updates of 256 windows; "
-        f"{args.episodes} episodes from other starts; torch {torch.__version__}, a CPU. "
-        "`python benchmarks/pusht.py DATA --record` makes this.", "",
+        f"{f['demonstrations']} demonstrations ({f['frames']:,} frames) of "
+        f"`benchmarks/pusht_demos.py`; {f['updates']:,} updates of 256 windows; {f['episodes']} "
+        f"episodes from other starts. `{f['command']}` at {f['commit']}, {f['hardware']}.", "",
         "| policy | score by seed | mean score | mean success |", "|---|---|---|---|",
     ]  # fmt: skip
-    for name, rows in numbers.items():
+    for name, rows in facts["policies"].items():
         each = ", ".join(f"{r['score']:.2f}" for r in rows)
         mean = [float(np.mean([r[k] for r in rows])) for k in ("score", "success")]
         lines.append(f"| {name} | {each} | {mean[0]:.2f} | {mean[1]:.2f} |")
     return "\n".join([*lines, "", PUBLISHED, ""])
 
 
+def about(args: argparse.Namespace, numbers: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return the numbers, and how they were made."""
+    info = json.loads((args.data / "meta" / "info.json").read_text())
+    machine, seeds = hardware(), " ".join(map(str, args.seeds))
+    return {
+        "command": f"python benchmarks/pusht.py DATA --seeds {seeds} --updates {args.updates} "
+        f"--policies {' '.join(repr(n) for n in numbers)} --record",
+        "commit": git_state().get("commit", "")[:10],
+        "hardware": f"{machine['cpu']}, {machine['cpus']} cores, torch {torch.__version__}",
+        "demonstrations": info["total_episodes"], "frames": info["total_frames"],
+        "updates": args.updates, "episodes": args.episodes, "seeds": args.seeds,
+        "policies": numbers,
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--updates", type=int, default=4000)
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
     args.runs = args.data.with_name(f"{args.data.name}_runs_{args.updates}")
-    numbers: dict[str, list[Any]] = {name: [] for name in args.policies}
-    for seed in range(args.seeds):
-        for name in args.policies:
-            numbers[name].append(run(name, seed, args))
-    page = table(numbers, args)
-    print(page)
-    if args.record:
-        (RESULTS / "pusht.md").write_text(page)
-        facts = {"updates": args.updates, "episodes": args.episodes, "policies": numbers}
-        (RESULTS / "pusht.json").write_text(json.dumps(facts, indent=1) + "\n")
+    numbers: dict[str, list[Any]] = {}
+    for name in args.policies:
+        numbers[name] = [run(name, seed, args) for seed in args.seeds]
+        facts = about(args, numbers)
+        print(table(facts))
+        if args.record:
+            (RESULTS / "pusht.md").write_text(table(facts))
+            (RESULTS / "pusht.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

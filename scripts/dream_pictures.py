@@ -1,9 +1,9 @@
 """Make the pictures of a dream in `docs/images` from a run that has a world model.
 
-    dreamlab train dreamer_cartpole seed=1 training.total_frames=12_000 run.dir=experiments/dream
-    python scripts/dream_pictures.py experiments/dream
+    dreamlab train dreamer_pendulum seed=1 report.every_frames=2_000 run.dir=experiments/dream
+    python scripts/dream_pictures.py experiments/dream 2000
 
-dream.gif          the newest film of an open-loop prediction, smaller
+dream.gif          the film of an open-loop prediction after so many frames, smaller
 dream.png          three of its frames: the last that was seen, one early and one late in the dream
 dream-curves.png   the same prediction as curves
 """
@@ -35,26 +35,28 @@ def frames_of(film: Path) -> list[Image.Image]:
 
 def write_gif(frames: list[Image.Image], path: Path) -> None:
     """Write frames as a GIF that rests on the last one."""
-    few = [f.quantize(COLORS, dither=Image.Dither.NONE) for f in frames]
+    palette = _sheet(frames).quantize(COLORS)  # one for all, or colours flicker
+    few = [f.quantize(palette=palette, dither=Image.Dither.NONE) for f in frames]
     times = [FRAME_MS] * (len(few) - 1) + [LAST_MS]
     few[0].save(path, save_all=True, append_images=few[1:], duration=times, loop=0, optimize=True)
 
 
-def write_moments(frames: list[Image.Image], path: Path) -> None:
-    """Write some frames below each other."""
+def _sheet(frames: list[Image.Image]) -> Image.Image:
+    """Return frames below each other."""
     height = frames[0].height
-    sheet = Image.new("RGB", (WIDTH, len(MOMENTS) * height))
-    for i, step in enumerate(MOMENTS):
-        sheet.paste(frames[step], (0, i * height))
-    sheet.save(path, optimize=True)
+    sheet = Image.new("RGB", (WIDTH, len(frames) * height))
+    for i, frame in enumerate(frames):
+        sheet.paste(frame, (0, i * height))
+    return sheet
 
 
-def main(run: Path) -> None:
-    frames = frames_of(max(run.glob("report/openloop_state_*.mp4")))
+def main(run: Path, moment: int) -> None:
+    name = f"openloop_state_{moment:012d}"
+    frames = frames_of(run / "report" / f"{name}.mp4")
     write_gif(frames, OUT / "dream.gif")
-    write_moments(frames, OUT / "dream.png")
-    shutil.copyfile(max(run.glob("report/openloop_state_*.png")), OUT / "dream-curves.png")
+    _sheet([frames[step] for step in MOMENTS]).save(OUT / "dream.png", optimize=True)
+    shutil.copyfile(run / "report" / f"{name}.png", OUT / "dream-curves.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -13,9 +13,11 @@ import torch
 
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import rng as random
+from dreamlab.core import world
 from dreamlab.core.affine import ACTION, Scaling, scaled_spec
 from dreamlab.core.config import Part, convert, dump
 from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.sharded_init import build_sharded
 from dreamlab.core.types import Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer, BufferContext
@@ -58,7 +60,14 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     training, env = config.training, config.env
     check_phases(training.phases, cls, config.buffers, training.total_frames)
     check_actors(config.actors, training.phases, config.buffers)
-    check_feasible(training.phases, training.total_frames, config.buffers, env_of_all(config))
+    if config.actors.num and config.processes > 1:
+        raise ConfigError(
+            "actors.num: actors feed one learner: leave it out with several processes "
+            "(distributed.processes, devices)"
+        )
+    frames = training.total_frames
+    each = frames if frames is None else -(-frames // config.processes)
+    check_feasible(training.phases, each, config.buffers, env_of_all(config))
     check_padding(training.phases, config.buffers, cls)
     check_measured(config)
     if config.compile and config.watch.check_every_update:
@@ -117,22 +126,39 @@ def _refuse_period(config: LabConfig, name: str, why: str) -> None:
 def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
     """Return the workflow on its device, with the seed of the run."""
     random.seed_all(config.seed)
-    with accelerate.one_thread():  # the weights it begins with are those of its seed alone
-        workflow: Workflow[Any] = config.workflow.build(spec)
+    with accelerate.one_thread():  # the weights it starts with are those of its seed alone
+        workflow = _made(config, spec)
+    if world.rank() > 0:  # same weights, own random stream
+        random.seed_all(world.derive(config.seed, 3))
     workflow.to(accelerate.pick_device(config.device))
     for optimizer in workflow.optimizers.values():
         optimizer.accumulate = config.training.accumulate
     return workflow
 
 
+def _made(config: LabConfig, spec: Spec) -> Workflow[Any]:
+    """Return a workflow as it begins: whole, or this process's part of it."""
+    options = config.distributed
+    if not options.shard or world.all_processes() == 1:
+        return config.workflow.build(spec)
+    workflow = build_sharded(lambda: config.workflow.build(spec), options.shard_least)
+    workflow.sharded = True
+    return workflow
+
+
 def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orchestrator:
     """Return the loop for a run directory that exists already."""
     check(config)
+    if config.processes not in (1, world.size()):
+        raise ConfigError(
+            f"distributed.processes={config.processes}, but this process is one of {world.size()}: "
+            "start it with `dreamlab train` or torchrun"
+        )
     terminal = terminal or Terminal(config.log.terminal, config.name)
     collects = any(p.collects for p in config.training.phases)
     scaling = find_scaling(config)
     local = collects and not config.actors.num
-    envs = Envs(config.env, random.derive(config.seed, 0), scaling) if local else None
+    envs = Envs(config.env, world.derive(config.seed, 0), scaling) if local else None
     workflow = build_workflow(config, find_spec(config, scaling) if envs is None else envs.spec)
     buffers = build_buffers(config, workflow, run, terminal)
     steps = max((b.steps_per_sample for b in buffers.values()), default=1)
@@ -140,7 +166,7 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     compute = replace(config, compile=False) if looked_at else config
     accelerate.set_up(compute, workflow, workflow.rows_per_step(steps))
     observers = Observers()
-    seed = random.derive(config.seed, 1)
+    seed = world.derive(config.seed, 1)
     collector = Collector(envs, workflow, seed, observers) if envs is not None else None
     if config.actors.num:
         collector = build_actors(config, run, workflow, scaling, observers)
@@ -197,7 +223,7 @@ def make_worker(config: LabConfig, scaling: Scaling, index: int, generation: int
 
 
 def make_evaluation(config: LabConfig, scaling: Scaling) -> tuple[Evaluator, Workflow[Any]]:
-    """Return what an evaluation in a process of its own needs: on the CPU, one thread."""
+    """Return what an evaluation in its own process needs: on the CPU, one thread."""
     config = replace(config, device="cpu", threads=1, compile=False)
     workflow = build_workflow(config, find_spec(config, scaling))
     accelerate.set_up(config, workflow, 1)
@@ -205,7 +231,7 @@ def make_evaluation(config: LabConfig, scaling: Scaling) -> tuple[Evaluator, Wor
 
 
 def find_scaling(config: LabConfig) -> Scaling:
-    """Return how the data that is learnt from is normalised, by observation and for the action."""
+    """Return how the data that is learned from is normalized, by observation and for the action."""
     found: Scaling = {}
     owner: dict[str, str] = {}
     for name, part in sorted(config.buffers.items()):
@@ -224,7 +250,7 @@ def find_scaling(config: LabConfig) -> Scaling:
 
 
 def _check_scaling(env: EnvConfig, scaling: Scaling, owner: dict[str, str]) -> None:
-    """Raise if an environment would normalise a second time what the data's statistics do."""
+    """Raise if an environment would normalize a second time what the data's statistics do."""
     if ACTION in scaling and env.scale_actions:
         raise ConfigError(
             f"buffers.{owner[ACTION]}.normalize: the dataset's actions are in the environment's "
@@ -276,7 +302,9 @@ def build_evaluator(config: LabConfig, scaling: Scaling | None = None) -> Evalua
 
 
 def build_logger(config: LabConfig, run: Run, terminal: Terminal) -> Logger:
-    """Return the logger with every sink that is switched on."""
+    """Return the logger with every sink that is switched on; rank 0 alone has any."""
+    if not world.is_main():
+        return Logger([])
     sinks: list[Sink] = [Jsonl(run.folder / "metrics.jsonl"), terminal]
     if config.log.tensorboard or config.log.wandb:
         about = about_run(config, run)
@@ -297,12 +325,13 @@ def build_buffers(
 ) -> dict[str, Buffer]:
     """Return the buffers by name; one that does not fit into memory goes to disk, or is refused."""
     buffers: dict[str, Buffer] = {}
-    room, on_gpu = memory_available(), 0
+    room, on_gpu = memory_available() // world.local_size(), 0
     spec, num_envs = workflow.spec, env_of_all(config).num_envs
     extras = _example(workflow).extras if config.buffers else {}
     for number, (name, part) in enumerate(sorted(config.buffers.items())):
         folder = run.folder / "buffers" / name
-        seed = random.derive(config.seed, 2, number)
+        folder = folder / f"rank{world.rank()}" if world.rank() else folder
+        seed = world.derive(config.seed, 2, number)
         place = BufferContext(spec, num_envs, seed, workflow.device, folder, extras)
         need = buffer_bytes(part, workflow, num_envs)
         chosen = _choose(part, on_gpu + need, workflow.device)
@@ -317,7 +346,7 @@ def build_buffers(
 
 
 def _storage(part: Part) -> str:
-    """Return where a buffer lives; one that cannot be told lives in RAM."""
+    """Return where a buffer is stored: in RAM if unspecified."""
     return getattr(part.config, "storage", "ram")
 
 
@@ -350,7 +379,7 @@ def buffer_bytes(part: Part, workflow: Workflow[Any], num_envs: int) -> int:
     spec = workflow.spec
     extras = sum(v[0].nbytes for v in _example(workflow).extras.values())
     options = part.config
-    mapped = getattr(options, "maps_images", False)  # pictures that stay on the disk
+    mapped = getattr(options, "maps_images", False)  # images that stay on the disk
     obs = sum(s.nbytes for s in spec.obs.values() if not (mapped and s.is_image))
     step = obs + spec.action.nbytes + extras + 4 + 3
     total = options.most_steps(num_envs) * (step + 8)
@@ -363,7 +392,7 @@ def _example(workflow: Workflow[Any]) -> Decision:
     obs = {k: np.zeros((1, *s.shape), s.dtype) for k, s in workflow.spec.obs.items()}
     flags = np.zeros(1, bool)
     step = Step(obs, np.zeros(1, np.float32), np.ones(1, bool), flags, flags)
-    with random.fork(0):
+    with random.fork(0), world.alone():
         saved = {k: v.clone() for k, v in workflow.named_buffers()}
         decision = workflow.act(step, workflow.initial_state(1), Mode.TRAIN)
         for k, v in workflow.named_buffers():

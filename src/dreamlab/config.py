@@ -70,7 +70,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Another run's checkpoint to begin with."""
+    """Another run's checkpoint to start with."""
 
     run: str
     """The run directory to start from."""
@@ -115,7 +115,7 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the configuration that Hydra makes of these overrides, as plain data.
 
     The name of an experiment, or a YAML file, stands for `+experiment=` it. A key that no YAML file
-    mentions is added (its default is in the code); if it is misspelt, `load_config` says so. What
+    mentions is added (its default is in the code); if it is misspelled, `load_config` says so. What
     was typed wins over `tiny`, and an environment that was chosen over the experiment's.
     """
     with tempfile.TemporaryDirectory() as extra:
@@ -185,7 +185,7 @@ OF_THE_TRAINING = ("num_envs", "vector", "normalize_obs", "normalize_reward")
 
 
 def _chosen_env(arguments: Sequence[str]) -> str | None:
-    """Return the group of environments that was asked for."""
+    """Return the group of environments that was requested."""
     found = [a.removeprefix("env=") for a in arguments if a.startswith("env=")]
     return found[-1] if found and found[-1] in choices("env") else None
 
@@ -247,10 +247,11 @@ def _experiment(argument: str) -> str:
     """Return a word that stands for an experiment: its name, or a file."""
     _check_length(argument)
     if not argument.endswith((".yaml", ".yml")) and argument not in choices("experiment"):
-        if like := experiments_like(argument):
-            among = ", ".join(like[:MOST_LIKE])
-            raise ConfigError(f"there is no experiment {shown(argument)}. Did you mean {among}?")
         expected = "expected an experiment, a YAML file or key=value"
+        if like := experiments_like(argument):
+            among = ", ".join(map(repr, like[:MOST_LIKE]))
+            hint = f"there is no experiment {shown(argument)}. Did you mean {among}?"
+            raise ConfigError(f"{hint}\n  {expected}")
         raise ConfigError(unknown("experiment", argument, choices("experiment"), expected))
     return argument
 

@@ -19,7 +19,7 @@ FRAMES = 11_000
 
 
 def run_demo(overrides: list[str]) -> int:
-    """Train from scratch with a live view, then say what was learnt and what to try next."""
+    """Train from scratch with a live view, then say what was learned and what to try next."""
     folder = new_folder("demo")
     options = [f"+experiment={EXPERIMENT}", f"training.total_frames={FRAMES}", f"run.dir={folder}"]
     config = load_config(compose([*options, *overrides]))

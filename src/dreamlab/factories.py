@@ -1,4 +1,4 @@
-"""Agents, policies and critics by name, for programs that bring a loop of their own.
+"""Agents, policies and critics by name, for programs that bring their own loop.
 
 Thin: each function names a workflow or a component and gives it the options that YAML would.
 """
@@ -58,7 +58,7 @@ class Agent:
 
     @torch.no_grad()
     def act(self, obs: Obs, is_first: Tensor | None = None, evaluation: bool = False) -> Tensor:
-        """Return actions for observations [n, ...]; `is_first` [n] tells where episodes begin.
+        """Return actions for observations [n, ...]; `is_first` [n] marks the start of episodes.
 
         In evaluation it is the agent's best; else it explores.
         """
@@ -87,7 +87,7 @@ class Agent:
         write_atomic(path, lambda file: torch.save(state, file))
 
     def load(self, path: Path) -> None:
-        """Go on with what `save` wrote for an agent made with the same options."""
+        """Restore what `save` wrote for an agent with the same options."""
         self.workflow.load_state_dict(torch.load(path, weights_only=True))
 
 

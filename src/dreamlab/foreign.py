@@ -87,7 +87,7 @@ def _get(node: Any, keys: list[str]) -> Any:
 
 
 def _remove(node: Any, keys: list[str]) -> bool:
-    """Take an option out of a tree; tell whether it was there."""
+    """Take an option out of a tree; return whether it was there."""
     try:
         inside = _get(node, keys[:-1])
         del inside[keys[-1]]

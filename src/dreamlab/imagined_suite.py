@@ -93,7 +93,7 @@ def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDre
 def make(
     task: str, length: PositiveInt = 64, starts: PositiveInt = 512, trust_code: bool = False
 ) -> ImaginedEnv:
-    """Return the dream of the run in folder `task`; episodes begin in `starts` real states.
+    """Return the dream of the run in folder `task`; episodes start in `starts` real states.
 
     A policy from a hub that names other code than this package's is dreamt of only if that is
     trusted.

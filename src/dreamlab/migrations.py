@@ -1,6 +1,6 @@
 """Brings configurations of older schemas into today's form.
 
-Nothing is imported for it: a configuration may be a stranger's that was not checked yet.
+Nothing is imported for it: a configuration may be untrusted and not checked yet.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _from_schema_1(node: Node) -> Node:
 
 
 def _moved(workflow: Node) -> Node:
-    """Return a workflow's options, recognised by those it has: a saved run has every one."""
+    """Return a workflow's options, recognized by those it has: a saved run has every one."""
     for marks, change in _WORKFLOWS_1:
         if set(marks) <= workflow.keys():
             return change(workflow)
@@ -161,7 +161,7 @@ def _dreamer_v3(w: Node) -> Node:
         w["ensemble_optimizer"] = adam(w.pop("ensemble_lr"), 1e-5, 100.0)
         w["explorer_optimizer"] = laprop
         w["scales"] = {**mapping(w["scales"], "workflow.scales"), "repval": 0.0}
-    if str(w.get("_target_")).endswith(".R2Dreamer"):  # its weight was a share of another
+    if str(w.get("_target_")).endswith(".R2Dreamer"):  # its weight was a fraction of another
         scales = mapping(w["scales"], "workflow.scales")
         w["scales"] = {**scales, "redundancy": 0.05 * scales["rec"]}
     return _into_parts(w)

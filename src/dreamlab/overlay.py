@@ -1,6 +1,6 @@
 """How options lie on top of each other, in files and on the command line alike: one rule.
 
-Mappings merge key by key. Naming a class, by a `_target_` or by its name alone, begins anew: what
+Mappings merge key by key. Naming a class, by a `_target_` or by its name alone, starts over: what
 was said of that part before is forgotten. Options that follow are those of the class that is named.
 Hydra by itself would keep the options of another class, and lose a name when options follow it.
 """

@@ -1,4 +1,4 @@
-"""Begins a run with what another one has learnt: its weights, or its whole state."""
+"""Starts a run with what another one has learned: its weights, or its whole state."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dreamlab.config import StartConfig
+from dreamlab.core import sharding
 from dreamlab.core.affine import Affine, Scaling
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.files import write_text
@@ -26,7 +27,7 @@ State = dict[str, Any]
 
 
 def begin_from(start: StartConfig, loop: Orchestrator, run: Run) -> None:
-    """Give a run that has just begun what a checkpoint of another one holds; note its parent."""
+    """Give a run that has just started what a checkpoint of another one holds; note its parent."""
     folder = Path(start.run)
     checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig(), loop.parts.terminal.say)
     name = _name_of(checkpoints, start)
@@ -65,13 +66,14 @@ def _id_of(folder: Path) -> str | None:
 
 
 def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
-    """Take over parameters and buffers, and what observations were normalised with.
+    """Take over parameters and buffers, and what observations were normalized with.
 
-    Optimizers, counters, random numbers and data begin anew.
+    Optimizers, counters, random numbers and data start over.
     """
     workflow = loop.workflow
     found: State = {k: v for k, v in state["workflow"].items() if isinstance(v, Tensor)}
-    theirs = {workflow.former_names.get(k, k): v for k, v in found.items()}
+    known = {workflow.former_names.get(k, k): v for k, v in found.items()}
+    theirs = sharding.own_weights(workflow, known)
     ours = workflow.state_dict()
     wanted = _wanted({k: v for k, v in ours.items() if isinstance(v, Tensor)}, start)
     _check_fit(wanted, theirs, start)
@@ -86,7 +88,7 @@ def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
 
 
 def _check_scaling(state: State, ours: Scaling, start: StartConfig) -> None:
-    """Raise if weights that learnt from normalised data would see it normalised otherwise."""
+    """Raise if weights that learned from normalized data would see it normalized otherwise."""
     theirs = {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
     for name in sorted(theirs.keys() | ours.keys()):
         if name not in theirs or name not in ours or theirs[name].differs(ours[name]):
@@ -152,7 +154,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _take_all(loop: Orchestrator, start: StartConfig) -> None:
-    """Go on from the checkpoint that was copied."""
+    """Continue from the checkpoint that was copied."""
     try:
         loop.load()
     except (RuntimeError, KeyError) as error:

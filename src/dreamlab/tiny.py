@@ -77,7 +77,7 @@ def _frames_to_fill(buffer: dict[str, Any], env: dict[str, Any]) -> int:
 
 
 def _actors(node: dict[str, Any]) -> int:
-    """Return how many actors fill a buffer: each has environments of its own."""
+    """Return how many actors fill a buffer: each has its own environments."""
     given = node.get("actors", 0)
     num = given.get("num", 0) if isinstance(given, Mapping) else given
     return max(1, num) if isinstance(num, int) else 1  # what is none is refused later

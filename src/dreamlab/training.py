@@ -1,4 +1,4 @@
-"""Opens a run directory, trains in it, goes on with it, and loads what was trained."""
+"""Opens a run directory, trains in it, resumes it, and loads what was trained."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from dreamlab.accel import dispatch
 from dreamlab.build import build, build_evaluator, build_workflow, check, find_spec
 from dreamlab.config import LabConfig, to_yaml
+from dreamlab.core import world
 from dreamlab.core.affine import ACTION, Affine, Scaling, scaled_spec
 from dreamlab.core.config import dump, load
 from dreamlab.core.errors import CheckpointError, ConfigError, LabError
@@ -26,6 +27,8 @@ from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
+from dreamlab.engine.processes import DistributedConfig
+from dreamlab.engine.signals import PREEMPTED, PREEMPTION
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
 from dreamlab.envs.normalize import Normalizer
@@ -34,7 +37,7 @@ from dreamlab.interop import strangers
 from dreamlab.results.learning_curve import learning_curve
 from dreamlab.runs.folder import Claim, check_folder, claimed
 from dreamlab.runs.options import counts, differences, flatten
-from dreamlab.runs.run import Run, command_line, new_folder
+from dreamlab.runs.run import FollowedRun, Run, command_line, new_folder
 from dreamlab.start import begin_from
 
 
@@ -56,20 +59,42 @@ def open_run(
 ) -> Iterator[Opened]:
     """Hold the run directory of this configuration, made new or found.
 
-    The run remembers the `command` that began it; None: that of this process.
+    The run remembers the `command` that started it; None: that of this process.
 
-    A folder that holds a run already goes on with what it was made with: an option that would
+    A folder that already contains a run keeps its configuration: an option that would
     change the numbers is refused. The length may grow (`training.total_frames`), and how a run is
     watched, logged and saved may change. Any other folder must be empty.
     """
+    if not world.is_main():
+        yield _follow(config)
+        return
     folder = Path(config.run.dir) if config.run.dir else new_folder(config.name)
     if hub.is_hub(folder):
         raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated but not trained")
     with claimed(folder) as claim:
         if claim.new:
-            yield _begin(config, claim, command or command_line())
+            opened = _begin(config, claim, command or command_line())
         else:
-            yield _go_on(config, claim, trust_code)
+            opened = _go_on(config, claim, trust_code)
+        _lead(opened)
+        yield opened
+
+
+def _lead(opened: Opened) -> None:
+    """Tell the other processes of a run what rank 0 has found."""
+    frames, folder = opened.config.training.total_frames, str(opened.run.folder)
+    world.broadcast((folder, opened.found, opened.run.saved, frames))
+
+
+def _follow(config: LabConfig) -> Opened:
+    """Return a run's folder as rank 0 has opened it; nothing is written there."""
+    folder, found, saved, frames = world.broadcast(("", False, False, None))
+    config = replace(
+        config,
+        run=replace(config.run, dir=folder),
+        training=replace(config.training, total_frames=frames),
+    )
+    return Opened(FollowedRun(Path(folder), saved), config, found, lambda: None)
 
 
 def _begin(config: LabConfig, claim: Claim, command: list[str]) -> Opened:
@@ -99,7 +124,7 @@ def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
 
 
 MAY_CHANGE = (
-    "eval", "training.total_frames",
+    "eval", "training.total_frames", "distributed", "devices",
     *(f"actors.{f.name}" for f in fields(ActorsConfig) if f.name != "num"),
 )  # fmt: skip
 """Options that a later command may change on a started run, beside those without effect."""
@@ -125,6 +150,7 @@ def train(
     command: list[str] | None = None,
 ) -> tuple[Run, str]:
     """Train in the folder of this configuration, or resume there; tell how it ended."""
+    config = with_processes(config, world.size()) if config.processes == 1 else config
     check(config)
     give = "Choose another run.dir"
     with disk_errors(give), open_run(config, trust_code, command) as opened:
@@ -138,31 +164,54 @@ def resume(
     trust_code: bool = False,
     checkpoint: str = "latest",
 ) -> tuple[Run, str]:
-    """Go on with a run by its own configuration, read when nobody else can change it.
+    """Resume a run by its own configuration, read while the run is locked.
 
     From another checkpoint than the latest the run goes its way again: later ones are set aside.
     """
     with disk_errors("The run directory must be writable to resume"):
-        check_folder(folder)
-        if not (folder / "config.yaml").exists():
-            raise ConfigError(f"{folder} is not a run directory: it has no config.yaml")
-        if hub.is_hub(folder):
-            raise ConfigError(
-                f"{folder} is a policy from a hub: it can be evaluated but not trained"
-            )
+        check_resumable(folder)
+        if not world.is_main():
+            opened = _follow(_of_run(folder, total_frames, trust_code, quiet=True))
+            return opened.run, _train(opened, terminal, checkpoint)
         with claimed(folder) as claim:
-            config = strangers.read_config(folder, trust_code)
-            frames = total_frames or config.training.total_frames
-            training = replace(config.training, total_frames=frames)
-            here = replace(config.run, dir=str(folder))
-            config = replace(config, run=here, training=training)
-            check(config)
-            opened = _go_on(config, claim, trust_code)
+            opened = _go_on(_of_run(folder, total_frames, trust_code), claim, trust_code)
+            _lead(opened)
             return opened.run, _train(opened, terminal, checkpoint)
 
 
+def check_resumable(folder: Path) -> None:
+    """Raise unless a folder holds a run that can continue."""
+    check_folder(folder)
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"{folder} is not a run directory: it has no config.yaml")
+    if hub.is_hub(folder):
+        raise ConfigError(f"{folder} is a policy from a hub: it can be evaluated but not trained")
+
+
+def _of_run(
+    folder: Path, total_frames: int | None, trust_code: bool, quiet: bool = False
+) -> LabConfig:
+    """Return a run's own configuration, for as many processes as there are now."""
+    config = strangers.read_config(folder, trust_code, quiet)
+    training = config.training
+    training = replace(training, total_frames=total_frames or training.total_frames)
+    config = replace(config, run=replace(config.run, dir=str(folder)), training=training)
+    config = with_processes(config, world.size())
+    check(config)
+    return config
+
+
+def with_processes(config: LabConfig, processes: int) -> LabConfig:
+    """Return a configuration for so many processes; what has no effect on one is left out."""
+    if config.processes == processes:
+        return config
+    if processes == 1:
+        return replace(config, devices=1, distributed=DistributedConfig())
+    return replace(config, devices=1, distributed=replace(config.distributed, processes=processes))
+
+
 def begin(opened: Opened, loop: Orchestrator, checkpoint: str = "latest") -> bool:
-    """Bring a loop to where its run is: to a checkpoint, or to where it starts; tell which."""
+    """Restore a loop from a checkpoint, or initialize it; return which."""
     if opened.found and loop.load(checkpoint):
         return True
     if opened.config.start is not None:
@@ -191,7 +240,8 @@ class LearningCurve(Observer):
 def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest") -> str:
     """Train in a folder that is held; return how it ended."""
     run, config = opened.run, opened.config
-    terminal = terminal or Terminal(config.log.terminal, config.name)
+    shown = config.log.terminal if world.is_main() else "off"
+    terminal = terminal or Terminal(shown, config.name)
     go_on = f"Files are written atomically: free disk space, then `dreamlab resume {run.folder}`"
     with disk_errors(go_on):
         loop = build(config, run, terminal)
@@ -200,6 +250,8 @@ def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest"
         terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
         loop.observers.add(curve := LearningCurve(loop, run, config.name))
         status = loop.run()
+    if not world.is_main():
+        return status
     if not curve.drawn:  # there was nothing left to train
         curve.draw()
     final = (run.manifest.get("final_eval") or {}) if status == "finished" else {}
@@ -207,6 +259,13 @@ def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest"
     score = "".join(f", {k} {v:.4g}" for k, v in told.items() if v is not None)
     terminal.say(f"{status}: {run.folder}{score}")
     return status
+
+
+def exit_code(run: Run, status: str) -> int:
+    """Return what a command ends with: 0, 130 if it was stopped, 85 if it was preempted."""
+    if status == "finished":
+        return 0
+    return PREEMPTED if run.manifest.get("stopped_by") == PREEMPTION else 130
 
 
 @dataclass(frozen=True)
@@ -235,7 +294,7 @@ def load_policy(source: Path | str, which: str = "latest", trust_code: bool = Fa
 
 
 def _load_policy(folder: Path, config: LabConfig, which: str) -> Trained:
-    _ = Run(folder)  # a manifest that is damaged is told before anything is built
+    _ = Run(folder)  # a manifest that is corrupted is told before anything is built
     if hub.is_hub(folder):
         own = find_spec(config, {})
         given = (config.env.normalize_obs, config.env.normalize_reward)
@@ -269,19 +328,19 @@ def measure(
     trained: Trained, folder: Path, how: EvalConfig, film: bool = False, trust_code: bool = False
 ) -> EvalResult:
     """Play episodes with a policy that was loaded from `folder`, and return what they came to."""
-    dispatch.set_reference(trained.config.accel == "off")
+    reference = dispatch.reference_kernels(trained.config.accel == "off")
     evaluator = build_evaluator(replace(trained.config, eval=how))
-    with strangers.guarded(folder, trust_code):
+    with strangers.guarded(folder, trust_code), reference:
         return evaluator.run(trained.workflow, trained.statistics, film=film)
 
 
 def scaling_of(state: dict[str, Any]) -> Scaling:
-    """Return how the data was normalised that a policy learnt from; older states have none."""
+    """Return how the data was normalized that a policy learned from; older states have none."""
     return {k: Affine.of_state(a) for k, a in state.get("scaling", {}).items()}
 
 
 def _blank_scaling(config: LabConfig, spec: Spec) -> Scaling:
-    """Return the form of the normalisation that a configuration asks for."""
+    """Return the form of the normalization that a configuration requests."""
     names = {
         name
         for part in config.buffers.values()

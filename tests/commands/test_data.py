@@ -123,6 +123,19 @@ def test_a_damaged_set_is_converted_only_if_asked(tmp_path: Path, capsys: Any):
     assert [e.length for e in open_dataset(tmp_path / "new").episodes] == [5, 4]
 
 
+@pytest.mark.parametrize("verb", ["convert", "stats"])
+def test_a_damaged_video_is_left_out_only_if_asked(verb: str, tmp_path: Path, capsys: Any):
+    folder = write_v2(tmp_path / "set")
+    (video,) = folder.rglob("episode_000001.mp4")
+    video.write_bytes(video.read_bytes()[:300])
+    target = [str(tmp_path / "new"), "--codec", "libx264"] if verb == "convert" else []
+    line = ["data", verb, str(folder), *target]
+    assert main(line) == 2
+    assert "episode_000001.mp4: episode 1 of" in capsys.readouterr().err
+    assert main([*line, "--skip-damaged"]) == 0
+    assert "episode 1 is left out" in capsys.readouterr().err
+
+
 def test_formats_become_each_other(said: Any, tmp_path: Path):
     """v2.1 to v3.0 to robomimic to v3.0: the same numbers, the same pictures."""
     old = open_dataset(write_v2(tmp_path / "old"))

@@ -201,7 +201,7 @@ def test_from_python_the_same_is_said() -> None:
 def test_a_part_of_a_name_finds_the_experiments() -> None:
     assert experiments_like("ppo")[:2] == ["ppo_acrobot", "ppo_cartpole"]
     assert "sac_pendulum" in experiments_like("Pendulum-v1")
-    with pytest.raises(LabError, match="Did you mean ppo_acrobot, "):
+    with pytest.raises(LabError, match="Did you mean 'ppo_acrobot', "):
         compose(["ppo"])
 
 

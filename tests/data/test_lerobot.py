@@ -265,6 +265,8 @@ def test_damage_in_a_file_of_many_episodes_takes_only_its_own(codec: str, tmp_pa
     data = open_dataset(folder)
     assert list(data.broken) == [2]
     assert "0 of the episode's 8 frames" in data.broken[2]
+    with pytest.raises(DataError, match="episode 1 of"):  # not the first that is asked for
+        data.camera(CAMERA).read(np.arange(16))
     kept = caching.keep_frames(data, CAMERA, None, 2**30)
     assert list(kept.broken) == [1]
     assert "cannot be decoded" in kept.broken[1]

@@ -132,7 +132,7 @@ def test_a_run_without_a_time_limit_comes_to_its_end_and_says_so_once(tmp_path):
     assert (last["eval/cut"], last["eval/return"], last["eval/success"]) == (2, 20, 1)
     said = [e["text"] for e in events(tmp_path / "r") if e["event"] == "message"]
     assert len(said) == 1
-    assert "2 of 2 episodes" in said[0]
+    assert "2 of 2 evaluation episodes" in said[0]
     assert "eval.max_steps" in said[0]
 
 
@@ -262,7 +262,7 @@ def test_ctrl_c_ends_the_verb_eval(trained, tmp_path, capsys):
     (copy / "config.yaml").write_text(text.replace("options: {}", "options: {press_at: 100}"))
     assert main(["eval", str(copy), "--episodes", "1"]) == 130
     said = capsys.readouterr()
-    assert "stopped" in said.err
+    assert "interrupted" in said.err
     assert "eval/return" not in said.out
 
 

@@ -29,7 +29,7 @@ def frames(count, side=64):
 
 def messages(folder: Path) -> list[str]:
     lines = (folder / "events.jsonl").read_text().splitlines()
-    return [text for line in lines if "pictures" in (text := json.loads(line).get("text", ""))]
+    return [text for line in lines if "image sheets" in (text := json.loads(line).get("text", ""))]
 
 
 def test_with_av_a_film_is_a_film(tmp_path):

@@ -166,7 +166,7 @@ def test_nested_observations_get_flat_names():
 
 def test_two_observations_of_one_name_are_an_error():
     clash = spaces.Dict({"a_b": BOX, "a": spaces.Dict({"b": BOX})})
-    with pytest.raises(EnvError, match="share"):
+    with pytest.raises(EnvError, match="duplicate observation name"):
         wrappers.NameObs(Spaces(clash, BOX))
 
 

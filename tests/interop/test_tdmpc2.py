@@ -203,7 +203,7 @@ def test_weights_that_do_not_fit_the_environment_are_refused(tmp_path):
     weights = import_tdmpc2.read_weights(file)
     config = import_tdmpc2.config_for(weights, ["env=gym", "env.id=Pendulum-v1"])
     with pytest.raises(
-        ConfigError, match=r"(?s)actions: the weights have 4.*environment 1.*observed"
+        ConfigError, match=r"(?s)actions: the weights have 4.*environment 1.*observation dimensions"
     ):
         import_tdmpc2.check_fit(weights, config)
 

@@ -16,7 +16,8 @@ from dreamlab.cli import main
 from dreamlab.core.clock import Clock
 from dreamlab.core.errors import CheckpointError
 from dreamlab.core.files import write_json
-from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints, _check, _hash
+from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
+from dreamlab.engine.checkpoint_files import _check, _hash
 from dreamlab.engine.observer import Observer
 from dreamlab.runs.run import FolderLock, Run
 from tests.helpers import metrics, open_loop, run_for

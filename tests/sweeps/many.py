@@ -46,7 +46,7 @@ def overrides_of(path: str) -> tuple[str, ...]:
 class Script(Job):
     """A job that runs its first override as a program: it begins at once."""
 
-    def command(self, threads: int = 0) -> list[str]:
+    def command(self, *options: str) -> list[str]:
         return [sys.executable, "-c", self.overrides[0]]
 
 

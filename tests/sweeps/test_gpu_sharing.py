@@ -33,7 +33,7 @@ from dreamlab.sweeps.gpu_sharing import (
 )
 from dreamlab.sweeps.job import Job
 from dreamlab.sweeps.job_pool import JobPool
-from dreamlab.sweeps.launch.local import LauncherConfig, Limits
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits
 from dreamlab.sweeps.sweep import Sweep, SweepConfig
 from tests.sweeps.many import QUICK, Script, mps_stand_in, write_sweep
 

@@ -11,13 +11,8 @@ import pytest
 
 from dreamlab.sweeps.job_pool import JobPool, make_launcher
 from dreamlab.sweeps.launch import local
-from dreamlab.sweeps.launch.local import (
-    Attempt,
-    BufferContext,
-    LauncherConfig,
-    Limits,
-    memory_bytes,
-)
+from dreamlab.sweeps.launch.local import Attempt, BufferContext, memory_bytes
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits
 from dreamlab.sweeps.progress import SweepProgress
 from dreamlab.sweeps.sweep import Sweep, SweepConfig, make_jobs
 from tests.helpers import need

@@ -22,7 +22,8 @@ from dreamlab.runs.readers import newest_metrics
 from dreamlab.runs.run import Run
 from dreamlab.sweeps.job import Job, Lock, returns, text_of
 from dreamlab.sweeps.job_pool import JobPool, make_launcher
-from dreamlab.sweeps.launch.local import BufferContext, LauncherConfig, Limits, Local, place
+from dreamlab.sweeps.launch.local import BufferContext, Local, place
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits
 from dreamlab.sweeps.progress import SweepProgress, progress, results, time_left
 from dreamlab.sweeps.sweep import Sweep, SweepConfig, distribution, make_jobs, points
 from tests.sweeps.many import (
@@ -180,7 +181,7 @@ def test_options_of_the_sweep_and_of_its_jobs_can_be_given(tmp_path, capsys):
         ),
         ("workflow.gama=1", "Did you mean 'gamma'?"),
         ("parameters.workflow.gama=[1]", "Did you mean 'gamma'?"),
-        ("limits.gpus=1.5", "must be an integer above 1"),
+        ("limits.gpus=1.5", "values above 1 must be integers"),
         ("what", "expected key=value"),
     ],
 )

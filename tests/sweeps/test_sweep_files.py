@@ -24,7 +24,7 @@ ROOT = Path("/nowhere")
             {"workflow.gamma": [0.9, 2, 0.5]},
             "gamma: must be between 0 and 1, got 2",
         ),
-        ("sweep", {"workflow.act": ["tanh"]}, "there is no PPOConfig option 'act'"),
+        ("sweep", {"workflow.act": ["tanh"]}, "Did you mean 'workflow.network.act'?"),
         ("sweep", {"seed": [0, -1]}, "seed: must be between 0 and 4294967295, got -1"),
         ("sweep", {"training.phases.0.collect_ticks": [8, 5]}, "multiple of collect_ticks=5"),
         ("tune", {"workflow.gamma": {"uniform": [0.5, 1.5]}}, "must be between 0 and 1, got 1.5"),

@@ -16,7 +16,8 @@ from dreamlab.core.errors import ConfigError, MissingExtraError
 from dreamlab.sweeps.asking import put_back, suggest, valid
 from dreamlab.sweeps.job import Job, Lock, text_of
 from dreamlab.sweeps.job_pool import JobPool
-from dreamlab.sweeps.launch.local import Limits, Local
+from dreamlab.sweeps.launch.local import Local
+from dreamlab.sweeps.launch.options import Limits
 from dreamlab.sweeps.progress import SweepProgress
 from dreamlab.sweeps.sweep import Choice, Range, SweepConfig, TuneConfig
 from dreamlab.sweeps.tune import (

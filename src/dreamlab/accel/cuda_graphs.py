@@ -133,7 +133,7 @@ class GraphedMethod:
         return self._results(captured)
 
     def _warm_up(self, args: tuple[Any, ...]) -> Any:
-        """Run on a stream of its own, as a capture must, without capturing."""
+        """Run on its own stream, as a capture must, without capturing."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), self.around():
             out = self.method(*args)

@@ -31,10 +31,10 @@ def set_reference(on: bool) -> None:
 
 
 @contextmanager
-def reference_kernels() -> Iterator[None]:
-    """Compute everything inside the block in its reference form."""
+def reference_kernels(on: bool = True) -> Iterator[None]:
+    """Compute everything inside the block in its reference form, or nothing."""
     before = Forms.reference
-    set_reference(True)
+    set_reference(on)
     try:
         yield
     finally:
@@ -42,22 +42,22 @@ def reference_kernels() -> Iterator[None]:
 
 
 def use_fused() -> bool:
-    """Tell whether several operations are computed as one where that is faster on any device."""
+    """Return whether several operations are computed as one where that is faster on any device."""
     return not Forms.reference
 
 
 def use_cpu_kernels(x: Tensor) -> bool:
-    """Tell whether a tensor is computed with in the form that suits a CPU."""
+    """Return whether a tensor is computed with in the form that suits a CPU."""
     return x.device.type == "cpu" and not Forms.reference
 
 
 def use_gpu_kernels(x: Tensor) -> bool:
-    """Tell whether a tensor is computed with in the form that suits a GPU."""
+    """Return whether a tensor is computed with in the form that suits a GPU."""
     return (x.is_cuda or INTERPRETED) and not Forms.reference
 
 
 def use_triton(x: Tensor) -> bool:
-    """Tell whether a Triton kernel of ours computes with this tensor."""
+    """Return whether a Triton kernel of ours computes with this tensor."""
     return use_gpu_kernels(x) and HAS_TRITON
 
 

@@ -1,7 +1,7 @@
 """A run's first fast update, compared with the reference tensor by tensor before it counts.
 
 Output layers that start at zero let no gradient through, and a learning rate that starts at zero
-moves nothing: both updates begin from a copy of the state with these moved off zero. The optimizer
+moves nothing: both updates start from a copy of the state with these moved off zero. The optimizer
 is compared by what it makes of the same gradients: most divide a first gradient by its size, and a
 number near zero that rounding turned round would count as much as a large one.
 """
@@ -295,7 +295,7 @@ class Likeness:
         return cls(float(a @ b) / both if both else 0.0, size, length)
 
     def within(self, limits: Limits, longest: float) -> bool:
-        """Tell whether they are alike, or both as good as nothing beside the longest."""
+        """Return whether they are alike, or both as good as nothing beside the longest."""
         if self.wanted <= FLOOR * longest:
             return self.size <= 2 * FLOOR * longest
         least = limits.small if self.wanted < SMALL * longest else limits.cosine

@@ -13,7 +13,7 @@ from dreamlab.accel.dispatch import kernels
 from dreamlab.core.update_rules import LaProp, LaPropConfig
 
 ALIGN = 64
-"""Numbers: every parameter begins at a multiple, so that its copies suit matrix products."""
+"""Numbers: every parameter starts at a multiple, so that its copies suit matrix products."""
 CHUNK = 4096
 
 

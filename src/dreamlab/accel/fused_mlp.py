@@ -25,12 +25,12 @@ BLOCK_ROWS = 512
 
 
 def usable(x: Tensor) -> bool:
-    """Tell whether an input may take this way."""
+    """Return whether an input may take this way."""
     return _plain_cpu(x) and not torch.compiler.is_compiling()
 
 
 def compiled(x: Tensor) -> bool:
-    """Tell whether the compiler is given `compiled_mlp`: not where a policy is exported."""
+    """Return whether the compiler is given `compiled_mlp`: not where a policy is exported."""
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and _plain_cpu(x)
 
 

@@ -43,7 +43,7 @@ TUNING = {
 }
 """Chosen on an H200 by benchmarks/scan_kernels.py."""
 LAYER_ROWS = 64
-"""Rows that one tile of `layer_kernel` adds up."""
+"""Rows that one tile of `layer_kernel` sums."""
 SPLIT = 4
 """Shares in which a sum over all blocks is computed, so that no tile has to read them all."""
 
@@ -106,7 +106,7 @@ def dtype_of(x: Tensor) -> torch.dtype:
 
 
 def fits(d: int, g: int, u: int, z: int) -> bool:
-    """Tell whether layers of these widths can be cut into tiles."""
+    """Return whether layers of these widths can be cut into tiles."""
     return d % (g * TILE) == u % TILE == z % TILE == 0
 
 
@@ -359,7 +359,7 @@ def scan(
     """Follow sequences; return memories, samples and logits, [steps, rows, ...] each.
 
     `x2` is the action's input layer, `tokens` the tokens' part of the posterior's first layer,
-    both [steps, rows, u]; `keep` [steps, rows] is 0 where an episode begins; `noise` is Gumbel
+    both [steps, rows, u]; `keep` [steps, rows] is 0 where an episode starts; `noise` is Gumbel
     noise [steps, rows, s, c]. No gradient goes to the start.
     """
     out: Any = _Scan.apply(

@@ -11,7 +11,7 @@ MAIN_PRIORITY = -1
 
 
 class SideStream:
-    """On a GPU, what is computed inside the block runs beside the rest of what was asked for
+    """On a GPU, what is computed inside the block runs beside the rest of what was requested
     between making this and `join`.
 
     Gradients take the same ways back. Tensors made before the block and used in it must be kept

@@ -12,13 +12,16 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab import training
+from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.config import LabConfig
 from dreamlab.core.affine import ACTION
+from dreamlab.core.config import convert
 from dreamlab.core.errors import LabError, unknown
+from dreamlab.core.limits import EVAL_SEED, PositiveInt, Seed
 from dreamlab.core.rng import Stream
 from dreamlab.core.types import Array, ArraySpec, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow
-from dreamlab.engine.evaluator import EvalResult
+from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.engine.video import Films
 from dreamlab.envs.action_units import ActionUnits
 from dreamlab.envs.normalize import Normalizer
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
 
 Observation = Any
 """An array, or a dictionary of arrays; of one environment, or of a batch of them."""
-SEED = 20_000
-"""Of evaluations that are asked for, as with `dreamlab eval`."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class AgentState:
 
 
 class Agent:
-    """A trained policy with all that belongs to it: normalisation, action scaling, memory."""
+    """A trained policy with all that belongs to it: normalization, action scaling, memory."""
 
     def __init__(
         self, trained: training.Trained, source: Path | str, trust_code: bool = False, seed: int = 0
@@ -77,7 +78,7 @@ class Agent:
 
     @property
     def workflow(self) -> Workflow[Any]:
-        """The algorithm with its weights: a torch module on normalised tensors."""
+        """The algorithm with its weights: a torch module on normalized tensors."""
         return self._trained.workflow
 
     @property
@@ -86,13 +87,13 @@ class Agent:
         return self.workflow.spec
 
     def seed(self, seed: int) -> None:
-        """Begin a new stream of random numbers, for policies and planners that draw some."""
+        """Start a new stream of random numbers, for policies and planners that draw some."""
         self._stream = Stream(seed, self.workflow.device)
 
     def make_env(self) -> gym.Env[Any, Any]:
         """Return its environment: `predict` takes what it shows and returns what it takes.
 
-        It shows what evaluations show (resized, gray, stacked, named), not normalised. Reset it
+        It shows what evaluations show (resized, gray, stacked, named), not normalized. Reset it
         with a seed, as any Gymnasium environment.
         """
         with strangers.guarded(Path(self.source), self._trust_code):
@@ -110,34 +111,36 @@ class Agent:
 
         `obs` is what the environment of `make_env` shows: an array, or a dictionary of arrays, of
         one environment or of a batch [n, ...]. The action is in the environment's own units.
-        Without a `state` an episode begins; in a batch `episode_start` [n] says whose does.
+        Without a `state` an episode starts; in a batch `episode_start` [n] says whose does.
         `deterministic`: the mode of the policy, or a sample; None does what evaluations of the run
         do. Random numbers are the agent's own, see `seed`.
         """
         arrays, single = self._batch(obs)
         num = len(next(iter(arrays.values())))
         first, tree = self._begin(num, state, episode_start)
-        step = Step(arrays, np.zeros(num, np.float32), first, ~first & False, ~first & False)
-        with self._stream, self.workflow.averaged():
+        no = np.zeros(num, bool)
+        step = Step(arrays, np.zeros(num, np.float32), first, no, no.copy())
+        with self._stream, reference_kernels(self.config.accel == "off"):
             decision = self.workflow.act(step, tree, self._mode(deterministic))
         actions = self._own_actions(decision.action.cpu().numpy())
         return (actions[0] if single else actions), AgentState(decision.state, num, single)
 
     def evaluate(
         self,
-        episodes: int = 10,
+        episodes: int = EvalConfig.episodes,
         *,
-        seed: int = SEED,
+        seed: int = EVAL_SEED,
         deterministic: bool | None = None,
         video: str | Path | None = None,
     ) -> EvalResult:
-        """Play whole episodes and return what they came to; film the first one into `video`.
+        """Play full episodes and return the results; record the first one at `video`.
 
         This is `dreamlab eval`: the same seed gives the same episodes.
         """
         config = self.config
         sample = config.eval.sample if deterministic is None else not deterministic
-        how = replace(config.eval, episodes=episodes, seed=seed, sample=sample)
+        num, start = convert(episodes, PositiveInt, "episodes"), convert(seed, Seed, "seed")
+        how = replace(config.eval, episodes=num, seed=start, sample=sample)
         film = video is not None
         result = training.measure(self._trained, Path(self.source), how, film, self._trust_code)
         if video is not None and result.frames:
@@ -155,7 +158,7 @@ class Agent:
     ) -> Dream:
         """Let the world model dream on for `horizon` steps, and return what it dreams of.
 
-        A dream begins in a `state` that `predict` returned. Without one, `context` real steps (5)
+        A dream starts in a `state` that `predict` returned. Without one, `context` real steps (5)
         are played in the agent's environment from `seed`; afterwards the same actions are carried
         out there too, and `dream.real` holds what came of them. The agent's policy acts, unless
         `actions` are given: [horizon, ...], for a batch [n, horizon, ...].
@@ -175,7 +178,7 @@ class Agent:
         return Mode.SAMPLE if sample else Mode.EVAL
 
     def _begin(self, num: int, state: AgentState | None, start: Any) -> tuple[Array, Tree]:
-        """Return whose episodes begin, and the state of the workflow."""
+        """Return whose episodes start, and the state of the workflow."""
         if state is None:
             if start is not None and not np.all(start):
                 raise LabError("episode_start: without a state every episode begins")
@@ -188,7 +191,7 @@ class Agent:
         return np.broadcast_to(first, (num,)).copy(), state.tree
 
     def _batch(self, obs: Observation) -> tuple[dict[str, Array], bool]:
-        """Return observations [n, ...] as the workflow wants them; tell if there was one only."""
+        """Return observations [n, ...] in the workflow's form, and whether there was only one."""
         spec = self.spec.obs
         named = self._named(obs)
         for name in spec.keys() - named.keys():
@@ -233,7 +236,7 @@ class Agent:
 
 
 def _checked(name: str, value: Array, spec: ArraySpec) -> Array:
-    """Return an observation in its type; raise if it has another shape, or is no picture."""
+    """Return an observation in its type; raise if it has another shape, or is not an image."""
     extra = value.ndim - len(spec.shape)
     if extra not in (0, 1) or value.shape[extra:] != spec.shape:
         shape = ", ".join(map(str, spec.shape))
@@ -257,7 +260,7 @@ def load(
     seed: int = 0,
     trust_code: bool = False,
 ) -> Agent:
-    """Return the agent of a run folder, of a hub folder, or of `hub:OWNER/NAME`.
+    """Return the agent of a run directory, of a hub folder, or of `hub:OWNER/NAME`.
 
     `checkpoint` is `latest`, `best`, or a name in checkpoints/. `seed` is that of its own random
     numbers, see `Agent.predict`.

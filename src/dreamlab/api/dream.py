@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.components.world_models.protocol import flatten_time, map_latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.core.errors import LabError
+from dreamlab.core.limits import EVAL_SEED
 from dreamlab.core.types import Array
 
 if TYPE_CHECKING:
     from dreamlab.api.agent import Agent, AgentState
-
-SEED = 20_000
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Dream:
     obs: dict[str, Array]
     """As the environment shows them; without those that the model does not decode."""
     reward: Array
-    """In the units of training: normalised where `env.normalize_reward` is set."""
+    """In the units of training: normalized where `env.normalize_reward` is set."""
     cont: Array
-    """The probability that the episode goes on."""
+    """The probability that the episode continues."""
     action: Any
     """In the environment's own units."""
     real: Real | None = None
@@ -58,14 +58,14 @@ def world_model(agent: Agent) -> WorldModelWorkflow:
 
 @torch.no_grad()
 def from_state(agent: Agent, horizon: int, state: AgentState, actions: Any = None) -> Dream:
-    """Return a dream that begins in a state of `predict`."""
+    """Return a dream that starts in a state of `predict`."""
     if horizon < 1:
         raise LabError(f"imagine: horizon must be at least 1, got {horizon}")
     workflow = world_model(agent)
     start = workflow.unpack_state(state.tree)
     given = None if actions is None else _given(agent, actions, horizon, state)
     policy = None if given is None else _in_turn(given)
-    with agent._stream:
+    with agent._stream, reference_kernels(agent.config.accel == "off"):
         latent, taken = workflow.imagine(horizon, start, policy)
         after = map_latent(lambda x: x[:, 1:], latent)
         seen = workflow.view(flatten_time(after))
@@ -79,7 +79,7 @@ def from_state(agent: Agent, horizon: int, state: AgentState, actions: Any = Non
 
 
 def _in_turn(actions: Tensor) -> Any:
-    """Return the policy that takes these actions [n, h, ...]; the last is asked for, not taken."""
+    """Return the policy that takes these actions [n, h, ...]; the last is requested, not taken."""
     steps = iter([*actions.unbind(1), actions[:, -1]])
     return lambda _: next(steps)
 
@@ -103,18 +103,18 @@ def _shown(agent: Agent, name: str, value: Tensor) -> Array:
 
 
 def from_episode(agent: Agent, horizon: int, actions: Any, context: int, seed: int | None) -> Dream:
-    """Return a dream that goes on from a real episode, and what really comes of its actions."""
+    """Return a dream that continues from a real episode, and what really comes of its actions."""
     world_model(agent)
     if context < 1:
         raise LabError(f"imagine: context must be at least 1, got {context}")
     env = agent.make_env()
     try:
-        obs, _ = env.reset(seed=SEED if seed is None else seed)
+        obs, _ = env.reset(seed=EVAL_SEED if seed is None else seed)
         action, state = agent.predict(obs)
         for step in range(1, context):
             obs, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
-                raise LabError(f"imagine: the episode ended after {step} steps: lower context")
+                raise LabError(f"imagine: the episode ended after {step} steps: reduce context")
             action, state = agent.predict(obs, state)
         dream = from_state(agent, horizon, state, actions)
         return replace(dream, real=_real(agent, env, dream.action))

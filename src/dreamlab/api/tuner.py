@@ -1,4 +1,4 @@
-"""Search for good options from Python: ask for some, tell what they were worth."""
+"""Search for good options from Python: ask for options, tell their values."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Trial:
 
 
 class Tuner:
-    """A search with Optuna (TPE) in a folder: found there, it goes on where it stopped.
+    """A search with Optuna (TPE) in a folder: found there, it continues where it stopped.
 
     `space` has the form of a sweep's `parameters`: a list of choices, `{"uniform": [low, high]}`,
     `{"loguniform": [low, high]}` or `{"int": [low, high]}`. Several processes may work on one
-    folder. A trial whose process died before it told a value is asked for again.
+    folder. A trial whose process died before it told a value is requested again.
     """
 
     def __init__(
@@ -69,9 +69,11 @@ class Tuner:
         if known is None:
             self.study.set_user_attr(SPACE, self._config.parameters)
         elif known != self._config.parameters:
-            raise LabError(f"{self.folder} holds a search of another space: {known}")
+            raise LabError(f"{self.folder} contains a study with another search space: {known}")
         if (own := self.study.direction.name.lower()) != self._config.tune.direction:
-            raise LabError(f"{self.folder} holds a search that does {own}: use another folder")
+            raise LabError(
+                f"{self.folder} contains a study with direction {own}: use another folder"
+            )
 
     def ask(self) -> Trial:
         """Return options to try next."""
@@ -80,10 +82,10 @@ class Tuner:
         return self._trial(taken.trial.number, taken.point, None, taken)
 
     def tell(self, trial: Trial, value: float | None) -> None:
-        """Say what a trial was worth; None, or a number that is not finite, says that it failed."""
+        """Say what a trial was worth; None, or a non-finite number, says that it failed."""
         taken = trial._taken
         if taken is None or taken.owner.file is None:
-            raise LabError(f"trial {trial.number} is not in hand: it was told already")
+            raise LabError(f"trial {trial.number} is not pending: it already has a value")
         if value is None or not math.isfinite(value):
             self.study.tell(taken.trial, state=self._asker.states.FAIL)
         else:
@@ -91,7 +93,7 @@ class Tuner:
         taken.owner.release()
 
     def __len__(self) -> int:
-        """Return how many trials have begun; one that was tried again counts once."""
+        """Return how many trials have started; one that was tried again counts once."""
         return len(begun(self.study.get_trials(deepcopy=False)))
 
     @property

@@ -172,6 +172,7 @@ def stats(place: str, stored: bool, skip_damaged: bool, as_json: bool) -> int:
 
     data = open_dataset(place)
     warn(data.check_whole(data.broken, skip_damaged))
+    warn(data.check_pictures(skip_damaged and not stored))
     found = data.stored if stored else statistics.cached(data)
     if not found:
         raise DataError(f"{place}: no statistics are stored: remove --stored to compute them")

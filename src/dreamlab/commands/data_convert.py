@@ -34,7 +34,7 @@ def convert(source: str, target: Path, to: str, codec: str, skip_damaged: bool) 
     from dreamlab.data.datasets.opening import open_dataset
 
     data = open_dataset(source)
-    warn(data.check_whole(data.broken, skip_damaged))
+    warn(data.check_whole(data.broken, skip_damaged) + data.check_pictures(skip_damaged))
     with disk_errors("Choose another path for the new dataset"):
         if to == "lerobot":
             to_lerobot(data, target, codec)

@@ -20,7 +20,7 @@ ALGORITHMS = {
     "ppo_continuous_action": "ppo", "ppo_atari": "ppo_pong", "sac_continuous_action": "sac",
     "dqn_atari": "dqn_pong",
 }  # fmt: skip
-"""Other names, and how experiments of theirs begin here."""
+"""Other names, and how experiments of theirs start here."""
 OF_TASK = {"dmc": "dreamer_dmc_vision"}
 """What DreamerV3's own configuration makes of a task without a block."""
 DATA = {"dataset", "dataset.repo_id", "dataset.root", "dataset_path"}
@@ -41,7 +41,7 @@ def chosen(options: Options, words: Sequence[str]) -> list[str]:
         return [_imitation(options)]
     if "task" in options:
         return [_of_task(options["task"][0])]
-    raise ConfigError(f"no algorithm was chosen: {WANTED}")
+    raise ConfigError(f"no algorithm selected: {WANTED}")
 
 
 def _names_one(word: str) -> bool:
@@ -83,7 +83,7 @@ def _of_task(task: str) -> str:
 
 
 def is_algorithm(name: str) -> bool:
-    """Tell whether there are experiments for what another program calls an algorithm."""
+    """Return whether there are experiments for what another program calls an algorithm."""
     return bool(_with_algorithm(name))
 
 
@@ -94,7 +94,7 @@ def _with_algorithm(name: str) -> list[Experiment]:
 
 
 def _algorithm(name: str, options: Options) -> list[str]:
-    """Return an experiment with this algorithm, on the environment that is asked for if one is."""
+    """Return an experiment with this algorithm, on the requested environment, if any."""
     found = _with_algorithm(name)
     if not found:
         raise ConfigError(f"--algo: there is no {name!r} here: {', '.join(_algorithms())}")
@@ -117,6 +117,6 @@ def _best(found: Sequence[Experiment], env: str) -> Experiment:
 
 
 def _imitation(options: Options) -> str:
-    """Return the experiment that learns from a LeRobot data set."""
+    """Return the experiment that learns from a LeRobot dataset."""
     data = options.get("dataset.repo_id", [""])[0]
     return "imitation_pusht" if "keypoints" in data else "imitation_pusht_pixels"

@@ -26,13 +26,13 @@ VERBS = {
     "clean": "cleanup", "rm": "cleanup", "delete": "cleanup", "estimate": "plan",
     "load": "import", "convert": "import", "reproduce": "verify",
 }  # fmt: skip
-"""What others call it, and the verb here."""
+"""What others call it, and the command here."""
 SHORT = {
     "-n": "total_timesteps", "-f": "log_folder", "-i": "from_checkpoint", "-P": "progress_bar",
     "-params": "hyperparams", "-m": "multirun", "-tb": "tensorboard_log",
 }  # fmt: skip
 LINES = ("configs", "config", "config_name", "algo", "env", "resume", "seed", "debug")
-"""Options by which a command line of another program is told."""
+"""Options that identify a command line of another program."""
 MANY = ("configs", "hyperparams", "hyperparameters", "params", "env-kwargs", "config_overrides")
 """Options that take every word up to the next option."""
 
@@ -161,7 +161,7 @@ def _answer(words: Sequence[str], more: Sequence[str], lost: Sequence[str] = ())
 
 
 def verb_like(name: str, words: Sequence[str]) -> str | None:
-    """Return the answer to a verb, or the name of a script, of another program."""
+    """Return the answer to a command, or the name of a script, of another program."""
     script = Path(name).stem
     own = VERBS.get(Path(name).name.lower())
     if own is None and name.endswith(".py") and is_algorithm(script):  # as CleanRL has it

@@ -12,6 +12,8 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import PositiveInt
 
 LENGTH = "training.total_frames"
+PROCESSES = "distributed.processes"
+MAY_CHANGE = {LENGTH: PositiveInt, PROCESSES: PositiveInt}
 
 
 @verb(
@@ -22,8 +24,9 @@ LENGTH = "training.total_frames"
 )
 @run_folder()
 @argument(
-    "overrides", f"only {LENGTH}=N: the total length of training, in env frames",
-    nargs=-1, type=Override(), metavar=f"[{LENGTH}=N]",
+    "overrides",
+    f"{LENGTH}=N: the total length of training, in env frames; {PROCESSES}=N: number of processes",
+    nargs=-1, type=Override(), metavar="[KEY=N]...",
 )  # fmt: skip
 @click.option(
     "--checkpoint", default="latest", metavar="NAME",
@@ -37,16 +40,29 @@ def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_cod
     Restores weights, optimizers, replay buffer, random states and counters. The results are
     identical to those of an uninterrupted run.
     """
-    frames = None
+    given: dict[str, int] = {}
     for override in overrides:
         key, _, value = override.partition("=")
-        if key != LENGTH or not value.replace("_", "").isdecimal():
+        if key not in MAY_CHANGE or not value.replace("_", "").isdecimal():
             raise ConfigError(
-                f"resume: {override!r}: only {LENGTH}=N can be changed on resume; for other "
-                f"options start a new run"
+                f"resume: {override!r}: only {LENGTH}=N and {PROCESSES}=N can be changed; "
+                "for other options start a new run"
             )
-        frames = convert(int(value), PositiveInt, key)
+        given[key] = convert(int(value), MAY_CHANGE[key], key)
     from dreamlab import training
+    from dreamlab.commands import several
+    from dreamlab.core import world
+    from dreamlab.interop import strangers
 
-    _, status = training.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
-    return 130 if status == "interrupted" else 0
+    training.check_resumable(folder)
+    config = strangers.read_config(folder, trust_code, quiet=True)
+    place = world.launched()
+    usual = config.processes if place is None else place.size
+    config = training.with_processes(config, given.get(PROCESSES, usual))
+    words = ["resume", str(folder), *overrides, "--checkpoint", checkpoint]
+    with several.processes_of(config, [*words, *(["--trust-code"] if trust_code else [])]) as here:
+        if here.mine:
+            frames = given.get(LENGTH)
+            done = training.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
+            here.ended(training.exit_code(*done))
+    return here.code

@@ -22,6 +22,7 @@ WIDE = 130
     "dreamlab train ppo_cartpole seed=1 run.dir=experiments/first",
     "dreamlab train dqn_cartpole seed=1,2,3 training.total_frames=20_000",
     "dreamlab train my_experiment.yaml env=Acrobot-v1 --cfg job",
+    "dreamlab train ppo_cartpole launcher.name=slurm limits.gpus=1 limits.time_min=240",
 )
 @overrides
 @cfg
@@ -31,26 +32,42 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
 
     The configuration is an experiment plus overrides. A run gets its own directory in experiments/
     unless run.dir is set; the same command with the same run.dir resumes it. `seed=1,2,3` trains
-    the seeds one after another. Without arguments, lists the experiments. Lengths are in env
-    frames, including action repeat.
+    the seeds one after another. Without arguments, lists the experiments. With
+    launcher.name=slurm or ray it is submitted to a cluster, with the resources in `limits`. Lengths
+    are in env frames, including action repeat.
     """
     if not overrides and not cfg:
         return _list()
     from dreamlab import training
+    from dreamlab.commands import several
+    from dreamlab.commands.submit import place_of, submit
     from dreamlab.config import compose, load_config, to_yaml
     from dreamlab.interop import strangers
 
-    strange_file = strangers.check_files(overrides, trust_code)
-    for words in each_seed(list(overrides)):
+    place, own = place_of(overrides)
+    strange_file = strangers.check_files(own, trust_code)
+    if place is not None and trust_code:
+        raise ConfigError("--trust-code: code from a hub is trained on this machine only")
+    for words in each_seed(own):
         config = load_config(compose(words))
         if cfg:
             print(to_yaml(config), end="")
             continue
+        if place is not None:
+            if code := submit(place, words, config):
+                return code
+            continue
         strange_run = bool(config.run.dir) and strangers.is_strange(Path(config.run.dir or ""))
         if trust_code and not (strange_file or strange_run):
             raise ConfigError("--trust-code has no effect: no file here is from a hub. Remove it")
-        if training.train(config, trust_code=trust_code and strange_run)[1] == "interrupted":
-            return 130
+        trusted = trust_code and strange_run
+        flags = ["--trust-code"] if trust_code else []
+        with several.processes_of(config, ["train", *words, *flags]) as here:
+            if here.mine:
+                done = training.train(here.config, trust_code=trusted)
+                here.ended(training.exit_code(*done))
+        if here.code:
+            return here.code
     return 0
 
 

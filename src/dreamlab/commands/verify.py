@@ -22,7 +22,6 @@ from dreamlab.core.clock import axis_name, unit_of
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import disk_errors
 from dreamlab.core.text import print
-from dreamlab.engine.actors.options import NOT_EXACT
 from dreamlab.runs import verify as verifying
 from dreamlab.runs.run import Run
 
@@ -65,6 +64,7 @@ def command(
     and what has changed since: versions, hardware, code, options.
     """
     from dreamlab.commands import second_run
+    from dreamlab.engine.actors.options import NOT_EXACT
     from dreamlab.interop import strangers
 
     if not (folder / "config.yaml").exists():

@@ -29,7 +29,7 @@ class ActionOptimizerConfig:
     samples: PositiveInt = 32
     """Actions drawn from the policy."""
     keep: PositiveInt = 10
-    """Of these, the best so many go on."""
+    """Of these, the best so many continue."""
     steps: Natural = 10
     """Gradient steps of each; 0: none."""
     step_size: NonNegative = 3e-4
@@ -52,7 +52,7 @@ class Candidates:
 
 
 class ActionOptimizer:
-    """Ranks, climbs, chooses; it holds no state and teaches nobody."""
+    """Ranks, optimizes and chooses actions; it has no state and trains nothing."""
 
     def __init__(self, config: ActionOptimizerConfig) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Searches over vectors of weights: asked for candidates, told how good each of them is."""
+"""Ask/tell searches over weight vectors: propose candidates, get their scores."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dreamlab.core import world
 from dreamlab.core.errors import require
 from dreamlab.core.limits import Positive, Range
 from dreamlab.core.tree import to_plain
@@ -69,7 +70,7 @@ class CMAES(nn.Module):
 
     def _draw(self) -> None:
         """Draw all candidates at once: the package's `ask` multiplies matrices for each of them."""
-        rng = np.random.default_rng(int(torch.randint(2**62, ())))
+        rng = np.random.default_rng(world.broadcast(int(torch.randint(2**62, ()))))
         vectors, lengths = self.search._eigen_decomposition()
         noise = rng.standard_normal(self.candidates.shape)
         drawn = self.search._mean + self.search._sigma * ((noise * lengths) @ vectors.T)

@@ -108,7 +108,7 @@ class FixedNoise(nn.Module):
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(0)
             noise = draw_noise(sizes, 1, torch.device("cpu"))
-            # before anything is learnt all scores are 0: which are best must not be left open
+            # before anything is learned all scores are 0: which are best must not be left open
             ties = TIE * torch.arange(sizes.planner.samples).flip(0)
         noise = replace(noise, ties=ties, choice=torch.zeros_like(noise.choice))
         self.names = list(vars(noise))

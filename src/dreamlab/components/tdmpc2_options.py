@@ -72,7 +72,7 @@ class TDMPC2Config(LatentModelConfig):
     size: Size | None = "5m"
     """None: every width is given, or that of 5m."""
     num_q: Annotated[int, Range(2, 1_000)] = 5
-    """Critics, of which two are drawn whenever a value is asked for."""
+    """Critics, of which two are drawn whenever a value is requested."""
     dropout: Decay = 0.01
     """In the critics' first layer, while they learn."""
     log_std: tuple[Finite, Finite] = (-10.0, 2.0)

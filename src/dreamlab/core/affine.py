@@ -1,4 +1,4 @@
-"""Normalisation that can be undone: a shift and a scale for every entry of an array."""
+"""Normalization that can be undone: a shift and a scale for every entry of an array."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Affine:
         return replace(spec, low=None if edge is None else -edge, high=edge)
 
     def differs(self, other: Affine) -> bool:
-        """Tell whether another normalises otherwise."""
+        """Return whether another normalizes otherwise."""
         same = np.allclose(self.shift, other.shift) and np.allclose(self.scale, other.scale)
         return not same
 
@@ -55,7 +55,7 @@ Scaling = dict[str, Affine]
 
 
 def scaled_spec(spec: Spec, scaling: Mapping[str, Affine]) -> Spec:
-    """Return what observations and actions look like once they are normalised."""
+    """Return what observations and actions look like once they are normalized."""
     obs = {k: scaling[k].spec(s) if k in scaling else s for k, s in spec.obs.items()}
     action = scaling[ACTION].spec(spec.action) if ACTION in scaling else spec.action
     return replace(spec, obs=obs, action=action)

@@ -1,4 +1,4 @@
-"""Words around the pictures of a film: what a row or column shows, and which step it is."""
+"""Words around the images of a video: what a row or column shows, and which step it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Captions:
 
 
 def step_head(step: int, context: int, length: int) -> tuple[str, Color]:
-    """Return what to write above a step of an open-loop prediction, and its colour."""
+    """Return what to write above a step of an open-loop prediction, and its color."""
     where = f"step {step + 1} of {length}"
     if step < context:
         return f"{where}: context (the model sees it)", CONTEXT
@@ -58,7 +58,7 @@ def captioned(frames: Array, captions: Captions) -> Array:
 
 
 class _Canvas:
-    """A dark picture that is written on in one font."""
+    """A dark image with text in one font."""
 
     def __init__(self, shape: tuple[int, int], size: int) -> None:
         from PIL import Image, ImageDraw, ImageFont

@@ -116,7 +116,7 @@ def check_presets(config: Any) -> None:
 
 
 def _has(value: Any, wanted: Any) -> bool:
-    """Tell whether a value, or an option in it, is as a preset says."""
+    """Return whether a value, or an option in it, is as a preset says."""
     if not isinstance(wanted, Mapping):
         return dump(value) == dump(wanted)
     options = value.config if isinstance(value, Part) else value
@@ -277,7 +277,7 @@ def _convert_part(value: Any, path: str, base: Any) -> Part:
 
 
 def _same_options(cls: Any, base: Part) -> bool:
-    """Tell whether options of a part say something of this class: its own, or one like it."""
+    """Return whether options of a part say something of this class: its own, or one like it."""
     return cls is base.cls() or getattr(cls, "Config", None) is type(base.config)
 
 
@@ -315,7 +315,7 @@ def _parameters(function: Callable[..., Any], path: str) -> Mapping[str, inspect
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of a function's or a constructor's parameters, where they can be told."""
+    """Return the types of a function's or a constructor's parameters, if they can be resolved."""
     called: Any = function.__init__ if isinstance(function, type) else function
     try:
         return get_type_hints(called, include_extras=True)

@@ -6,14 +6,14 @@ from rich.console import Console
 
 
 class WorkConsole(Console):
-    """For what goes on whether or not somebody reads: a training falls silent, and goes on."""
+    """For output that may be closed: training continues silently."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 class ShowConsole(Console):
-    """For what is only there to be read: the verb ends, as with `print`."""
+    """For output that is the result: the command ends, as with `print`."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

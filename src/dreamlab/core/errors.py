@@ -14,9 +14,13 @@ from dreamlab.core.text import one_line
 class LabError(Exception):
     """Raised for a mistake in the caller's input, never for a bug of ours."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message says what to change, our stack does not."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(LabError):
-    """The configuration asks for something that does not exist or does not fit."""
+    """The configuration requests something that does not exist or does not fit."""
 
 
 class UnknownOptionError(ConfigError):

@@ -22,7 +22,7 @@ SUITES = {
     "memorymaze": "memorymaze", "procgen": "procgen", "bsuite": "bsuite", "loconav": "loconav",
     "pinpad": "pinpad", "minigrid": "minigrid",
 }  # fmt: skip
-"""How tasks of DreamerV3 begin, and which group of environments here has them."""
+"""How tasks of DreamerV3 start, and which group of environments here has them."""
 
 
 # -- what a configuration has ---------------------------------------------------------------------
@@ -195,7 +195,7 @@ def gradient_steps(value: Any, flat: Flat) -> int | None:
 
 
 def decisions(value: Any, flat: Flat) -> int | None:
-    """Return a share of the training as a number of decisions."""
+    """Return a fraction of the training as a number of decisions."""
     planned = [flat.get(f"training.phases.{i}.duration_steps") for i in range(len(_hooks(flat)))]
     frames = flat.get("training.total_frames") or sum(p or 0 for p in planned)
     repeat = int(flat.get("env.repeat") or 1)
@@ -260,7 +260,7 @@ def _on(value: Any) -> bool:
 
 
 def switch(key: str) -> Callable[[Any, Flat], Answer]:
-    """Return the answer that sets an option to whether something is wanted."""
+    """Return the answer that sets a boolean option."""
     return lambda value, flat: {key: _on(value)}
 
 

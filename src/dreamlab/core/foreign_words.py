@@ -24,7 +24,7 @@ class Word:
     example: Any
     """A value that it could have."""
     note: str = ""
-    """What differs: a unit, a meaning, or why it is no option here."""
+    """What differs: a unit, a meaning, or why it is not an option here."""
     programs: tuple[str, ...] = BOTH
 
 
@@ -190,7 +190,7 @@ WORDS: tuple[Word, ...] = (
           FRAMES, *BOTH, DREAMER, LEROBOT),
     _word("verbose progress_bar", say.fixed({"log.terminal": "plain"}), 1, "", SB3),
     _word("tensorboard_log tensorboard", say.switch("log.tensorboard"), True,
-          "written into the run's folder", SB3, ZOO),
+          "written into the run directory", SB3, ZOO),
     _word("track use_wandb enable_wandb wandb.enable wandb", say.switch("log.wandb"), True, "",
           CLEANRL, ZOO, LEROBOT, TDMPC2),
     _word("wandb_project_name wandb_project wandb.project project",
@@ -202,7 +202,7 @@ WORDS: tuple[Word, ...] = (
     _word("from_checkpoint pretrained_path policy.path load_run trained_agent run.from_checkpoint "
           "training.resume_path policy.pretrained_path",
           say.option("start", change=lambda value, flat: {"run": str(value)}), "runs/first",
-          "a run's folder; to go on with a run: dreamlab resume", ZOO, DREAMER, LEROBOT, RLLAB),
+          "a run directory; to resume a run: dreamlab resume", ZOO, DREAMER, LEROBOT, RLLAB),
     # no option here
     _word("use_sde sde_sample_freq", say.none, True, "no policy here explores so", SB3),
     _word("optimize_memory_usage", say.none, True, "a replay stores each step once already", SB3),
@@ -235,7 +235,7 @@ class Found:
 
 
 def find(name: str, value: Any, flat: Flat) -> Found | None:
-    """Return what another program's option is in a configuration; None if nobody says it so."""
+    """Return what another program's option is in a configuration; None if it is unknown."""
     for part in _endings(name):
         if word := BY_NAME.get(part):
             try:

@@ -46,7 +46,7 @@ def locate(name: str, where: str, home: str = "") -> Any:
 
 
 def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
-    """Raise if what a name means is no class of the wanted kind; nothing is called."""
+    """Raise if what a name means is not a class of the wanted kind; nothing is called."""
     if kind is None:
         from torch import nn  # listing runs shall not wait for torch
 

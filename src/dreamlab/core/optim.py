@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core import sharding, world
 from dreamlab.core.config import Part, optional_part, part
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.update_rules import (
@@ -76,7 +77,7 @@ class Optimizer:
         params: Iterable[nn.Parameter],
         names: Mapping[int, str] | None = None,
     ) -> None:
-        """Begin with no step taken; `names` of parameters, by their `id`, are for groups."""
+        """Start with no step taken; `names` of parameters, by their `id`, are for groups."""
         rule, self.config = _kind_of(config)
         self.params = list(params)
         self.accumulate = 1
@@ -129,12 +130,17 @@ class Optimizer:
         )
 
     def follow(self, new: Grads) -> Tensor:
-        """Clip gradients and move the weights along them; return the norm before clipping."""
+        """Clip gradients and move the weights along them; return the norm before clipping.
+
+        Of several processes each brings its own; all of them follow the mean.
+        """
+        if world.size() > 1:
+            new = sharding.mean_gradients(self.params, new)
         if self.heard is not None:
             self.heard(new)
         if self.grad_norms is not None:
             self._note(new, self.grad_norms)
-        if self.config.ema:  # the average begins with the weights that nothing has moved yet
+        if self.config.ema:  # the average starts with the weights that nothing has moved yet
             self.allocate()
         if self.fused is not None:
             norm = self.fused(new)
@@ -152,10 +158,17 @@ class Optimizer:
             p.grad = _sum(p.grad, g) if self.pending > 0 else g
         self.pending += 1
         grads = [p.grad for p in self.params]
-        norm = self.grad_norm([g for g in grads if g is not None])
+        norm = self._norm(grads)
         if self.pending == self.accumulate:
             self.apply(grads, norm)
         return norm
+
+    def _norm(self, grads: Grads) -> Tensor:
+        """Return the global norm, over all processes where each has a part."""
+        there = [(p, g) for p, g in zip(self.params, grads, strict=True) if g is not None]
+        if not any(sharding.shard_of(p) for p, _ in there):
+            return self.grad_norm([g for _, g in there])
+        return torch.linalg.vector_norm(sharding.norms(*zip(*there, strict=True)))
 
     def watch_grads(self) -> None:
         """Keep `grad_norms` from now on, in one place that recorded steps may write to."""
@@ -163,8 +176,8 @@ class Optimizer:
 
     @torch.no_grad()
     def _note(self, grads: Grads, norms: Tensor) -> None:
-        there = [g.float() for g in grads if g is not None]
-        found = iter(torch._foreach_norm(there))
+        params = [p for p, g in zip(self.params, grads, strict=True) if g is not None]
+        found = iter(sharding.norms(params, [g.float() for g in grads if g is not None]).unbind())
         norms.copy_(torch.stack([norms.new_zeros(()) if g is None else next(found) for g in grads]))
 
     @staticmethod
@@ -188,7 +201,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Forget the steps taken, where weights go on to learn something else; they stay."""
+        """Forget the steps taken, where weights continue to learn something else; they stay."""
         self.pending = 0
         if self.inner.steps is not None:
             moments = [x for name in self.inner.names for x in getattr(self.inner, name)]
@@ -219,7 +232,7 @@ class Optimizer:
 
     @torch.no_grad()
     def adopt_average(self) -> None:
-        """Go on with the averages, if there are any, as weights."""
+        """Continue with the averages, if there are any, as weights."""
         for p, average in zip(self.params, self.average, strict=False):
             p.copy_(average)
 
@@ -288,12 +301,12 @@ def _both(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def clip_each(grads: Grads, params: Sequence[Tensor], share: float) -> list[Tensor | None]:
-    """Return gradients no longer than a share of their parameters (Brock et al. 2021)."""
+    """Return gradients no longer than a fraction of their parameters (Brock et al. 2021)."""
     used = [i for i, g in enumerate(grads) if g is not None]
     there: Any = [grads[i] for i in used]
     with torch.no_grad():
-        lengths = torch.stack(torch._foreach_norm(there))
-        sizes = torch.stack(torch._foreach_norm([params[i] for i in used]))
+        mine = [params[i] for i in used]
+        lengths, sizes = sharding.norms(mine, there), sharding.norms(mine, mine)
         excess = (lengths / (sizes.clamp(min=1e-3) * share)).clamp(min=1.0)
         found = iter(torch._foreach_div(there, list(excess.unbind())))
     return [None if g is None else next(found) for g in grads]
@@ -363,7 +376,7 @@ def _widened(grads: Grads, params: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _unread(x: Tensor) -> bool:
-    """Tell whether looking at a number would cost more than not knowing it."""
+    """Return whether looking at a number would cost more than not knowing it."""
     return torch.compiler.is_compiling() or x.device.type != "cpu"
 
 

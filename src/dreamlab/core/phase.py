@@ -15,7 +15,7 @@ ENGINE_HOOKS = ("collect", "evaluate", "checkpoint")
 class Phase:
     """Which hooks to call, on which buffer, and for how long.
 
-    The hooks run in order, again and again (a cycle), until the duration is over. One duration is
+    The hooks run in order, again and again (a cycle), until the duration has ended. One duration is
     given: `duration_steps` counts env frames, `duration_updates` calls of update hooks,
     `duration_cycles` rounds through the hooks.
     """
@@ -44,7 +44,7 @@ class Phase:
     """Progress of training, 0 to 1; set by the scheduler, read by hooks."""
 
     def at(self, progress: float) -> Phase:
-        """Return this phase as seen when `progress` of the training is over."""
+        """Return this phase at `progress` of training."""
         seen = copy.copy(self)
         object.__setattr__(seen, "progress", progress)
         return seen

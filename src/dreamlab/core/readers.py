@@ -2,7 +2,7 @@
 
 A file that cannot be used is one line that names it and says why, whatever is wrong with it: it is
 missing, a folder, a pipe, not readable for us, not UTF-8, cut off, nested without end. In a JSONL
-file only the lines that are damaged are lost; they are counted.
+file only the lines that are corrupted are lost; they are counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPONENT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"
 
 
 class FileError(LabError):
-    """A file is damaged, cannot be reached, or is not what it should be."""
+    """A file is corrupted, cannot be reached, or is not what it should be."""
 
     def __init__(self, path: Path, reason: str) -> None:
         gap = "" if reason[:1] in (" ", ",", ":") else " "
@@ -48,7 +48,7 @@ class MissingFileError(FileError):
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Tell whether a value is a finite number that every calculation of ours can stand."""
+    """Return whether a value is a finite number that every calculation of ours can stand."""
     return type(value) in (int, float) and -LARGEST < value < LARGEST
 
 
@@ -102,7 +102,7 @@ def read_pointer(path: Path) -> str | None:
 
 
 def _parse(text: str) -> Any:
-    """Return what a JSON text says; raise `ValueError` if nobody could work with that."""
+    """Return what a JSON text says; raise `ValueError` if it is unusable."""
     node = json.loads(text)
     if text.count("[") + text.count("{") > MOST_DEPTH and _depth_beyond(node, MOST_DEPTH):
         raise ValueError("it is nested too deeply")
@@ -121,7 +121,7 @@ def _inner(node: Any) -> list[Any]:
 
 
 def _encodable(node: Any) -> Any:
-    """Return a tree without halves of characters, which JSON can name and nobody can print."""
+    """Return a tree without lone surrogates, which JSON allows but which cannot be printed."""
     if isinstance(node, dict):
         return {_encodable(k): _encodable(v) for k, v in node.items()}
     if isinstance(node, list):
@@ -202,7 +202,7 @@ class Lines:
     """Byte offset of the end of the last complete line."""
 
     def told(self, path: Path) -> list[str]:
-        """Return the sentence about damaged lines, if there are any."""
+        """Return the sentence about corrupted lines, if there are any."""
         plural = "" if self.damaged == 1 else "s"
         return [f"{path}: {self.damaged} corrupted line{plural} skipped"] if self.damaged else []
 
@@ -267,7 +267,7 @@ class Tail:
         """Why the last read returned nothing."""
 
     def read(self) -> list[Record]:
-        """Return every whole record; a file that was cut back (a resume) is read anew."""
+        """Return every whole record; a file that was cut back (a resume) is reread."""
         self.problem, lines = None, self.lines
         try:
             if size_of(self.path) < lines.end:
@@ -283,7 +283,7 @@ class Tail:
 
 
 def size_of(path: Path) -> int:
-    """Return a file's size in bytes; 0 if it cannot be told."""
+    """Return a file's size in bytes; 0 if unknown."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -36,7 +36,7 @@ class Constant:
         self.config = config
 
     def at(self, progress: float) -> float | None:
-        """Return the factor when `progress` of the training is over; None: it does not depend."""
+        """Return the factor at `progress` of training; None: constant."""
         return None
 
     def after(self, count: Tensor) -> Tensor | float:

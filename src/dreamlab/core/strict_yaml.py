@@ -1,4 +1,4 @@
-"""Checks YAML that people and strangers wrote: what is odd is one line, never a hang."""
+"""Validates untrusted YAML: errors are one line, never a hang."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Mode(Enum):
 
     @property
     def samples(self) -> bool:
-        """Tell whether actions are drawn from the policy."""
+        """Return whether actions are drawn from the policy."""
         return self in (Mode.TRAIN, Mode.SAMPLE)
 
 
@@ -54,7 +54,7 @@ class ArraySpec:
 
     @property
     def is_image(self) -> bool:
-        """Tell whether this is an image: bytes of height, width, channels."""
+        """Return whether this is an image: bytes of height, width, channels."""
         return self.dtype == "uint8" and len(self.shape) == 3
 
     @property
@@ -128,7 +128,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Curves:
-    """Numbers [t, n] as they were and as they were dreamt; the dream begins after `context`."""
+    """Numbers [t, n] as they were and as they were dreamt; the dream starts after `context`."""
 
     truth: Array
     dream: Array
@@ -137,7 +137,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Report:
-    """A look inside an algorithm: numbers, films [t, h, w, 3] and curves, all by name."""
+    """A look inside an algorithm: numbers, videos [t, h, w, 3] and curves, all by name."""
 
     metrics: Metrics
     films: dict[str, Array] = field(default_factory=dict)

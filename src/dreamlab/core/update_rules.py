@@ -289,7 +289,7 @@ class AdamW(Adam):
 
 
 class LaProp(Rule):
-    """Gradients are normalised, then averaged; a parameter without one goes on by its momentum.
+    """Gradients are normalized, then averaged; a parameter without one continues by its momentum.
 
     `flush` treats squares below the smallest normal float as 0, as XLA does on a CPU: gradients of
     1e-18 then move their weights by hundreds of learning rates. Only a comparison wants that.
@@ -385,7 +385,7 @@ class RMSprop(Rule):
 
 
 def computed_once(x: Tensor) -> Tensor:
-    """Return a number as it is; the compiler would compute it anew for every vector of a loop.
+    """Return a number as it is; the compiler would compute it again for every vector of a loop.
 
     A power costs more than all else an optimizer does with sixteen weights. Asked for strides, the
     compiler puts the number into memory first.

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from dreamlab.core import sharding
 from dreamlab.core.config import Part
 from dreamlab.core.optim import OptimConfig, Optimizer
 from dreamlab.core.phase import Phase
@@ -27,14 +28,17 @@ def hook(method: F) -> F:
 
     A hook takes a Batch and the phase; it returns metrics, or metrics and extras [b, t] to write
     back into the buffer at the last t steps of `batch.index`. Before it runs, optimizers with a
-    schedule are told how much of the training is over.
+    schedule are told the progress of training.
     """
 
     @wraps(method)
     def called(self: Workflow[Any], batch: Batch, *, phase: Phase) -> Any:
         for opt in self.optimizers.values():
             opt.at(phase.progress)
-        return method(self, batch, phase=phase)
+        if not self.sharded:
+            return method(self, batch, phase=phase)
+        with sharding.regathered():
+            return method(self, batch, phase=phase)
 
     called.is_hook = True  # type: ignore[attr-defined]
     return cast(F, called)
@@ -85,6 +89,8 @@ class Workflow(nn.Module, ABC, Generic[C]):
     """Whether it plans and also has a policy that can act without planning."""
     reads_padding: ClassVar[bool] = False
     """Whether it masks the steps that a window repeats beyond its episode (`pad: edge`)."""
+    sharded = False
+    """Whether each process keeps only a part of every weight."""
     former_names: ClassVar[dict[str, str]] = {}
     """Renamed state of older checkpoints: old name to new name."""
 
@@ -138,7 +144,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
         return None
 
     def with_action(self, decision: Decision, action: Tensor) -> Decision:
-        """Return a decision for another action than the policy's: random filling asks for it."""
+        """Return a decision for another action than the policy's: random filling requests it."""
         return replace(decision, action=action)
 
     def decided(self, num: int) -> None:
@@ -181,7 +187,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
     @property
     def device(self) -> torch.device:
         """Return where the parameters and buffers live now."""
-        # one of them is found once, its device asked for each time: a workflow may move
+        # one of them is found once, its device requested each time: a workflow may move
         if "anchor" not in self.__dict__:
             held = chain(self.parameters(), self.buffers())  # one that learns nothing has buffers
             object.__setattr__(self, "anchor", next(held))

@@ -86,7 +86,7 @@ class ChunkFiles:
         return len(_read(self.chunks()[-1][2])["data"]["reward"])
 
     def write_spec(self, spec: Spec) -> None:
-        """Write down what the steps look like, unless that was done."""
+        """Write the description of the steps, unless it exists."""
         if not (self.folder / SPEC).exists():
             write_json(self.folder / SPEC, asdict(spec))
 
@@ -120,9 +120,9 @@ class ChunkFiles:
             path.unlink()
 
     def read(self, first: int, last: int) -> Iterator[tuple[int, dict[str, Tensor], Array]]:
-        """Yield the ticks `first` to `last` file by file; raise if one is missing or damaged.
+        """Yield the ticks `first` to `last` file by file; raise if one is missing or corrupted.
 
-        What ends after `last` was written after the state that asks for it.
+        What ends after `last` was written after the state that requests it.
         """
         reached = first
         for start, end, path in self.chunks():
@@ -159,7 +159,7 @@ class ChunkFiles:
             if tick <= first:
                 path.unlink()
             elif number <= save:
-                # a damaged one is said when the run is resumed: what is in memory is whole
+                # a corrupted one is said when the run is resumed: what is in memory is whole
                 with suppress(CheckpointError):
                     _thin(path, seen, first * num_envs, tick * num_envs)
 
@@ -170,14 +170,14 @@ def _thin(path: Path, seen: dict[str, Tensor], oldest: int, newest: int) -> None
     for name, patch in patches.items():
         ids, size = patch["ids"], newest - oldest
         mask = seen.setdefault(name, torch.zeros(size, dtype=torch.bool))
-        rows = (ids - oldest).clamp(0, size - 1)  # what is damaged must not stop the training
+        rows = (ids - oldest).clamp(0, size - 1)  # what is corrupted must not stop the training
         live[name] = (ids >= oldest) & ~mask[rows]
         mask[rows[live[name]]] = True
     left = sum(int(rows.sum()) for rows in live.values())
     if left == 0:
         path.unlink()
     elif 2 * left < sum(len(rows) for rows in live.values()):
-        _verify(path)  # a damaged one must not get a checksum that is right
+        _verify(path)  # a corrupted one must not get a checksum that is right
         parts = {k: {n: v[live[k]] for n, v in patch.items()} for k, patch in patches.items()}
         kept = {k: patch for k, patch in parts.items() if len(patch["ids"])}
         written = _write(path.parent, _named(path)["stem"], kept)
@@ -190,13 +190,13 @@ def _write(folder: Path, stem: str, payload: Any) -> Path:
 
 
 def _read(path: Path) -> Any:
-    """Return what a file holds if it is as it was written."""
+    """Return the content of a file, verified by its checksum."""
     _verify(path)
     return _map(path)
 
 
 def _verify(path: Path) -> None:
-    """Raise if a file's content has not the checksum in its name; older files have none."""
+    """Raise if a file does not match the checksum in its name; older files have none."""
     if (known := _named(path)["sum"]) and checksum_of(path) != known:
         raise CheckpointError(f"{path} is corrupted (checksum mismatch)")
 

@@ -1,4 +1,4 @@
-"""Options of a data set as a source of batches."""
+"""Options of a dataset as a source of batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Mode = Literal["mean_std", "min_max", "quantiles", "bounds", "none"]
 
 @dataclass(frozen=True)
 class DatasetConfig(BufferConfig):
-    """Which data set, what of it, and what a batch looks like."""
+    """Which dataset, what of it, and what a batch looks like."""
 
     stores: ClassVar[bool] = False
     maps_images: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class DatasetConfig(BufferConfig):
         return self.length or self.before + 1 + self.after
 
     def window(self) -> tuple[int, int, int] | None:
-        """Return batch, length and context of what is drawn."""
+        """Return batch, length and context of what is sampled."""
         return self.batch, self.steps, self.context
 
     def most_steps(self, num_envs: int) -> int:
@@ -99,7 +99,7 @@ class DatasetConfig(BufferConfig):
         return data.num_frames + len(data.episodes)
 
     def open(self) -> Dataset:
-        """Return the data set with the episodes that are used; a damaged one is an error."""
+        """Return the dataset with the episodes that are used; a corrupted one is an error."""
         found = _opened(self.path, _stamp(Path(self.path)))
         data = replace(found, episodes=list(found.episodes))
         data.notes = data.check_whole(data.broken, self.skip_damaged)
@@ -115,7 +115,7 @@ class DatasetConfig(BufferConfig):
         return observations(data, self.keys)
 
     def spec(self, data: Dataset) -> Spec:
-        """Return what the set's own steps look like, before they are normalised."""
+        """Return what the set's own steps look like, before they are normalized."""
         spec = spec_of(data, self.names(data), self.task)
         if self.size is None:
             return spec
@@ -127,7 +127,7 @@ class DatasetConfig(BufferConfig):
         return replace(spec, obs=obs)
 
     def scaling(self, data: Dataset) -> Scaling:
-        """Return the normalisation that is asked for; raise naming what it lacks."""
+        """Return the normalization that is requested; raise naming what it lacks."""
         wanted = {k: m for k, m in self.normalize.items() if m != "none"}
         features = {**self.names(data), ACTION: ACTION}
         for name in self.normalize:

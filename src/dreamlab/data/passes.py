@@ -23,7 +23,7 @@ class Passes:
     windows   [0 .  .  .][4 .  .  .]            the newest window may overlap the one before it
                                 [6 .  .  .]
 
-    As many batches in a row as a pass has therefore hold every step, wherever they begin, as long
+    As many batches in a row as a pass has therefore hold every step, wherever they start, as long
     as nothing is stored in between.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from dreamlab.core import rng as random
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.limits import Natural, PositiveInt, Range, Share
 from dreamlab.core.types import Array, Batch, Decision, Step
 from dreamlab.data.chunks import ChunkFiles
+from dreamlab.data.regroup import regroup
 from dreamlab.data.returns_to_go import ReturnsToGo
 from dreamlab.data.samplers import Sampler, Window
 from dreamlab.data.source import BufferConfig, BufferContext
@@ -55,7 +58,7 @@ class ReplayConfig(BufferConfig):
             raise ValueError(f"min_steps={self.min_steps} is more than capacity={self.capacity}")
 
     def window(self) -> tuple[int, int, int] | None:
-        """Return batch, length and context of what is drawn."""
+        """Return batch, length and context of what is sampled."""
         return self.batch, self.length, self.context
 
     def most_steps(self, num_envs: int) -> int:
@@ -63,7 +66,7 @@ class ReplayConfig(BufferConfig):
         return self.capacity
 
     def first_batch(self, num_envs: int) -> int:
-        """Return how many steps must be stored before a batch can be drawn."""
+        """Return how many steps must be stored before a batch can be sampled."""
         ticks = self.capacity // num_envs
         if ticks <= self.length:
             raise ValueError(
@@ -99,6 +102,8 @@ class Replay:
         self.store: StepArrays | None = None
         self.sampler: Sampler | None = None
         self.added, self.saved, self.saves = 0, 0, 0
+        self.first = 0
+        """The first tick that was ever stored here: others than 0 if steps came from elsewhere."""
         self.drawable = False
         self.episode = np.zeros((0, 0), np.int64)
         self.current = np.zeros(place.num_envs, np.int64)
@@ -108,7 +113,7 @@ class Replay:
 
     def __len__(self) -> int:
         """Return how many steps are stored now."""
-        return min(self.added, self.ticks) * self.num_envs
+        return min(self.added - self.first, self.ticks) * self.num_envs
 
     @property
     def rows(self) -> int:
@@ -122,10 +127,10 @@ class Replay:
         return 0 if self.store is None else self.store.nbytes + self.episode.nbytes
 
     def add(self, step: Step, decision: Decision) -> None:
-        """StepArrays one step of every environment, with the action and extras decided from it."""
+        """Store one step of every environment, with the action and extras decided from it."""
         row = record(step, decision)
         if self.store is None:
-            self._allocate({k: as_tensor(v) for k, v in row.items()})
+            self.allocate({k: as_tensor(v) for k, v in row.items()})
         assert self.store is not None
         slot = self.added % self.ticks
         self.store.write(slot, row)
@@ -134,12 +139,12 @@ class Replay:
         if self.returns is not None:
             self.returns.add(self.added, step.reward, step.is_first, step.is_last)
         self.added += 1
-        self._announce()
+        self.announce()
 
     def finish(self, step: Step) -> None:
         """Do nothing: the step that follows is stored by the next add."""
 
-    def _allocate(self, row: dict[str, Tensor]) -> None:
+    def allocate(self, row: dict[str, Tensor]) -> None:
         """Make room for steps that look like `row`."""
         config, per_tick = self.config, sum(v.nbytes for v in row.values()) + self.current.nbytes
         if config.max_bytes is not None:
@@ -155,22 +160,22 @@ class Replay:
         if config.mc_gamma is not None:
             self.returns = ReturnsToGo(config.mc_gamma, self.num_envs, self.ticks)
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         """Tell the sampler which windows this tick has completed, and which it has destroyed."""
         tick, lost = self.added - self.config.length, self.added - 1 - self.ticks
         assert self.sampler is not None
-        if tick < 0 or (self.drawable and not self.sampler.learns):
+        if tick < self.first or (self.drawable and not self.sampler.learns):
             return
         ids = tick * self.num_envs + np.arange(self.num_envs)
         usable = self._valid(ids)
         self.drawable = self.drawable or bool(usable.any())
-        if lost >= 0 and self.config.length > 1:
+        if lost >= self.first and self.config.length > 1:
             ids = np.concatenate([lost * self.num_envs + np.arange(self.num_envs), ids])
             usable = np.concatenate([np.zeros(self.num_envs, bool), usable])
         self.sampler.insert(ids, usable)
 
     def _valid(self, ids: Array) -> Array:
-        """Tell which starts obey the `windows` rule."""
+        """Return which starts satisfy the `windows` rule."""
         if self.config.windows == "across":
             return np.ones(len(ids), bool)
         last = self.config.length - 1
@@ -180,23 +185,24 @@ class Replay:
         return same == self.episode[(tick + reach) % self.ticks, env]
 
     def ready(self) -> bool:
-        """Tell whether enough is stored to draw a batch."""
+        """Return whether enough is stored to sample a batch."""
         enough = min(self.config.min_steps, self.ticks * self.num_envs)
-        return self.drawable and self.added > self.config.length and len(self) >= enough
+        stored = self.added - self.first
+        return self.drawable and stored > self.config.length and len(self) >= enough
 
     def window(self) -> Window:
         """Return the starts that exist now."""
-        oldest = max(0, self.added - self.ticks) * self.num_envs
+        oldest = max(self.first, self.added - self.ticks) * self.num_envs
         newest = (self.added - self.config.length + 1) * self.num_envs
         valid = None if self.config.windows == "across" else self._valid
         return Window(oldest, newest, valid, self.num_envs, self.config.length)
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Draw windows of consecutive steps by the sampler's choice.
+        """Sample windows of consecutive steps by the sampler's choice.
 
         `is_first` is set on the first step of every window because whatever came before it is
-        unknown; `is_last` is set before a seam even if the episode was abandoned there.
-        `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
+        unknown; `is_last` is set before an episode boundary even if the episode was abandoned
+        there. `extras["weight"]` [b] is there if the sampler prioritises; the largest is 1.
         """
         assert self.sampler is not None, "nothing is stored yet"
         ids, weight = self.sampler.draw(self.window(), rows or self.config.batch, self.rng)
@@ -204,7 +210,7 @@ class Replay:
 
     def peek(self, seed: int, length: int) -> Batch | None:
         """Draw windows of any length to look at; the next `sample` is what it would have been."""
-        have = min(self.added, self.ticks)
+        have = min(self.added - self.first, self.ticks)
         oldest = (self.added - have) * self.num_envs
         newest = (self.added - min(length, have) + 1) * self.num_envs
         ids = np.random.default_rng(seed).integers(oldest, newest, self.config.batch)
@@ -217,7 +223,8 @@ class Replay:
         rows["is_first"][:, 0] = True
         rows["is_last"][:, :-1] |= rows["is_first"][:, 1:]
         if weight is not None:
-            scaled = torch.from_numpy((weight / weight.max()).astype(np.float32))
+            most = float(world.largest(torch.tensor(weight.max())))
+            scaled = torch.from_numpy((weight / most).astype(np.float32))
             rows["extras/weight"] = send(scaled, self.store.device)
         if self.returns is not None:
             known = torch.from_numpy(self.returns.at(index.numpy()))
@@ -232,7 +239,7 @@ class Replay:
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
         """Write extras [b, t, ...] back at the last t steps of the windows `index`.
 
-        `priority` [b] goes to the sampler. Steps that were overwritten since they were drawn are
+        `priority` [b] goes to the sampler. Steps that were overwritten since they were sampled are
         left alone. Of a step that is in the batch twice, the last value stays.
         """
         assert self.store is not None
@@ -243,7 +250,7 @@ class Replay:
         if not rest:
             return
         length = next(iter(rest.values())).shape[1]
-        ids = ids[:, ids.shape[1] - length :]  # what only leads in has nothing new to say
+        ids = ids[:, ids.shape[1] - length :]  # burn-in steps have nothing to write back
         keep = self._latest(ids.reshape(-1))
         rows = self.store.rows(torch.from_numpy(ids.reshape(-1)[keep]))
         for name, value in rest.items():
@@ -265,7 +272,7 @@ class Replay:
     def save(self) -> dict[str, Any]:
         """Append what is not on disk yet, and return the state that leads back here."""
         if self.files is not None and self.store is not None:
-            # a run that died before its first checkpoint leaves files nobody knows about
+            # a run that died before its first checkpoint leaves orphaned files
             self.files.truncate(self.saves, self.saved)
             self.saves += 1
             self.files.append_patch(self.store, self.saves, self.saved, self.added)
@@ -274,6 +281,7 @@ class Replay:
             self.files.write_spec(self.place.spec)
             self.saved = self.added
         return {
+            **({"first": self.first} if self.first else {}),
             "added": self.added,
             "ticks": self.ticks,
             "saves": self.saves,
@@ -288,7 +296,7 @@ class Replay:
         No file is deleted before the next save: until then an older state can be loaded instead.
         """
         self.added, self.saves = int(state["added"]), int(state["saves"])
-        self.saved = self.added
+        self.saved, self.first = self.added, int(state.get("first", 0))
         random.set_generator_state(self.rng, state["rng"])
         self.current = np.array(state["current"])
         self.store, self.sampler, self.drawable = None, None, False
@@ -296,16 +304,18 @@ class Replay:
             self._load_steps(int(state["ticks"]))
             assert self.sampler is not None
             self.sampler.set_state(state["sampler"])
-            self._recount_returns()
+            self.recount()
             window = self.window()
             self.drawable = bool(self._valid(np.arange(window.oldest, window.newest)).any())
 
     def _load_steps(self, ticks: int) -> None:
         if self.files is None:
             raise CheckpointError("replay: it has no folder to save its steps in")
-        for first, chunk, episode in self.files.read(max(0, self.added - ticks), self.added):
+        for first, chunk, episode in self.files.read(
+            max(self.first, self.added - ticks), self.added
+        ):
             if self.store is None:
-                self._allocate({k: v[:, 0] for k, v in chunk.items()})
+                self.allocate({k: v[:, 0] for k, v in chunk.items()})
             assert self.store is not None
             if self.ticks != ticks:
                 then, now = ticks * self.num_envs, self.ticks * self.num_envs
@@ -315,16 +325,20 @@ class Replay:
         assert self.store is not None
         self.files.apply_patches(self.store, self.saves, self.added)
 
-    def _recount_returns(self) -> None:
+    def recount(self) -> None:
         """Find the returns to go of steps that were read instead of added."""
         if self.returns is None or self.store is None:
             return
-        first = max(0, self.added - self.ticks)
+        first = max(self.first, self.added - self.ticks)
         names = ("reward", "is_first", "is_last")
         steps = self.store.take(first, self.added)
         self.returns.begun[:] = first  # of an episode whose beginning is lost, the rest is known
         for i in range(self.added - first):
             self.returns.add(first + i, *(steps[k][:, i].numpy() for k in names))
+
+    def regroup(self, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
+        """Take one of `size` equal shares of what other processes had stored; say what is lost."""
+        return regroup(self, parts, rank, size)
 
     def prune(self, states: list[dict[str, Any]]) -> None:
         """Delete files that none of these states needs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,7 @@ class Rollout:
         self.closed = True
 
     def ready(self) -> bool:
-        """Tell whether the rollout is complete."""
+        """Return whether the rollout is complete."""
         return self.closed and self.count == self.config.length
 
     @property
@@ -112,7 +113,7 @@ class Rollout:
         return self.place.num_envs
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Return the whole rollout, environments first, and begin a new one.
+        """Return the whole rollout, environments first, and start a new one.
 
         It is a copy: the next steps are stored while it may still be in use.
         """
@@ -140,6 +141,11 @@ class Rollout:
         self.count, self.closed = int(state["count"]), bool(state["closed"])
         self.data = {k: v.clone() for k, v in state["data"].items()}
         self.views = {k: v.numpy() for k, v in self.data.items() if v.dtype != torch.bfloat16}
+
+    def regroup(self, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
+        """Begin a new rollout: one of other processes was collected by other environments."""
+        steps = sum(int(p["count"]) for p in parts) * self.place.num_envs
+        return f"{steps} steps of a rollout that was not learnt from" if steps else ""
 
     def prune(self, states: list[dict[str, Any]]) -> None:
         """Do nothing: a rollout keeps no files."""

@@ -1,4 +1,4 @@
-"""A sampler that goes through a data set in a new order every time: no start twice per pass."""
+"""A sampler that goes through a dataset in a new order every time: no start twice per pass."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ShuffledConfig:
 class Shuffled:
     """Every start once per pass, in an order that seed and number of the pass decide.
 
-    A batch that the rest of a pass does not fill goes on with the next one. For a source that
-    does not grow: when it has, a new pass begins.
+    A batch that the rest of a pass does not fill continues with the next one. For a source that
+    does not grow: when it has, a new pass starts.
     """
 
     Config = ShuffledConfig

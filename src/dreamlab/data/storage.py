@@ -102,9 +102,9 @@ class StepArrays:
         return out
 
     def _next_stage(self, num: int) -> Stage:
-        """Return memory for `num` rows that nobody reads any more.
+        """Return memory for `num` rows that is no longer read.
 
-        A batch for the GPU is copied while the host goes on, so two stages take turns; the host
+        A batch for the GPU is copied while the host continues, so two stages take turns; the host
         waits only if it is two batches ahead of the copies.
         """
         crosses = self.device.type == "cuda" and not self.on_gpu
@@ -172,7 +172,7 @@ def _allocate(name: str, value: Tensor, ticks: int, kind: str, place: BufferCont
 
 
 def _huge(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in huge pages, which numpy asks for and torch does not: gathering is cheaper."""
+    """Return zeros in huge pages, which numpy requests and torch does not: gathering is cheaper."""
     raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(raw).view(dtype).view(shape)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from threadpoolctl import ThreadpoolController
 from dreamlab.accel import dispatch
 from dreamlab.accel.compile import compile_methods, compile_updates
 from dreamlab.accel.cuda_graphs import graph_methods
+from dreamlab.core import world
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.limits import Range
+from dreamlab.core.limits import PositiveInt, Range
 from dreamlab.core.workflow import Workflow, marked
 
 # Parameters times rows of a batch that keep one thread busy. A convolution uses each of its weights
@@ -29,7 +31,7 @@ IMAGE_WORK = 4
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
-DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+DEVICES = ("auto", "cpu", "cuda", "mps")
 Precision = Literal["fp32", "bf16"]
 Threads = Annotated[int, Range(0, 1_024)]
 
@@ -38,7 +40,11 @@ Threads = Annotated[int, Range(0, 1_024)]
 class ComputeConfig:
     """One place for everything that changes speed or the last digit."""
 
-    device: DeviceName = "auto"
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 (that GPU) or mps; with several processes `cuda` is a GPU each."""
+    devices: PositiveInt = 1
+    """So many GPUs of this machine, with a process each: `distributed.processes` by another name,
+    for GPUs."""
     precision: Precision = "fp32"
     deterministic: bool = False
     """Use only deterministic kernels (slower on a GPU)."""
@@ -53,28 +59,56 @@ class ComputeConfig:
     process (affinity, OMP_NUM_THREADS)."""
 
     def __post_init__(self) -> None:
+        if self.device not in DEVICES and not re.fullmatch(r"cuda:\d{1,3}", self.device):
+            raise ConfigError(
+                f"device: expected one of {', '.join(DEVICES)} or cuda:N, got {self.device!r}"
+            )
+        if self.devices > 1 and self.device not in ("auto", "cuda"):
+            raise ConfigError(f"devices: has no effect with device={self.device}")
         if self.accel == "off" and self.compile:
             raise ConfigError("accel=off disables compilation; remove it, or compile=true")
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device asked for, or raise saying what there is."""
+    """Return the device requested, or raise saying what there is.
+
+    With several processes on a machine with GPUs each takes its own.
+    """
     available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
     if name == "auto":
-        return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
-    if not available[name]:
+        name = next(d for d in ("cuda", "mps", "cpu") if available[d])
+    kind, _, number = name.partition(":")
+    if not available[kind]:
         found = [d for d, there in available.items() if there]
         raise ConfigError(f"device: {name} is not available; available: {', '.join(found)}")
+    if world.size() > 1 and kind != "cpu":
+        return _own_gpu(name)
+    if number and int(number) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ConfigError(f"device: {name} is not there; the last GPU here is cuda:{last}")
     return torch.device(name)
+
+
+def _own_gpu(name: str) -> torch.device:
+    """Return the GPU of this process; two on one would only wait for each other."""
+    there, number = torch.cuda.device_count(), world.local_rank()
+    if name != "cuda":
+        raise ConfigError(f"device: {name} for {world.size()} processes: use device=cuda, or cpu")
+    if number >= there:
+        raise ConfigError(
+            f"device: {there} GPUs here, but there is a process {number + 1}: each needs its own. "
+            "Lower distributed.processes, or use device=cpu"
+        )
+    return torch.device("cuda", number)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: several add up in another order, and give other last digits."""
+    """Compute on one thread: several threads sum in another order and change the last digits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -94,8 +128,11 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     threads = config.threads or _threads(workflow, rows)
     torch.set_num_threads(threads)
-    dispatch.set_reference(config.accel == "off")
-    if config.accel == "auto" and config.compile is not False:
+    plain = (
+        config.accel == "off" or workflow.sharded
+    )  # kernels and graphs read weights by themselves
+    dispatch.set_reference(plain)
+    if not plain and config.compile is not False:
         speed_up(config, workflow)
 
 

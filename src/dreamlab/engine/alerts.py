@@ -41,7 +41,7 @@ class Errand(threading.Thread):
             self.fault = f"could not be reached: {error}"
 
     def complaint(self) -> str | None:
-        """Return what went wrong, or None; one that is not over yet is late."""
+        """Return what went wrong, or None; one that has not ended yet is late."""
         if not self.is_alive():
             return self.fault and f"alerts: {self.place} {self.fault}"
         spent = time.monotonic() - self.began
@@ -49,7 +49,7 @@ class Errand(threading.Thread):
 
 
 class Alerts:
-    """Tells everyone in the background; what went wrong is said from the caller's own thread."""
+    """Sends alerts in the background; errors are reported from the caller's own thread."""
 
     def __init__(self, config: WatchConfig, run: Path, say: Callable[[str], None]) -> None:
         self.config, self.run, self.say = config, run, say
@@ -74,7 +74,7 @@ class Alerts:
         errand.start()
 
     def tell(self, patience_s: float = DEADLINE_S) -> None:
-        """Say what went wrong with the alerts that are over, or that take longer than this."""
+        """Say what went wrong with the alerts that have ended, or that take longer than this."""
         now = time.monotonic()
         done = [e for e in self.errands if not e.is_alive() or now - e.began >= patience_s]
         self.errands = [e for e in self.errands if e not in done]
@@ -96,9 +96,9 @@ def _append(path: str, line: str) -> None:
 
 
 def _call(command: str, env: dict[str, str]) -> str | None:
-    """Run a command and return how it failed; one that takes long goes on without us."""
+    """Run a command and return how it failed; one that takes long continues without us."""
     quiet = subprocess.DEVNULL
-    # a file of its own, not a pipe: whatever it starts in the background may write there for long
+    # its own file, not a pipe: whatever it starts in the background may write there for long
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             command, shell=True, env=env, stdin=quiet, stdout=quiet, stderr=errors

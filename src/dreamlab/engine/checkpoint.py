@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-
+from dreamlab.core import world
 from dreamlab.core.clock import Clock
 from dreamlab.core.errors import CheckpointError
-from dreamlab.core.files import write_json, write_text
-from dreamlab.core.limits import Natural, NonNegative, Range
-from dreamlab.core.readers import FileError, read_json, read_pointer
+from dreamlab.core.files import write_text
+from dreamlab.core.limits import Natural, NonNegative, Positive, Range
+from dreamlab.core.readers import FileError, read_pointer
 from dreamlab.core.tree import to_plain
+from dreamlab.engine.checkpoint_files import (
+    FORMAT,
+    Part,
+    State,
+    load_part,
+    part_name,
+    processes_of,
+    read_meta,
+    replace_folder,
+    write_meta,
+    write_part,
+)
 from dreamlab.engine.every import EveryConfig
 
-FORMAT = 1
 CLEANED = "cleaned"
 DAMAGED = "damaged_"
 UNDONE = "undone_"
@@ -33,7 +40,6 @@ NAME = re.compile(r"\d+(_\d+)?")
 """Name of a checkpoint (`Clock.name`)."""
 AGAIN = "To start over use another run.dir."
 
-State = dict[str, Any]
 Take = Callable[[State], None]
 
 
@@ -49,6 +55,9 @@ class CheckpointConfig(EveryConfig):
     every_updates: Natural = 10_000
     every_s: NonNegative = 600.0
     """Also save every so many seconds; 0: only by frames and updates."""
+    deadline_s: Positive | None = None
+    """Seconds to save and exit after SIGTERM or SIGUSR1; later, the previous checkpoint is kept.
+    None: no limit."""
     keep: Annotated[int, Range(2)] = 2
     """Number of latest checkpoints to keep; at least 2, as a fallback for a corrupted one."""
     keep_best: bool = True
@@ -66,10 +75,11 @@ class Checkpoints:
     """The folder `checkpoints/` of a run.
 
     000000050000/{state.pt, meta.json}   written under another name, then renamed
+                 state_rank1.pt          environments, replay and random numbers of rank 1
     latest                               the name of the newest
     best                                 the name of the best
     undone_000000050000/                 set aside by a run that went back to an earlier one
-    damaged_000000050000/                set aside by the process that trains, once it goes on
+    damaged_000000050000/                set aside by the process that trains, once it continues
     cleaned                              there instead of `latest` once they were removed for good
     """
 
@@ -80,12 +90,12 @@ class Checkpoints:
 
     def score(self, name: str, value: float) -> None:
         """Take note of the score of a checkpoint that is kept, measured after it was saved."""
-        meta = _read_meta(self.folder / name)
+        meta = read_meta(self.folder / name)
         if meta is None:
             return
         is_best = self.would_be_best(value)
         meta["score"] = value
-        write_json(self.folder / name / "meta.json", {**meta, "check": _check(meta)})
+        write_meta(self.folder / name, meta)
         if is_best:
             write_text(self.folder / "best", name + "\n")
 
@@ -94,37 +104,52 @@ class Checkpoints:
     ) -> Path:
         """Write a checkpoint and make it the latest; drop those that are no longer kept.
 
-        `marks` say, per buffer, how much of its files this checkpoint needs.
+        `marks` say, per buffer, how much of its files this checkpoint needs. Of several processes
+        each gives its own part; rank 0 makes a checkpoint of them once all are written.
         """
         name = clock.name
         final, temporary = self.folder / name, self.folder / f".{name}.{os.getpid()}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        try:
-            digest = _write_hashed(temporary / "state.pt", to_plain(state))
-            meta = {
-                "format": FORMAT,
-                "clock": {"unit": clock.unit, "count": clock.count, "updates": clock.updates},
-                "score": score,
-                "sha256": digest,
-                "marks": marks,
-            }
-            write_json(temporary / "meta.json", {**meta, "check": _check(meta)})
-            _replace_folder(temporary, final)
-        finally:
+        if world.is_main():
             shutil.rmtree(temporary, ignore_errors=True)
-        write_text(self.folder / "latest", name + "\n")
-        if self.would_be_best(score):
-            write_text(self.folder / "best", name + "\n")
-        self._retain()
+            temporary.mkdir(parents=True)
+        temporary = self.folder / world.broadcast(temporary.name)
+        try:
+            part = Part(write_part(temporary / part_name(world.rank()), to_plain(state)), marks)
+            parts = world.gather(part)
+            if world.is_main():
+                self._complete(temporary, final, clock, score, parts)
+        finally:
+            if world.is_main():
+                shutil.rmtree(temporary, ignore_errors=True)
+        world.barrier()
         return final
 
+    def _complete(
+        self, temporary: Path, final: Path, clock: Clock, score: float | None, parts: list[Part]
+    ) -> None:
+        """Make a checkpoint of what every process has written."""
+        meta: dict[str, Any] = {
+            "format": FORMAT,
+            "clock": {"unit": clock.unit, "count": clock.count, "updates": clock.updates},
+            "score": score,
+            "sha256": parts[0].sha256,
+            "marks": parts[0].marks,
+        }
+        if len(parts) > 1:
+            meta["ranks"] = [asdict(p) for p in parts[1:]]
+        write_meta(temporary, meta)
+        replace_folder(temporary, final)
+        write_text(self.folder / "latest", final.name + "\n")
+        if self.would_be_best(score):
+            write_text(self.folder / "best", final.name + "\n")
+        self._retain()
+
     def would_be_best(self, score: float | None) -> bool:
-        """Tell whether a checkpoint with this score would be kept as the best."""
+        """Return whether a checkpoint with this score would be kept as the best."""
         best = self.named("best")
         if score is None or not math.isfinite(score) or not self.config.keep_best:
             return False
-        known = (_read_meta(best) or {}).get("score") if best is not None else None
+        known = (read_meta(best) or {}).get("score") if best is not None else None
         return known is None or not math.isfinite(known) or score >= known
 
     def names(self) -> list[str]:
@@ -145,10 +170,10 @@ class Checkpoints:
         return path if name and (path := self.folder / name).is_dir() else None
 
     def load(self, which: str = "latest", device: str = "cpu") -> State | None:
-        """Return the newest state that is whole, or the one asked for; None if none was saved.
+        """Return the newest state that is whole, or the one requested; None if none was saved.
 
-        A checkpoint that is damaged is passed over, with a message, for the one before it. Nothing
-        is changed: whoever only reads may do so while the run trains.
+        A checkpoint that is corrupted is passed over, with a message, for the one before it.
+        Nothing is changed: whoever only reads may do so while the run trains.
         """
         self._refuse_cleaned()
         if which == "latest":
@@ -167,34 +192,45 @@ class Checkpoints:
         latest, it is that one or none; what came after it is set aside.
         """
         self._refuse_cleaned()
-        self._tidy()
+        if world.is_main():
+            self._tidy()
+        world.barrier()
         if which != "latest":
             return self._go_back(take, which)
-        state, name, passed = self._newest(take, "cpu")
-        for bad, error in passed.items():
-            self.say(f"{error}; falling back to the previous checkpoint")
-            self._set_aside(bad)
-        if passed:
-            write_text(self.folder / "latest", f"{name}\n")
+        state, name, passed = self._newest(take, "cpu", together=True)
+        if world.is_main():
+            for bad, error in passed.items():
+                self.say(f"{error}; falling back to the previous checkpoint")
+                self._set_aside(bad)
+            if passed:
+                write_text(self.folder / "latest", f"{name}\n")
+        world.barrier()
         if state is None and saved:
             raise CheckpointError(f"{self.folder}: {GONE} {AGAIN}")
         return state
 
     def _go_back(self, take: Take, which: str) -> State:
         path = self._find(which)
-        state = self._read(path, "cpu")
-        take(state)
+        state, problem = self._try(path.name, take, "cpu", together=True)
+        if state is None:
+            raise CheckpointError(problem)
+        if world.is_main():
+            self._forget_after(path)
+        world.barrier()
+        return state
+
+    def _forget_after(self, path: Path) -> None:
+        """Set aside what came after a checkpoint."""
         for name in self.names():
             if name > path.name:
                 self._set_aside(name, UNDONE)
         write_text(self.folder / "latest", f"{path.name}\n")
         if self.named("best") is None:
-            scores = {n: (_read_meta(self.folder / n) or {}).get("score") for n in self.names()}
+            scores = {n: (read_meta(self.folder / n) or {}).get("score") for n in self.names()}
             known = {n: s for n, s in scores.items() if s is not None and math.isfinite(s)}
             (self.folder / "best").unlink(missing_ok=True)
             if known:
                 write_text(self.folder / "best", f"{max(known, key=known.__getitem__)}\n")
-        return state
 
     def _find(self, which: str) -> Path:
         path = self.named(which) or self.folder / which
@@ -204,19 +240,16 @@ class Checkpoints:
             )
         return path
 
-    def _newest(self, take: Take, device: str) -> tuple[State | None, str, dict[str, str]]:
+    def _newest(
+        self, take: Take, device: str, together: bool = False
+    ) -> tuple[State | None, str, dict[str, str]]:
         """Return the newest state that is whole and taken, its name, and what was passed over."""
         passed: dict[str, str] = {}
-        for name in self.names():
-            try:
-                state = self._read(self.folder / name, device)
-                take(state)
+        for name in world.broadcast(self.names()) if together else self.names():
+            state, problem = self._try(name, take, device, together)
+            if state is not None:
                 return state, name, passed
-            except NewerFormatError:
-                raise
-            except CheckpointError as error:
-                text = str(error)
-                passed[name] = text if name in text else f"checkpoint {name} is unusable: {text}"
+            passed[name] = problem
         if passed:
             raise CheckpointError(
                 f"{self.folder}: all checkpoints {list(passed)} are corrupted or incomplete: "
@@ -227,8 +260,36 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: {GONE} Only {left} is left. {AGAIN}")
         return None, "", passed
 
+    def _try(self, name: str, take: Take, device: str, together: bool) -> tuple[State | None, str]:
+        """Return a state that is whole and taken, by all processes, or what is wrong with it."""
+        state, problem = None, ""
+        try:
+            state = self._read(self.folder / name, device)
+            state = self._with_parts(self.folder / name, state) if together else state
+            take(state)
+        except NewerFormatError:
+            raise
+        except CheckpointError as error:
+            text = str(error)
+            problem = text if name in text else f"checkpoint {name} is unusable: {text}"
+        problems = [p for p in world.gather(problem) if p] if together else [problem]
+        return (None, problems[0]) if any(problems) else (state, "")
+
+    def _with_parts(self, path: Path, state: State) -> State:
+        """Return a state with this process's own part, or, for another number of processes, with
+        the parts of all that saved it, as `parts`."""
+        ranks: list[dict[str, Any]] = (read_meta(path) or {}).get("ranks", [])
+        if len(ranks) + 1 == world.size():
+            own = world.rank()
+            return {**state, **self._read_part(path, own, ranks[own - 1])} if own else state
+        others = [self._read_part(path, i + 1, known) for i, known in enumerate(ranks)]
+        return {**state, "parts": [state, *others]}
+
+    def _read_part(self, path: Path, number: int, known: dict[str, Any]) -> State:
+        return load_part(path, part_name(number), known["sha256"], "cpu")
+
     def traces(self) -> list[str]:
-        """Return what tells that there were checkpoints, where there are none any more."""
+        """Return the evidence that checkpoints existed, if there are none any more."""
         if not self.folder.exists():
             return []
         names = sorted(p.name for p in self.folder.iterdir())
@@ -261,7 +322,7 @@ class Checkpoints:
         (self.folder / name).rename(target)
 
     def _read(self, path: Path, device: str) -> State:
-        meta, file = _read_meta(path), path / "state.pt"
+        meta = read_meta(path)
         if meta is None:
             raise CheckpointError(
                 f"checkpoint {path.name} is incomplete: its meta.json is missing or invalid"
@@ -271,23 +332,21 @@ class Checkpoints:
                 f"checkpoint {path.name} was written by a newer version of dreamlab (format "
                 f"{meta['format']}; this one reads {FORMAT}). Nothing was changed: use that version"
             )
-        try:
-            damaged = _hash(file) != meta["sha256"]
-        except OSError:  # not there, a folder, a link that leads nowhere
-            raise CheckpointError(f"checkpoint {path.name} is incomplete") from None
-        if damaged:
-            raise CheckpointError(f"checkpoint {path.name} is corrupted (checksum mismatch)")
-        try:
-            return torch.load(file, map_location=device, weights_only=True)
-        except Exception as error:
-            raise CheckpointError(f"checkpoint {path.name} cannot be read: {error}") from error
+        return load_part(path, "state.pt", meta["sha256"], device)
 
     def marks(self) -> list[dict[str, Any]]:
         """Return what the latest checkpoints need of the buffers' files."""
-        metas = [
-            _read_meta(self.folder / name) for name in self.names()[: max(2, self.config.keep)]
-        ]
-        return [meta["marks"] for meta in metas if meta is not None]
+        metas = [read_meta(self.folder / name) for name in self.names()[: max(2, self.config.keep)]]
+        own, found = world.rank(), [meta for meta in metas if meta is not None]
+        if own == 0:
+            return [meta["marks"] for meta in found]
+        ranks = [meta.get("ranks", []) for meta in found]
+        return [known[own - 1]["marks"] for known in ranks if len(known) >= own]
+
+    def most_processes(self) -> int:
+        """Return the largest number of processes that one of the latest checkpoints is of."""
+        names = self.names()[: max(2, self.config.keep)]
+        return max((processes_of(self.folder / name) for name in names), default=1)
 
     def _retain(self) -> None:
         names, best = self.names(), self.named("best")
@@ -305,49 +364,3 @@ class Checkpoints:
                 passed = count // period
                 out.append(name)
         return out
-
-
-def _write_hashed(path: Path, state: Any) -> str:
-    with path.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    return _hash(path)
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _replace_folder(source: Path, target: Path) -> None:
-    """Rename a folder; one of that name (the same frames saved twice) makes way first."""
-    if target.exists():
-        old = target.with_name(f".{target.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-        source.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        source.rename(target)
-
-
-def _read_meta(path: Path) -> dict[str, Any] | None:
-    """Return what is known of a checkpoint; None if the file is missing or damaged."""
-    try:
-        meta = read_json(path / "meta.json")
-    except FileError:
-        return None
-    if not isinstance(meta.get("format"), int):
-        return None
-    known, check = {k: v for k, v in meta.items() if k != "check"}, meta.get("check")
-    if meta["format"] <= FORMAT and check not in (None, _check(known)):
-        return None
-    kinds = {"sha256": str, "marks": dict, "score": float | int | None}
-    sound = all(isinstance(known.get(k), kind) for k, kind in kinds.items())
-    return known if sound or known["format"] > FORMAT else None
-
-
-def _check(meta: dict[str, Any]) -> str:
-    """Return a checksum of what a meta file says."""
-    return f"{zlib.crc32(json.dumps(meta, sort_keys=True).encode()):08x}"

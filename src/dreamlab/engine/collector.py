@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dreamlab.core import rng as random
+from dreamlab.core import world
 from dreamlab.core.tree import tree_map
 from dreamlab.core.types import Array, Decision, Mode, Spec, Step
 from dreamlab.core.workflow import Workflow
@@ -55,7 +56,7 @@ class Collector:
     collect     act, add, send  ─▶  receive, act, add, send  ─▶  receive, ...
     meanwhile       environments step, updates train
 
-    Environments in processes of their own work on the next step while the training goes on; it is
+    Environments in their own processes work on the next step while the training continues; it is
     received when it is needed: by the next tick, an evaluation or a checkpoint, or at once where
     the buffer needs it. Episodes that it ends are reported by the collect that follows.
     """
@@ -79,9 +80,9 @@ class Collector:
     def collect(
         self, ticks: int, buffer: Taker, random_actions: bool = False, fresh: bool = False
     ) -> Collected:
-        """Run every environment for `ticks` steps; a tick that begins an episode has no frame.
+        """Run every environment for `ticks` steps; a tick that starts an episode has no frame.
 
-        If `fresh`, episodes that are not over are dropped, and all begin anew.
+        If `fresh`, episodes that are not over are dropped, and all start over.
         """
         envs, act, frames, ticked = self.envs, self.workflow.act, 0, self.observers.ticked
         if fresh:
@@ -97,7 +98,7 @@ class Collector:
             action, ended = decision.action.cpu().numpy(), int(np.count_nonzero(step.is_last))
             for tell in ticked:
                 tell(step, action, ended)
-            frames += envs.num_envs - ended  # one whose episode is over begins anew
+            frames += envs.num_envs - ended  # one whose episode has ended starts over
             envs.send(action)
         if buffer.needs_next or not envs.parallel:
             buffer.finish(self._current())
@@ -116,7 +117,7 @@ class Collector:
         return self.step
 
     def begin_anew(self) -> None:
-        """Begin a new episode in every environment, unless all of them just did."""
+        """Start a new episode in every environment, unless all of them just did."""
         if not self._current().is_first.all():
             self.step = self.envs.reset()
             self.returns[:], self.lengths[:] = 0.0, 0
@@ -126,8 +127,13 @@ class Collector:
         if self.envs.pending:
             self._current()
 
+    def agree(self) -> None:
+        """Normalise from now on with what all processes have seen."""
+        if world.size() > 1:
+            self.envs.normalizer.agree()
+
     def statistics(self) -> dict[str, Any]:
-        """Return what the environments normalise with, once they have done what they were sent."""
+        """Return what the environments normalize with, once they have done what they were sent."""
         self.wait()
         return self.envs.normalizer.get_state()
 
@@ -176,7 +182,7 @@ class Collector:
         }
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        """Continue from saved state; return the environments that had to begin a new episode."""
+        """Continue from saved state; return the environments that had to start a new episode."""
         self.wait()
         random.set_generator_state(self.rng, state["rng"])
         self.ended = Collected(**state.get("ended", {}))  # older checkpoints have none

@@ -1,7 +1,7 @@
-"""A chain of digests: what a run saw, did and learnt, so that a second run can be compared.
+"""A chain of digests: what a run saw, did and learned, so that a second run can be compared.
 
 chain.jsonl   one line per record of metrics.jsonl; each names the line before it by its `link`
-transitions   checksum of every observation, action, reward and ending since the run began
+transitions   checksum of every observation, action, reward and ending since the run started
 losses        checksum of the `train/` averages of this record
 weights       checksum of parameters and buffers at this moment
 """
@@ -57,7 +57,7 @@ class Chain(Observer):
         """Append a link for this record of metrics."""
         names = ("env_frames", "decisions", "updates", *((CLOCK,) if CLOCK in record else ()))
         link: dict[str, Any] = {k: int(record[k]) for k in names}
-        # decisions that nobody watched: 0 unless the chain was switched on in the middle of a run
+        # decisions that were not recorded: 0 unless the chain was enabled in the middle of a run
         link["missed"] = link["decisions"] - self.decisions
         link["transitions"] = f"{self.crc:08x}"
         link["losses"] = digest_of_losses(record)

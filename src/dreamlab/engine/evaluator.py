@@ -1,4 +1,4 @@
-"""Measures a policy on environments of its own, without touching the training."""
+"""Measures a policy on its own environments, without touching the training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EvalConfig(EveryConfig):
 
 
 class UnfinishedError(Exception):
-    """An evaluation was told to stop; what it had measured is dropped."""
+    """An evaluation was stopped; its results are discarded."""
 
 
 class EvalEnv(Protocol):
@@ -132,7 +132,7 @@ class Expectation:
         self.came, self.factor = np.zeros(num), np.ones(num)
 
     def begin(self, workflow: Workflow[Any], step: Step) -> None:
-        """Ask what the agent expects of the episodes that begin."""
+        """Ask what the agent expects of the episodes that start."""
         new = step.is_first
         if not new.any() or (told := workflow.expected_return(workflow.obs_tensors(step))) is None:
             return
@@ -151,7 +151,7 @@ class Expectation:
 
 
 class Tally:
-    """Counts the episodes of N environments; one that goes on for too long is cut."""
+    """Counts the episodes of N environments; one that continues for too long is cut."""
 
     def __init__(self, envs: EvalEnv, max_steps: int) -> None:
         self.envs, self.max_steps = envs, max_steps
@@ -190,9 +190,9 @@ class Evaluator:
         film: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> EvalResult:
-        """Return what the policy achieves; `statistics` are those that training normalises with.
+        """Return what the policy achieves; `statistics` are those that training normalizes with.
 
-        With `film` it holds pictures of the first episode. Once `stop` says so, raise
+        With `film` it holds images of the first episode. Once `stop` says so, raise
         `UnfinishedError`.
         """
         mode = Mode.SAMPLE if self.config.sample else Mode.EVAL

@@ -26,7 +26,7 @@ class Every:
         self.period, self.last = period, 0
 
     def passed(self, count: int) -> bool:
-        """Tell whether it would fire."""
+        """Return whether it would fire."""
         return self.period > 0 and count // self.period > self.last // self.period
 
 
@@ -37,7 +37,7 @@ class Due:
         self.frames, self.updates = Every(config.every_frames), Every(config.every_updates)
 
     def passed(self, clock: Clock) -> bool:
-        """Tell whether it would fire."""
+        """Return whether it would fire."""
         if clock.unit == "frames" and clock.moving:
             self.updates.last = clock.updates  # what was due in between does not fire later
             return self.frames.passed(clock.count)
@@ -50,7 +50,7 @@ class Due:
         self.updates.last = clock.updates
 
     def __call__(self, clock: Clock) -> bool:
-        """Tell whether it fires now, and take note of it."""
+        """Return whether it fires now, and take note of it."""
         fires = self.passed(clock)
         if fires:
             self.done(clock)

@@ -41,7 +41,7 @@ def check_feasible(
 def check_padding(
     phases: Sequence[Phase], buffers: Mapping[str, Part], workflow: type[Workflow[Any]]
 ) -> None:
-    """Raise if repeated steps would be learnt from as if they had happened."""
+    """Raise if repeated steps would be learned from as if they had happened."""
     if workflow.reads_padding:
         return
     padded = {k for k, p in buffers.items() if isinstance(p.config, BufferConfig) and p.config.pads}
@@ -50,8 +50,8 @@ def check_padding(
             if name in padded:
                 raise ConfigError(
                     f"phase {phase.name!r}: buffers.{name}: pad: edge: {workflow.__name__} would "
-                    "learn the steps that are repeated beyond an episode as if they had happened: "
-                    "leave pad out, or use windows: across"
+                    f"train on the padding beyond an episode as if it had happened: remove pad, "
+                    f"or use windows: across"
                 )
 
 
@@ -122,7 +122,7 @@ def _reached(
 
 
 def _frames_of(phase: Phase, env: EnvConfig) -> float:
-    """Return how many env frames a phase asks for; those of updates cannot be told."""
+    """Return the env frames of a phase; unknown for phases counted in updates."""
     if phase.duration_steps is not None:
         return float(phase.duration_steps)
     if phase.duration_cycles is not None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from dreamlab.core import world
 from dreamlab.core.clock import LATE
 from dreamlab.core.limits import Natural
 from dreamlab.engine.every import EveryConfig
@@ -45,7 +46,7 @@ class LogConfig(EveryConfig):
     wandb_group: str | None = None
     """None: WANDB_RUN_GROUP, else the name of the experiment."""
     wandb_name: str | None = None
-    """None: WANDB_NAME, else the experiment and the run's folder."""
+    """None: WANDB_NAME, else the experiment and the run directory."""
     wandb_job_type: str | None = None
     """None: WANDB_JOB_TYPE, else train."""
     wandb_notes: str | None = None
@@ -105,7 +106,7 @@ class Sink(Protocol):
         ...
 
     def restart(self) -> None:
-        """Forget every record: the run begins from nothing."""
+        """Forget every record: the run starts from nothing."""
         ...
 
     def close(self) -> None: ...
@@ -158,7 +159,7 @@ class Jsonl:
 class Logger:
     """Averages what was reported since the last flush and hands it to every sink.
 
-    Tensors are added up where they are and read when flushed: reporting never waits for a GPU.
+    Tensors are summed where they are and read when flushed: reporting never waits for a GPU.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -180,7 +181,8 @@ class Logger:
 
     def flush(self, fixed: Record) -> Record:
         """Write the averages beside `fixed` values to every sink and return the record."""
-        averages = {k: float(v) / self.counts[k] for k, v in sorted(self.sums.items())}
+        sums, counts = self._of_all()
+        averages = {k: float(v) / counts[k] for k, v in sorted(sums.items())}
         record = {**fixed, **averages}
         self.sums, self.counts = {}, {}
         for sink in self.sinks:
@@ -206,6 +208,19 @@ class Logger:
 
     def _trackers(self) -> list[Tracker]:
         return [s for s in self.sinks if isinstance(s, Tracker)]
+
+    def _of_all(self) -> tuple[dict[str, Tensor | float], dict[str, int]]:
+        """Return the sums and counts of all processes together."""
+        if world.size() == 1:
+            return self.sums, self.counts
+        sums: dict[str, Tensor | float] = {}
+        counts: dict[str, int] = {}
+        own = {k: (float(v), self.counts[k]) for k, v in self.sums.items()}
+        for theirs in world.gather(own):
+            for name, (value, count) in theirs.items():
+                sums[name] = sums.get(name, 0.0) + value
+                counts[name] = counts.get(name, 0) + count
+        return sums, counts
 
     def get_state(self) -> dict[str, Any]:
         """Return what was reported since the last flush, and where each sink stands."""

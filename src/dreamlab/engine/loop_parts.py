@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dreamlab.core.affine import Scaling
+from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
 from dreamlab.engine.accelerate import ComputeConfig
@@ -19,6 +20,7 @@ from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.engine.logger import LogConfig, Logger
 from dreamlab.engine.observer import Observers
+from dreamlab.engine.processes import DistributedConfig
 from dreamlab.engine.report import Known, ReportConfig
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import Floor, WatchConfig
@@ -31,7 +33,7 @@ class RunLog(Protocol):
 
     @property
     def saved(self) -> bool:
-        """Tell whether a checkpoint was ever saved."""
+        """Return whether a checkpoint was ever saved."""
         ...
 
     def event(self, kind: str, **data: Any) -> None: ...
@@ -40,7 +42,7 @@ class RunLog(Protocol):
 
 @dataclass(frozen=True)
 class EngineConfig(ComputeConfig):
-    """Everything the loop itself can be told."""
+    """Options of the loop itself."""
 
     log: LogConfig = field(default_factory=LogConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -48,6 +50,33 @@ class EngineConfig(ComputeConfig):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     actors: ActorsConfig = field(default_factory=ActorsConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes are to train, whichever option says so."""
+        return max(self.devices, self.distributed.processes)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.devices > 1 and self.distributed.processes not in (1, self.devices):
+            raise ConfigError(
+                f"devices={self.devices} and distributed.processes={self.distributed.processes} "
+                "contradict each other: leave one of them out"
+            )
+        if self.actors.num and self.processes > 1:
+            raise ConfigError(
+                "actors.num: actors feed one learner; remove it, or distributed.processes"
+            )
+        if self.distributed.shard:
+            self._check_shard()
+
+    def _check_shard(self) -> None:
+        """Raise on what does not go together with sharded weights."""
+        if self.compile:
+            raise ConfigError("compile: sharded weights are gathered outside of compiled code")
+        if self.log.norms:
+            raise ConfigError("log.norms: with distributed.shard no process has whole weights")
 
 
 @dataclass

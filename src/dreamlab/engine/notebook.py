@@ -15,7 +15,7 @@ FORM = '<pre style="white-space:pre;line-height:normal;overflow-x:auto">{code}</
 
 
 def in_notebook() -> bool:
-    """Tell whether a notebook's kernel runs this; a plain IPython in a terminal is none."""
+    """Return whether a notebook's kernel runs this; a plain IPython in a terminal is none."""
     if "IPython" not in sys.modules:
         return False
     shell = sys.modules["IPython"].get_ipython()
@@ -31,7 +31,7 @@ class NotebookLive:
         self.output: Any = None
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Start to draw."""
         from IPython.display import display
 
         self.output = display(self._html(), display_id=True)

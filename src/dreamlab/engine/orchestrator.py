@@ -11,27 +11,29 @@ from pathlib import Path
 from typing import Any, cast
 
 from dreamlab.core import rng as random
+from dreamlab.core import sharding, world
 from dreamlab.core.clock import Counters
-from dreamlab.core.errors import CheckpointError, EnvError, LabError
+from dreamlab.core.errors import EnvError, LabError
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Metrics
 from dreamlab.data.mix import draws, source_of
 from dreamlab.data.source import Source
 from dreamlab.data.store import Store
+from dreamlab.engine import loop_state
 from dreamlab.engine.accelerate import autocast
 from dreamlab.engine.alerts import Alerts
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.collector import Collected
 from dreamlab.engine.default_observers import add_default_observers
-from dreamlab.engine.evaluator import EvalResult, UnfinishedError
+from dreamlab.engine.evaluator import EvalResult, Evaluator, UnfinishedError
 from dreamlab.engine.every import Due
 from dreamlab.engine.loop_parts import EngineConfig, LoopParts
 from dreamlab.engine.phase_scheduler import UPDATE, PhaseScheduler
 from dreamlab.engine.report import write_report
-from dreamlab.engine.signals import on_stop
+from dreamlab.engine.signals import Deadline, on_stop
 from dreamlab.engine.speed import Speed
 from dreamlab.engine.video import Films
-from dreamlab.engine.watch import Watch, not_finite, private
+from dreamlab.engine.watch import Watch
 
 
 class Orchestrator:
@@ -51,16 +53,18 @@ class Orchestrator:
         self.sources = [source_of(p, parts.buffers) for p in self.scheduler.phases]
         self.counters = Counters()
         self.watch = Watch(config.watch, self.alert, parts.run.folder, parts.floor)
-        self.alerts = Alerts(config.watch, parts.run.folder, self._say_and_record)
+        self.alerts = Alerts(config.watch, parts.run.folder, self.say_and_record)
         folder = parts.run.folder / "checkpoints"
-        self.checkpoints = Checkpoints(folder, config.checkpoint, self._say_and_record)
-        add_default_observers(self, self._say_and_record)
+        self.checkpoints = Checkpoints(folder, config.checkpoint, self.say_and_record)
+        add_default_observers(self, self.say_and_record)
         self.log_due, self.eval_due = Due(config.log), Due(config.eval)
         self.save_due, self.report_due = Due(config.checkpoint), Due(config.report)
         self.stop_requested = False
-        self.owed = False  # an evaluation that was interrupted, to be made up for first
+        self.deadline = Deadline(config.checkpoint.deadline_s, self.say_and_record)
+        self.stopping, self.late, self.asked = False, False, False  # as all processes agree
+        self.owed = False  # an interrupted evaluation, to be repeated first
         self.said_cut = False
-        self.films = Films(self._say_and_record)
+        self.films = Films(self.say_and_record)
         self.batch: Batch | None = None
         self.score: float | None = None
         self.speed = Speed()
@@ -80,10 +84,10 @@ class Orchestrator:
         self.run_log.update(status="running")
         status = "failed"
         try:
-            with on_stop(lambda: self.stop_requested, self._request_stop):
+            with on_stop(lambda: self.stop_requested, self._request_stop, self.deadline):
                 try:
                     self._loop()
-                    status = self._interrupt() if self.stop_requested else self._finish()
+                    status = self._interrupt() if self.stopping else self._finish()
                 except UnfinishedError:
                     status = self._interrupt()
         except BaseException as error:
@@ -108,14 +112,29 @@ class Orchestrator:
     def _loop(self) -> None:
         if self.owed:
             self._housekeeping()
-        while (action := self.scheduler.next_action()) is not None and not self.stop_requested:
+        while self._goes_on() and (action := self.scheduler.next_action()) is not None:
             self._announce_phase()
             self._do(action)
             self._housekeeping()
 
+    def _goes_on(self) -> bool:
+        """Tell whether no process was asked to stop; what collects has asked the others already."""
+        if not self.asked or world.size() == 1:
+            self.stopping, self.late = map(bool, world.agree(self._wishes()))
+        self.asked = False
+        return not self.stopping
+
+    def _wishes(self) -> list[float]:
+        """Return whether this process is to stop, and whether by its clock a checkpoint is due."""
+        late = world.is_main() and 0 < self.config.checkpoint.every_s <= self._unsaved_s()
+        return [float(self.stop_requested), float(late)]
+
+    def _unsaved_s(self) -> float:
+        return time.monotonic() - self.saved_at
+
     def _request_stop(self) -> None:
         self.stop()
-        self.parts.terminal.say("stopping: saving a checkpoint (press again to stop immediately)")
+        self.parts.terminal.say("stopping: saving a checkpoint (Ctrl-C to stop immediately)")
 
     def _record_failure(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -149,13 +168,19 @@ class Orchestrator:
         with autocast(self.config, self.workflow.device):
             store, fresh = cast(Store, self.parts.buffers[phase.buffer]), phase.fresh_episodes
             done = collector.collect(phase.collect_ticks, store, phase.random_actions, fresh)
-        self.counters.env_frames += done.frames
-        self.counters.decisions += done.decisions
-        self.counters.episodes += len(done.returns)
         self._report_episodes(done)
         source = self._source()
-        replayed = source.steps_per_sample if source is not None and source.ready() else 0
-        self.scheduler.advance(frames=done.frames, decisions=done.decisions, replayed=replayed)
+        ready = source is not None and source.ready()
+        counts = [done.frames, done.decisions, len(done.returns), ready, *self._wishes()]
+        frames, decisions, episodes, all_ready, stop, late = map(int, world.agree(counts))
+        self.stopping, self.late, self.asked = stop > 0, late > 0, True
+        collector.agree()
+        self.counters.env_frames += frames
+        self.counters.decisions += decisions
+        self.counters.episodes += episodes
+        drawable = source is not None and all_ready == world.size()
+        replayed = source.steps_per_sample * world.size() if source and drawable else 0
+        self.scheduler.advance(frames=frames, decisions=decisions, replayed=replayed)
 
     def _report_episodes(self, done: Collected) -> None:
         for total, length in zip(done.returns, done.lengths, strict=True):
@@ -166,7 +191,7 @@ class Orchestrator:
     def _update(self) -> None:
         phase, source = self.scheduler.phase, self._source()
         assert source is not None, "a phase with updates needs a source"
-        if not source.ready():
+        if not world.all_of(source.ready()):
             if phase.type == "offline":
                 names = " and ".join(map(repr, phase.draws_from))
                 raise LabError(f"phase {phase.name!r}: {names} has too few steps for a batch")
@@ -210,19 +235,24 @@ class Orchestrator:
             self.report()
         if self.log_due(clock):
             self.flush()
-        late = 0 < self.config.checkpoint.every_s <= time.monotonic() - self.saved_at
-        best = measured and self.checkpoints.would_be_best(self.score)
-        if self.save_due(clock) or late or best:
+        best = measured and world.broadcast(self.checkpoints.would_be_best(self.score))
+        if self.save_due(clock) or self._is_late() or best:
             self.save()
         if measured:
             self.score = None  # what is saved from now on has not been measured
 
+    def _is_late(self) -> bool:
+        """Tell whether the last checkpoint is too old; of several processes rank 0 has told."""
+        if world.size() > 1:
+            return self.late
+        return 0 < self.config.checkpoint.every_s <= self._unsaved_s()
+
     def _interrupt(self) -> str:
-        """Save; what the end would have done is done when the run goes on."""
+        """Save; what the end would have done is done when the run continues."""
         self.owed = self.owed or self.scheduler.next_action() is None
         self.save()
-        self.run_log.event("interrupted", **self._now())
-        self.run_log.update(status="interrupted")
+        self.run_log.event("interrupted", **self.now(), stopped_by=self.deadline.signal)
+        self.run_log.update(status="interrupted", stopped_by=self.deadline.signal)
         return "interrupted"
 
     def _finish(self) -> str:
@@ -231,7 +261,7 @@ class Orchestrator:
         self.report()
         self.flush()
         self.save()
-        self.run_log.event("finished", **self._now())
+        self.run_log.event("finished", **self.now())
         video = result.video if result is not None else None
         shown = str(video.relative_to(self.run_log.folder)) if video is not None else None
         final = result.metrics() if result is not None else None
@@ -239,7 +269,7 @@ class Orchestrator:
         self.parts.logger.ended(final or {})
         return "finished"
 
-    def _now(self) -> dict[str, int]:
+    def now(self) -> dict[str, int]:
         return {"env_frames": self.counters.env_frames, **self.scheduler.clock().record()}
 
     def _measure(self, **options: Any) -> EvalResult | None:
@@ -250,19 +280,32 @@ class Orchestrator:
         return result
 
     def evaluate(self, video: bool = False) -> EvalResult | None:
-        """Measure the policy and report it under `eval/`; raise if a stop was asked for.
+        """Measure the policy and report it under `eval/`; raise if a stop was requested.
 
         Return None where there is no environment to measure it on.
         """
         if self.parts.evaluator is None:
             return None
+        result, finished = None, True
+        with sharding.assembled(self.workflow):
+            if world.is_main():  # the others wait
+                try:
+                    with world.alone():
+                        result = self._evaluate_here(self.parts.evaluator, video)
+                except UnfinishedError:
+                    finished = False
+        self.score, finished = world.broadcast((self.score, finished))
+        if not finished:
+            raise UnfinishedError
+        return result
+
+    def _evaluate_here(self, evaluator: Evaluator, video: bool) -> EvalResult:
+        """Measure the policy on this process alone."""
         path = self.run_log.folder / "videos" / f"eval_{self.scheduler.clock().name}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
         statistics = self.parts.collector.statistics() if self.parts.collector else None
         with self.speed.paused():
-            result = self.parts.evaluator.run(
-                self.workflow, statistics, wanted, lambda: self.stop_requested
-            )
+            result = evaluator.run(self.workflow, statistics, wanted, lambda: self.stop_requested)
             if result.frames:
                 result.video = self.films.write(path, result.frames)
                 self.parts.logger.media([result.video], self.scheduler.clock().count)
@@ -271,17 +314,21 @@ class Orchestrator:
         self.score = metrics["eval/return"]
         if result.cut and not self.said_cut:
             self.said_cut = True
-            self._say_and_record(result.cut_text(self.config.eval.max_steps))
+            self.say_and_record(result.cut_text(self.config.eval.max_steps))
         return result
 
     def report(self) -> list[Path]:
         """Look inside the algorithm, if it lets us, and write down what is seen."""
+        with sharding.assembled(self.workflow):
+            return self._report()
+
+    def _report(self) -> list[Path]:
         clock, source = self.scheduler.clock(), self._source()
-        ready = source is not None and source.ready()
+        ready = world.is_main() and source is not None and source.ready()
         batch = source.peek(clock.count, self.config.report.length) if source and ready else None
         if batch is None:
             return []
-        with self.speed.paused(), random.fork(clock.count):
+        with self.speed.paused(), random.fork(clock.count), world.alone():
             report = self.workflow.report(batch)
         if report is None:
             return []
@@ -303,7 +350,7 @@ class Orchestrator:
         for tell in self.observers.flushing:
             tell(fixed)
         record = self.parts.logger.flush(fixed)
-        if not self._evaluates() and "episode/return" in record:
+        if not self.evaluates() and "episode/return" in record:
             self.score = record["episode/return"]
         shown = {"return": "episode/return", "eval": "eval/return", "success": "eval/success"}
         last = {f"last_{name}": record.get(key) for name, key in shown.items()}
@@ -315,19 +362,19 @@ class Orchestrator:
         return record
 
     def alert(self, kind: str, text: str) -> None:
-        """Tell the terminal, events.jsonl and the user's command."""
+        """Send an alert to the terminal, events.jsonl and the user's command."""
         self.parts.terminal.say(f"alert ({kind}): {text}")
         self.run_log.event("alert", alert=kind, text=text)
         self.alerts.send(kind, text)
 
-    def _say_and_record(self, text: str) -> None:
+    def say_and_record(self, text: str) -> None:
         self.parts.terminal.say(text)
         self.run_log.event("message", text=text)
 
     def _announce_phase(self) -> None:
         s = self.scheduler
         if s.stage == 0 and not s.cycles_in and not s.frames_in:
-            self.run_log.event("phase", name=s.phase.name, **self._now())
+            self.run_log.event("phase", name=s.phase.name, **self.now())
 
     def _restart_clock(self) -> None:
         self.speed.restart(self.counters.env_frames, self.counters.updates)
@@ -335,11 +382,11 @@ class Orchestrator:
 
     # -- state ------------------------------------------------------------------------------------
 
-    def _evaluates(self) -> bool:
-        """Tell whether the policy is measured while it is trained."""
+    def evaluates(self) -> bool:
+        """Return whether the policy is measured while it is trained."""
         return bool(self.config.eval.every_frames or self.config.eval.every_updates)
 
-    def _dues(self) -> dict[str, Due]:
+    def dues(self) -> dict[str, Due]:
         return {
             "log": self.log_due, "eval": self.eval_due, "save": self.save_due,
             "report": self.report_due,
@@ -347,73 +394,8 @@ class Orchestrator:
 
     def save(self) -> Path | None:
         """Write a checkpoint of everything the next step depends on; None if it is not finite."""
-        self.saved_at = time.monotonic()
-        collector = self.parts.collector.get_state() if self.parts.collector is not None else {}
-        workflow = self.workflow.state_dict()
-        bad = not_finite(self.workflow, workflow, private(collector))
-        if not self.watch.may_save(bad, self.checkpoints.names(), self._say_and_record):
-            return None
-        clock = self.scheduler.clock()
-        buffers = {name: buffer.save() for name, buffer in self.parts.buffers.items()}
-        state = {
-            "workflow": workflow,
-            "collector": collector,
-            "buffers": buffers,
-            "scheduler": self.scheduler.get_state(),
-            "counters": asdict(self.counters),
-            "logger": self.parts.logger.get_state(),
-            "watch": self.watch.get_state(),
-            "rng": random.get_state(),
-            "due": {name: due.get_state() for name, due in self._dues().items()},
-            "spec": asdict(self.workflow.spec),
-            "scaling": {k: a.get_state() for k, a in self.parts.scaling.items()},
-            "at": clock.name,
-            "score": self.score,
-            "owed": self.owed,
-            "wall_s": self.speed.wall_s,
-        }
-        marks = {k: {m: v for m, v in s.items() if isinstance(v, int)} for k, s in buffers.items()}
-        path = self.checkpoints.save(state, clock, self.score, marks)
-        for name, buffer in self.parts.buffers.items():
-            buffer.prune([m[name] for m in self.checkpoints.marks()])
-        self.run_log.update(saved_frames=self.counters.env_frames)
-        self.saved_at = time.monotonic()
-        for tell in self.observers.saved:
-            tell(path)
-        return path
+        return loop_state.save(self)
 
     def load(self, which: str = "latest") -> bool:
-        """Continue from the newest checkpoint that is whole, with all that it needs, or from one.
-
-        Return False if none was ever saved: a run that died before its first one begins anew, and
-        so do its records.
-        """
-        state = self.checkpoints.restore(self._take, self.run_log.saved, which)
-        if state is None:
-            self.parts.logger.restart()
-            return False
-        self.scheduler.set_state(state["scheduler"])
-        self.counters = Counters(**state["counters"])
-        self.parts.logger.set_state(state["logger"])
-        self.watch.set_state(state["watch"])
-        for name, due in self._dues().items():
-            due.set_state(state["due"][name])
-        self.score = None if self._evaluates() else state["score"]
-        self.owed = state.get("owed", False)  # older checkpoints have none
-        self.speed.wall_s = state["wall_s"]
-        lost = self.parts.collector.set_state(state["collector"]) if self.parts.collector else []
-        if lost:
-            self._say_and_record(f"environments {lost} cannot be restored and start a new episode")
-        self.run_log.update(exact_resume=not lost)
-        self.run_log.event("resumed", **self._now(), lost_envs=lost)
-        random.set_state(state["rng"])
-        return True
-
-    def _take(self, state: dict[str, Any]) -> None:
-        """Take over what may be damaged or diverged; raise if it is."""
-        bad = not_finite(self.workflow, state["workflow"], private(state["collector"]))
-        if bad is not None:
-            raise CheckpointError(f"{bad}: the run had diverged")
-        self.workflow.load_state_dict(state["workflow"])
-        for name, buffer in self.parts.buffers.items():
-            buffer.load(state["buffers"][name])
+        """Continue from the newest whole checkpoint, or from one; False if there is none."""
+        return loop_state.load(self, which)

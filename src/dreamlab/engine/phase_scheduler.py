@@ -118,9 +118,9 @@ class PhaseScheduler:
         return self.phases[min(self.index, len(self.phases) - 1)].at(self.progress())
 
     def next_action(self) -> str | None:
-        """Return the stage to run now, or None when the training is over.
+        """Return the stage to run now, or None when the training has ended.
 
-        The last phase stays the current one, so that it goes on where the training is prolonged.
+        The last phase stays the current one, so that it continues where the training is prolonged.
         """
         while self.index < len(self.phases):
             if self.stage == 0 and self._is_over():
@@ -177,7 +177,7 @@ class PhaseScheduler:
         return self.cycles_in >= (phase.duration_cycles or 0)
 
     def _out_of_frames(self) -> bool:
-        """Tell whether the phase collects and may not any more."""
+        """Return whether the phase collects and may not any more."""
         if self.total_frames is None or not self.phases[self.index].collects:
             return False
         return self.frames >= self.total_frames
@@ -191,7 +191,7 @@ class PhaseScheduler:
         self.frames_in, self.updates_in, self.cycles_in = 0, 0, 0
 
     def ends_with_cycle(self) -> bool:
-        """Tell whether the training is over once the cycle that it is in is."""
+        """Return whether training ends with the current cycle."""
         after = copy(self)
         while after.stage:
             after._next_stage()
@@ -199,7 +199,7 @@ class PhaseScheduler:
 
     @property
     def collects(self) -> bool:
-        """Tell whether any phase collects."""
+        """Return whether any phase collects."""
         return any(p.collects for p in self.phases)
 
     def clock(self) -> Clock:
@@ -210,7 +210,7 @@ class PhaseScheduler:
         return Clock("frames", self.frames, self.updates, now.collects, self._frames_alone())
 
     def _frames_alone(self) -> bool:
-        """Tell whether nothing was learnt without collecting since the last frame."""
+        """Return whether nothing was learned without collecting since the last frame."""
         for i in range(min(self.index, len(self.phases) - 1), -1, -1):
             if self.phases[i].collects and (i < self.index or self.frames_in > 0):
                 return True
@@ -225,7 +225,7 @@ class PhaseScheduler:
         return sum(p.duration_steps or 0 for p in self.phases)
 
     def progress(self) -> float:
-        """Return how much of the training is over, by frames, or else by updates or cycles."""
+        """Return the progress of training, by frames, or else by updates or cycles."""
         for done, planned in (
             (self.frames, self.planned_frames()),
             (self.updates, sum(p.duration_updates or 0 for p in self.phases)),

@@ -1,4 +1,4 @@
-"""Tells what a run will cost before it is started: parameters, memory, disk, hours."""
+"""Estimates the cost of a run before it is started: parameters, memory, disk, hours."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def updates_of(phase: Phase, frames: int, loop: Orchestrator) -> float:
 
 
 def make_plan(loop: Orchestrator, buffer_bytes: dict[str, int], seconds: float = 5.0) -> Plan:
-    """Measure a loop that was built in a scratch folder, and add up what its phases will take."""
+    """Measure a loop that was built in a scratch folder, and estimate what its phases will take."""
     tick_s, update_s = measure(loop, seconds)
     collector, scheduler = loop.parts.collector, loop.scheduler
     frames_per_tick = collector.envs.frames_per_tick * collector.envs.num_envs if collector else 1

@@ -23,7 +23,7 @@ class Profiler(Observer):
 
     @property
     def done(self) -> bool:
-        """Tell whether everything that was to be recorded is."""
+        """Return whether everything that was to be recorded is."""
         return self.seen > self.updates
 
     def updated(self, batch: Batch, metrics: Metrics) -> None:

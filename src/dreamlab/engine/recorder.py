@@ -1,4 +1,4 @@
-"""Plays episodes with a policy and keeps everything that a data set has of them."""
+"""Plays episodes with a policy and keeps everything that a dataset has of them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def play(workflow: Workflow[Any], envs: RecordedEnv, how: How) -> Iterator[Recor
 def _episode(
     workflow: Workflow[Any], envs: RecordedEnv, how: How, begin: tuple[int, Step, Any]
 ) -> tuple[Recorded, Step, Any]:
-    """Play one episode; return it, and the step and memory that the next one begins with."""
+    """Play one episode; return it, and the step and memory that the next one starts with."""
     index, step, state = begin
     rows, ended = _Rows(), False
     with workflow.averaged():
@@ -115,7 +115,7 @@ def _episode(
 
 
 def _shown(envs: RecordedEnv, how: How) -> dict[str, Any]:
-    """Return what the environment shows now, by the names of a data set."""
+    """Return what the environment shows now, by the names of a dataset."""
     frame = {
         observation_name(k, is_picture(v.dtype, v.shape[1:])): v[0].copy()  # a step overwrites them
         for k, v in envs.shown.items()

@@ -1,4 +1,4 @@
-"""Writes what an algorithm shows of its inside: films, curves and numbers, on a schedule."""
+"""Writes what an algorithm shows of its inside: videos, curves and numbers, on a schedule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Paint = Callable[[Array], Array]
 """Convert an observation to an image [h, w, 3]."""
 BORDER_PIXELS = 6
 LARGEST = 6
-"""Of more entries a picture shows the first."""
+"""Of more entries an image shows the first."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def write_report(
     known: Known,
     write_film: Film = write_video,
 ) -> list[Path]:
-    """Write films and curves under `folder`, named by what they show and when.
+    """Write videos and curves under `folder`, named by what they show and when.
 
-    Where observations can be painted, their curves become a film as well.
+    Where observations can be painted, their curves become a video as well.
     """
     paths: list[Path] = []
     films = dict(report.films)
@@ -96,14 +96,12 @@ def entries(name: str, curves: Curves, known: Mapping[str, Sequence[str]]) -> li
 def draw(
     curves: Curves, path: Path, title: str, names: Sequence[str], largest: int = LARGEST
 ) -> Path:
-    """Draw truth and dream over time, one small picture per number (the first `largest`)."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    """Draw truth and dream over time, one small image per number (the first `largest`)."""
+    from matplotlib.figure import Figure  # without pyplot: the user's backend stays as it is
 
     num = min(curves.truth.shape[1], largest)
-    figure, axes = plt.subplots(num, 1, figsize=(7, 1.5 * num + 0.8), dpi=110, squeeze=False)
+    figure = Figure(figsize=(7, 1.5 * num + 0.8), dpi=110, layout="tight")
+    axes = figure.subplots(num, 1, squeeze=False)
     for i, axis in enumerate(axes[:, 0]):
         axis.plot(curves.truth[:, i], color="black", lw=1.5, label="truth")
         axis.plot(curves.dream[:, i], color="tab:red", lw=1.5, ls="--", label="dream")
@@ -116,7 +114,5 @@ def draw(
     axes[0, 0].legend(loc="upper right", fontsize=8)
     axes[-1, 0].set_xlabel("step")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
     figure.savefig(path)
-    plt.close(figure)
     return path

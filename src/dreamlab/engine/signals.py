@@ -1,34 +1,79 @@
-"""Ctrl-C and SIGTERM: the first asks, a second one stops at once."""
+"""Ctrl-C, SIGTERM and SIGUSR1: what asks a run to save and end, and how long that may take."""
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from dreamlab.core.errors import Stopped
 
+PREEMPTED = 85
+"""Exit code of a run that was preempted (HTCondor's too): the same command resumes it."""
+PREEMPTION = "SIGUSR1"
+HANDLED = [n for n in signal.Signals if n.name in ("SIGINT", "SIGTERM", PREEMPTION)]
+"""Not every system has all of them."""
+
+
+class Deadline:
+    """Ends the process when the time that a preempted run has is up; its last checkpoint stays."""
+
+    def __init__(self, seconds: float | None, say: Callable[[str], None]) -> None:
+        self.seconds, self.say = seconds, say
+        self.signal = ""
+        """The signal that requested the stop."""
+        self.timer: threading.Timer | None = None
+
+    def start(self, number: signal.Signals) -> None:
+        """Begin to count, if there is a limit and nobody pressed Ctrl-C."""
+        self.signal = number.name
+        if self.seconds is not None and number != signal.SIGINT:
+            self.timer = threading.Timer(self.seconds, self._end)
+            self.timer.daemon = True  # a run that has ended is not waited for
+            self.timer.start()
+
+    def close(self) -> None:
+        """Stop counting: what there was to save is saved."""
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def _end(self) -> None:
+        with suppress(Exception):  # it must end in any case
+            self.say(
+                f"checkpoint.deadline_s: {self.seconds:g} s were too short for a checkpoint; "
+                "the run resumes from the last one"
+            )
+        os._exit(PREEMPTED)  # not an exception: the main thread may be in a library for long
+
 
 @contextmanager
-def on_stop(asked: Callable[[], bool], ask: Callable[[], None]) -> Iterator[None]:
-    """Call `ask` for the first Ctrl-C or SIGTERM inside the block; `asked` says if that was it.
+def on_stop(
+    asked: Callable[[], bool], ask: Callable[[], None], deadline: Deadline
+) -> Iterator[None]:
+    """Call `ask` for the first signal inside the block; `asked` says if a stop was asked for.
 
-    Signals belong to the main thread; in another one nobody presses Ctrl-C.
+    A second Ctrl-C stops at once. Clusters repeat SIGTERM before they kill: while a run saves, that
+    changes nothing. Signals belong to the main thread; in another one nobody presses Ctrl-C.
     """
 
     def handle(number: int, frame: Any) -> None:
-        if asked():
+        if not asked():
+            deadline.start(signal.Signals(number))
+            ask()
+        elif number == signal.SIGINT:
             raise Stopped
-        ask()
 
     try:
-        before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, handle) for n in HANDLED}
     except ValueError:
         yield
         return
     try:
         yield
     finally:
+        deadline.close()
         for number, old in before.items():
             signal.signal(number, old)

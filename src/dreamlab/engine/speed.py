@@ -16,7 +16,7 @@ class Speed:
         self.restart(0, 0)
 
     def restart(self, frames: int, updates: int) -> None:
-        """Begin to measure here."""
+        """Start to measure here."""
         self.mark, self.away_s = (time.monotonic(), frames, updates), 0.0
 
     @contextmanager

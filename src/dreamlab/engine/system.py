@@ -26,7 +26,7 @@ GPU = {
 class System(Observer):
     """Adds `system/...` to every record.
 
-    Memory and cores are those of this process: environments in processes of their own are only in
+    Memory and cores are those of this process: environments in their own processes are only in
     `memory_share`, which is the whole machine's.
     """
 
@@ -57,7 +57,7 @@ class System(Observer):
 
 
 def _has_utilization(device: torch.device) -> bool:
-    """Tell whether the driver's library is there to say how busy the GPU is."""
+    """Return whether the driver's library is there to say how busy the GPU is."""
     try:
         torch.cuda.utilization(device)
     except (ImportError, RuntimeError):  # no `nvidia-ml-py`, or a machine that does not tell
@@ -71,8 +71,8 @@ def rss() -> int:
 
 
 def peak_rss() -> int:
-    """Return the most bytes this process had in memory since `reset_peak`, or since it began."""
-    try:  # psutil does not know this figure on Linux, and only here can it begin anew
+    """Return the most bytes this process had in memory since `reset_peak`, or since it started."""
+    try:  # psutil does not know this figure on Linux, and only here can it start over
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
     except (OSError, StopIteration):
@@ -80,7 +80,7 @@ def peak_rss() -> int:
 
 
 def _peak_elsewhere() -> int:
-    """Return the peak since the process began, as macOS and Windows count it."""
+    """Return the peak since the process started, as macOS and Windows count it."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource
@@ -90,7 +90,7 @@ def _peak_elsewhere() -> int:
 
 
 def reset_peak() -> bool:
-    """Let `peak_rss` begin anew; tell whether the system allows it."""
+    """Let `peak_rss` start over; return whether the system allows it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -45,7 +45,7 @@ class Terminal:
         self.live: Live | NotebookLive | None = None
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Start to draw."""
         if self.kind == "live":
             self.live = (
                 NotebookLive(self._view())

@@ -1,4 +1,4 @@
-"""Writes frames as a video file without a system ffmpeg, or as a picture where that cannot be."""
+"""Writes frames as a video file without a system ffmpeg, or as an image where that cannot be."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Film(Protocol):
 
 
 class Films:
-    """Writes films; says once, if it must, that they become pictures."""
+    """Writes videos; says once, if it must, that they become images."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say, self.said = say, False
@@ -41,7 +41,7 @@ class Films:
 
 
 def no_films() -> str | None:
-    """Return why films become pictures here, if they do."""
+    """Return why videos become images here, if they do."""
     try:
         import av  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
@@ -50,9 +50,9 @@ def no_films() -> str | None:
 
 
 def write_video(path: Path, frames: Sequence[Array], fps: int = 30) -> Path:
-    """Write RGB frames [h, w, 3] as H.264, or some of them as a picture where `av` is missing.
+    """Write RGB frames [h, w, 3] as H.264, or some of them as an image where `av` is missing.
 
-    Small ones are enlarged so that players show them. Return the file, which for a picture ends in
+    Small ones are enlarged so that players show them. Return the file, which for an image ends in
     `.frames.png` (without Pillow: `.frames.npy`).
     """
     scale = max(1, 256 // max(frames[0].shape[:2]))
@@ -89,7 +89,7 @@ def _chosen(frames: Sequence[Array]) -> list[Array]:
 
 
 def contact_sheet(frames: Sequence[Array]) -> Array:
-    """Return one picture of all frames, in rows from the upper left, thinned out if too large."""
+    """Return one image of all frames, in rows from the upper left, thinned out if too large."""
     columns = math.ceil(math.sqrt(len(frames)))
     thin = max(1, math.ceil(columns * frames[0].shape[1] / SHEET_PIXELS))
     small = [f[::thin, ::thin] for f in frames]

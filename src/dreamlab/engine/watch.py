@@ -80,7 +80,7 @@ class Watch:
                 self._diverged(bad)
 
     def may_save(self, bad: str | None, names: list[str], say: Callable[[str], None]) -> bool:
-        """Tell whether a state may be saved: `bad` names what is not finite in it.
+        """Return whether a state may be saved: `bad` names non-finite values in it.
 
         Otherwise the run stops, or it is said once which of the checkpoints `names` stays.
         """

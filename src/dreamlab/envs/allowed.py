@@ -1,4 +1,4 @@
-"""Which environments a stranger's configuration may ask for: registered tasks, plain options."""
+"""Which environments an untrusted configuration may use: registered tasks, plain options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dreamlab.core.locate import locate
 from dreamlab.envs.suites import SUITES
 
-# A dream is made from a folder with a configuration of its own; several tasks name more suites.
+# A dream is made from a folder with its own configuration; several tasks name more suites.
 ALLOWED = frozenset(SUITES) - {"imagined", "multitask"}
 # A word without `module:`, and without a way out of a folder: `Ant-v5`, `ALE/Pong-v5`, `catch/0`.
 WORD = r"[A-Za-z0-9][\w.-]*"
@@ -34,7 +34,7 @@ WORDS = frozenset({"obs_type"})
 
 
 def foreign(suite: Any, task: Any, options: Any) -> str | None:
-    """Return what of an environment a stranger may not ask for; None if there is nothing odd."""
+    """Return what an untrusted configuration may not request of an environment, or None."""
     if not isinstance(suite, str) or suite not in ALLOWED:
         return f"{task!r} of suite {suite!r}"
     if not isinstance(task, str) or (task and not TASK.fullmatch(task)):  # none may be named
@@ -46,7 +46,7 @@ def foreign(suite: Any, task: Any, options: Any) -> str | None:
 
 
 def _is_plain(suite: str, key: Any, value: Any) -> bool:
-    """Tell whether an option is one that a suite declares, or one of those known here."""
+    """Return whether an option is one that a suite declares, or one of those known here."""
     if key == "render_mode":
         return value in ("rgb_array", None)
     parameters = list(inspect.signature(locate(SUITES[suite], "env")).parameters.values())[1:]
@@ -57,7 +57,7 @@ def _is_plain(suite: str, key: Any, value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether a value is a number, a switch, nothing, or a few of those."""
+    """Return whether a value is a number, a switch, nothing, or a few of those."""
     if isinstance(value, list | tuple):
         return len(value) <= 4 and not any(isinstance(v, list | tuple | dict | str) for v in value)
     return value is None or isinstance(value, int | float)

@@ -147,7 +147,7 @@ def _check_reset(env: gym.Env[Any, Any]) -> Iterator[Finding]:
 
 
 def _problems(where: str, obs: Any, space: spaces.Space[Any]) -> Iterator[Finding]:
-    """Tell what keeps an observation out of its space."""
+    """Return why an observation is outside its space."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, dict) or set(obs) != set(space.spaces):
             keys = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
@@ -334,7 +334,7 @@ def _check_end(config: EnvConfig, limits: Limits) -> Iterator[Finding]:
 
 
 def _has_limit(env: gym.Env[Any, Any], config: EnvConfig) -> bool:
-    """Tell whether something is known to end every episode; suites of ours do so themselves."""
+    """Return whether something is known to end every episode; suites of ours do so themselves."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):
             return True

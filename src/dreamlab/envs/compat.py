@@ -1,4 +1,4 @@
-"""Packages that ask for older versions than ours: how to install them, and how to let them run."""
+"""Packages that request older versions than ours: how to install them, and how to let them run."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _drawing() -> Iterator[Finding]:
 
 
 def _tried(trial: Trial, timeout_s: float) -> Finding:
-    """Make, reset and step an environment in a process of its own, for OpenGL may crash it."""
+    """Make, reset and step an environment in its own process, for OpenGL may crash it."""
     if not trial.installed:
         return Finding("ok", f"{trial.name}: not installed ({_how(trial)})")
     arguments = [trial.suite, trial.task, json.dumps(trial.options)]

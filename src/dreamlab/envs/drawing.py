@@ -1,4 +1,4 @@
-"""Pictures of what an observation says, for tasks whose state can be read off it."""
+"""Images of what an observation says, for tasks whose state can be read off it."""
 
 from __future__ import annotations
 

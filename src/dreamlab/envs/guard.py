@@ -77,7 +77,7 @@ def _own_watchdog() -> Watchdog | None:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Tell whether the user wants to stop, and not the environment."""
+    """Return whether the user wants to stop, and not the environment."""
     if isinstance(error, Stopped):
         return True
     unhandled = signal.getsignal(signal.SIGINT) is signal.default_int_handler

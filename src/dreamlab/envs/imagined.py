@@ -1,4 +1,4 @@
-"""A learnt world model behind the Gymnasium interface: an environment that is dreamt."""
+"""A learned world model behind the Gymnasium interface: an environment that is dreamt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dreamer(Protocol):
         ...
 
     def dream_view(self, state: Any) -> tuple[dict[str, Array], float, float]:
-        """Return the observation of a state [1], its reward, and the chance that it goes on."""
+        """Return the observation of a state [1], its reward, and the chance that it continues."""
         ...
 
 

@@ -34,7 +34,7 @@ class CannotDrawError(EnvError, NotImplementedError):
 
 
 def probe(backend: str, timeout_s: float = 60) -> bool:
-    """Tell whether MuJoCo can draw with a backend; in a process of its own, for it may crash."""
+    """Return whether MuJoCo can draw with a backend; in its own process, for it may crash."""
     env = {**os.environ, "MUJOCO_GL": backend}
     env.pop("PYOPENGL_PLATFORM", None)
     command = [sys.executable, "-c", PROBE]

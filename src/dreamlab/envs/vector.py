@@ -59,12 +59,12 @@ class EnvConfig:
 
     @property
     def named(self) -> bool:
-        """Tell whether there is an environment."""
+        """Return whether there is an environment."""
         return bool(self.id)
 
 
 def make_env(config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
-    """Return one environment with every wrapper its config asks for."""
+    """Return one environment with every wrapper its config requests."""
     suite = _of_suite(config, index)
     length = _decisions(episode_length(suite), config)
     tasks = [
@@ -94,7 +94,7 @@ def _of_suite(config: EnvConfig, index: int) -> gym.Env[Any, Any]:
 
 
 def _timed(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
-    """Return an environment with action repeat and a time limit, where they are asked for."""
+    """Return an environment with action repeat and a time limit, where they are requested."""
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.time_limit is not None:
@@ -103,7 +103,7 @@ def _timed(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
 
 
 def _observed(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
-    """Return an environment that shows what an agent sees, before it is normalised."""
+    """Return an environment that shows what an agent sees, before it is normalized."""
     if not isinstance(env.observation_space, spaces.Box):
         env = _named(env)
     if config.size is not None or config.gray:
@@ -217,7 +217,7 @@ class Envs:
         """The raw observation specs, before normalization."""
 
     def reset(self) -> Step:
-        """Begin the next episode of every environment."""
+        """Start the next episode of every environment."""
         obs, _ = self.vec.reset()
         no = np.zeros(self.num_envs, bool)
         self.is_last = no.copy()
@@ -226,7 +226,7 @@ class Envs:
         return self.normalizer(Step(self.shown, zeros, ~no, no.copy(), no.copy()))
 
     def step(self, action: Array) -> Step:
-        """Advance every environment; one whose episode has ended begins anew, ignoring its action.
+        """Advance every environment; one whose episode has ended starts over, ignoring its action.
 
         The arrays are overwritten by the next call.
         """
@@ -235,13 +235,13 @@ class Envs:
 
     @property
     def pending(self) -> bool:
-        """Tell whether actions were sent whose step was not received yet."""
+        """Return whether actions were sent whose step was not received yet."""
         return self.action is not None
 
     def send(self, action: Array) -> None:
         """Give every environment its action; `receive` returns the step.
 
-        In processes of their own they begin now, and overwrite the arrays of the last step.
+        In their own processes they start now, and overwrite the arrays of the last step.
         """
         action = self.unscaled(action)
         if self.parallel:
@@ -249,7 +249,7 @@ class Envs:
         self.action = action
 
     def unscaled(self, action: Array) -> Array:
-        """Return actions as they were before the data that a policy learnt from was normalised."""
+        """Return actions as they were before the data that a policy learned from was normalized."""
         if ACTION not in self.normalizer.scaling:
             return action
         space = self.vec.single_action_space
@@ -325,7 +325,7 @@ class Envs:
         Those begin a new episode, so their part of the returned step is a first one.
         """
         if self.is_last.any():
-            self.vec.reset()  # else Gymnasium would still begin a new episode at the next step
+            self.vec.reset()  # else Gymnasium would still start a new episode at the next step
         results = self.vec.call("set_state", [_arrays(s) for s in state["envs"]])
         self.normalizer.set_state(state["normalizer"])
         lost = [i for i, (same, _) in enumerate(results) if not same]
@@ -347,7 +347,7 @@ class Envs:
         return Step(obs, *flags)
 
     def render(self) -> Array | None:
-        """Return a picture of the first environment, or None where it cannot draw."""
+        """Return an image of the first environment, or None where it cannot draw."""
         frame = self.vec.call("picture", 0)[0]
         return None if frame is None else np.asarray(frame)
 

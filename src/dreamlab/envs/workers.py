@@ -1,4 +1,4 @@
-"""Environments in processes of their own; one that dies or does not answer is named."""
+"""Environments in their own processes; one that dies or does not answer is named."""
 
 from __future__ import annotations
 

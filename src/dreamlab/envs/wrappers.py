@@ -20,10 +20,10 @@ Path = tuple[str | int, ...]
 
 
 def set_drawing(env: gym.Env[Any, Any], drawing: bool) -> bool:
-    """Tell an environment whether its next pictures will be looked at; return what it was before.
+    """Set whether an environment's next images will be used; return the previous setting.
 
     An environment that can leave out drawing has an attribute `drawing`. While it is False it may
-    show an old picture, except in the observation that ends an episode.
+    show an old image, except in the observation that ends an episode.
     """
     base = env.unwrapped
     if not hasattr(base, "drawing"):
@@ -142,7 +142,7 @@ def to_gray(image: Any) -> Any:
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Tell whether a space holds images: bytes of height, width, channels."""
+    """Return whether a space holds images: bytes of height, width, channels."""
     shape = space.shape
     bytes_ = isinstance(space, spaces.Box) and space.dtype == np.uint8
     return bytes_ and shape is not None and len(shape) == 3
@@ -378,7 +378,7 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
         }
 
     def set_state(self, states: list[dict[str, Any]]) -> tuple[bool, Any]:
-        """Come back to the moment of `states[index]`; tell whether it is the same and what is seen.
+        """Restore `states[index]`; return whether it is reproduced, and the observation.
 
         Where it is not (an environment that is not a function of seed and actions), a new episode
         has begun instead.

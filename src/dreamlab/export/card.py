@@ -11,7 +11,7 @@ from dreamlab.core.names import TAG
 from dreamlab.runs.run import Run
 
 FILMS = {"replay.mp4": "videos/*.mp4", "dream.mp4": "report/openloop_*.mp4"}
-"""What of a run's films a card shows, the newest of each, under the name it gets on the hub."""
+"""What of a run's videos a card shows, the newest of each, under the name it gets on the hub."""
 CAPTIONS = {
     "replay.mp4": "An episode",
     "dream.mp4": "The world model: what happened, what it predicted, and the difference",
@@ -31,7 +31,7 @@ Measure it with `dreamlab eval {source}`, load it with `dreamlab.load("{source}"
 
 
 def films_of(folder: Path) -> dict[str, Path]:
-    """Return a run's newest films by the name they get on the hub."""
+    """Return a run's newest videos by the name they get on the hub."""
     found = {name: sorted(folder.glob(pattern)) for name, pattern in FILMS.items()}
     return {name: paths[-1] for name, paths in found.items() if paths}
 

@@ -123,7 +123,7 @@ def load_frames(folder: Path) -> int:
 
 
 def load_statistics(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
-    """Return the statistics of normalisation, as a checkpoint holds them; `like` has their form.
+    """Return the statistics of normalization, as a checkpoint holds them; `like` has their form.
 
     The returns so far are of the run's environments, whose number may be another.
     """

@@ -1,6 +1,6 @@
 """A trained policy as one module for other programs; `policy_files` writes it.
 
-What goes in is what the environment shows, what comes out is what it takes: normalisation of
+What goes in is what the environment shows, what comes out is what it takes: normalization of
 observations, the memory (as explicit inputs and outputs) and the scaling of actions are inside.
 It is the workflow's own `decide` in `Mode.FIXED`: exported policies are deterministic, also where
 `dreamlab eval` draws latent states or candidates of a planner.
@@ -99,7 +99,7 @@ Moments = dict[str, tuple[Tensor, Tensor]]
 
 
 def _moments(statistics: dict[str, Any]) -> Moments:
-    """Return what training normalised with while it collected."""
+    """Return what training normalized with while it collected."""
     pairs = {
         k: [torch.as_tensor(m[n]).double() for n in ("mean", "var")]
         for k, m in statistics.get("obs", {}).items()
@@ -108,7 +108,7 @@ def _moments(statistics: dict[str, Any]) -> Moments:
 
 
 def _of_data(statistics: dict[str, Any]) -> Moments:
-    """Return what the data was normalised with that a policy learnt from."""
+    """Return what the data was normalized with that a policy learned from."""
     return {
         k: (torch.as_tensor(a["shift"]).double(), torch.as_tensor(a["scale"]).double())
         for k, a in statistics.get("scaling", {}).items()

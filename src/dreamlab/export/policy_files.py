@@ -1,4 +1,4 @@
-"""An exported policy as a file, ONNX or TorchScript, and how far it is from the original."""
+"""An exported policy as a file, ONNX or TorchScript, and its progress from the original."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 class _Bounded:
-    """A file that is not asked for more bytes than it has left."""
+    """A file from which no more bytes are requested than it has left."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream, self.size = stream, os.fstat(stream.fileno()).st_size

@@ -17,7 +17,7 @@ from dreamlab.interop.lerobot import Checkpoint
 from dreamlab.workflows.imitation import Imitation
 
 TARGET = f"{Imitation.__module__}.{Imitation.__name__}"
-# An imported policy is measured; to go on learning, name a data set and a phase.
+# An imported policy is measured; to continue learning, name a dataset and a phase.
 DEFAULTS: dict[str, Any] = {
     "name": "lerobot_import",
     "training": {
@@ -74,7 +74,7 @@ def misfits(theirs: Spec, ours: Spec) -> list[str]:
 
 
 def fill(agent: Workflow[Any], weights: Checkpoint) -> bool:
-    """Copy weights; tell whether the optimizer's moments were with them: they never are."""
+    """Copy weights; return whether the optimizer's moments were with them: they never are."""
     assert isinstance(agent, Imitation), type(agent)
     with odd_shapes():
         lerobot.load_weights(agent.policy, lerobot.converted(weights))

@@ -26,7 +26,7 @@ from dreamlab.workflows.dreamer_v3 import DreamerV3
 
 TARGET = f"{DreamerV3.__module__}.{DreamerV3.__name__}"
 MOST_FOLDERS = 8
-# What a run needs to go on learning, unless an experiment says otherwise.
+# What a run needs to continue learning, unless an experiment says otherwise.
 DEFAULTS: dict[str, Any] = {
     "name": "dreamerv3_import",
     "buffers": {"replay": {"length": 65, "context": 1, "sampler": "online", "min_steps": 1_088}},
@@ -133,7 +133,7 @@ def _part(node: Any, name: str) -> dict[str, Any]:
 
 @contextmanager
 def odd_shapes() -> Iterator[None]:
-    """Turn what a stranger's arrays break into one line: any shape under any name is possible."""
+    """Turn errors from untrusted arrays into one line: any shape under any name is possible."""
     try:
         yield
     except KeyError as error:
@@ -201,7 +201,7 @@ def _image_misfits(weights: Weights, spec: Spec) -> list[str]:
 
 
 def fill(agent: Workflow[Any], weights: Weights) -> bool:
-    """Copy weights and, where present, the optimizer's moments; tell whether they were."""
+    """Copy weights and, where present, the optimizer's moments; return whether they were."""
     assert isinstance(agent, DreamerV3), type(agent)
     with odd_shapes():
         dreamerv3.load_weights(agent, weights)

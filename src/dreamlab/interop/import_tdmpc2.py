@@ -21,7 +21,7 @@ from dreamlab.interop.tdmpc2 import Weights
 from dreamlab.workflows.tdmpc2 import TDMPC2
 
 TARGET = f"{TDMPC2.__module__}.{TDMPC2.__name__}"
-# What a run needs to go on learning, unless an experiment says otherwise.
+# What a run needs to continue learning, unless an experiment says otherwise.
 DEFAULTS: dict[str, Any] = {
     "name": "tdmpc2_import",
     "buffers": {"replay": {"batch": 256, "length": 4, "windows": "inside", "min_steps": 1_000}},
@@ -108,7 +108,7 @@ def misfits(weights: Weights, spec: Spec) -> list[str]:
 
 
 def fill(agent: Workflow[Any], weights: Weights) -> bool:
-    """Copy weights; tell whether the optimizer's moments were with them: they never are."""
+    """Copy weights; return whether the optimizer's moments were with them: they never are."""
     assert isinstance(agent, TDMPC2), type(agent)
     with odd_shapes():
         tdmpc2.load_weights(agent, weights)

@@ -1,6 +1,6 @@
 """LeRobot's diffusion policy: its files, its options and its weights as ours.
 
-Weights are in `model.safetensors`, options in `config.json`. Normalisation is inside of the weights
+Weights are in `model.safetensors`, options in `config.json`. Normalization is inside of the weights
 (`normalize_inputs.buffer_*`, versions before 0.4) or in the files of a preprocessor beside them.
 """
 
@@ -129,7 +129,7 @@ def _inside(found: Weights) -> dict[str, dict[str, Tensor]]:
 
 
 def _beside(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Return statistics that a preprocessor and a postprocessor keep in files of their own."""
+    """Return statistics that a preprocessor and a postprocessor keep in their own files."""
     out: dict[str, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("policy_*normalizer_processor.safetensors")):
         for key, value in read_safetensors(path).items():
@@ -148,7 +148,7 @@ REFUSED = {
 
 
 def _check(checkpoint: Checkpoint) -> None:
-    """Raise if a checkpoint asks for what we do not have, or lacks what it needs."""
+    """Raise if a checkpoint requests what we do not have, or lacks what it needs."""
     for name, (wanted, why) in REFUSED.items():
         value = checkpoint.options.get(name, wanted)
         asked = name not in ("use_group_norm", "resize_shape", "vision_backbone")
@@ -178,7 +178,7 @@ def scale_of(checkpoint: Checkpoint, feature: str) -> tuple[Tensor, Tensor]:
 
 
 def mode_of(checkpoint: Checkpoint, feature: str) -> str:
-    """Return how a feature is normalised, by its own entry or by that of its kind."""
+    """Return how a feature is normalized, by its own entry or by that of its kind."""
     o = checkpoint.options
     old = {**o.get("input_normalization_modes", {}), **o.get("output_normalization_modes", {})}
     about = {**o.get("input_features", {}), **o.get("output_features", {})}.get(feature, {})
@@ -267,7 +267,7 @@ def _unet_name(key: str) -> str:
     if part == "final_conv":
         return f"{name}.{tail.replace('block.', '')}"
     stage, block, last = ("", *tail.split(".", 1)) if part == "mid_modules" else tail.split(".", 2)
-    if block == "2":  # a convolution that changes the length, alone or in a module of its own
+    if block == "2":  # a convolution that changes the length, alone or in its own module
         return f"{name}.{stage}.resize.{last.removeprefix('conv.')}"
     for theirs, ours in BLOCK.items():
         last = last.replace(theirs, ours)

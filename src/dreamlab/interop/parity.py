@@ -4,7 +4,7 @@
 
 DreamerV3: the folder holds weights, inputs, the original's random samples and everything it
 computed from them. The samples are fed in where the original drew them; all the rest is compared:
-the forward pass, every loss, and the weights after each of two updates (the second begins with the
+the forward pass, every loss, and the weights after each of two updates (the second starts with the
 original's weights and our optimizer's moments). TD-MPC2 (`parity_tdmpc2`): the forward pass, the
 policy for given noise, and every loss for given targets.
 """
@@ -193,7 +193,7 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
 
 
 def check(folder: Path) -> Iterator[Line]:
-    """Compare everything in a fixture, line by line; its files tell whose it is."""
+    """Compare everything in a fixture, line by line; its files determine the algorithm."""
     if (folder / parity_tdmpc2.CHECKPOINT).is_file():
         yield from parity_tdmpc2.check(folder)
         return

@@ -1,4 +1,4 @@
-"""Configurations that somebody else wrote: read as data, checked, built from what is ours alone.
+"""Configurations that another process wrote: read as data, checked, built from what is ours alone.
 
 A policy from a hub comes with a configuration that names classes and an environment. Of a stranger
 only this package's own classes are built, in registered environments with plain options. Whatever
@@ -28,9 +28,9 @@ from dreamlab.envs.vector import EnvConfig
 
 MOST_BYTES = 1 << 18
 MOST_LEVELS = 20
-# Where the classes live that a stranger's configuration may name.
+# Where the classes live that an untrusted configuration may name.
 OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "data"))
-# What is about the machine of whoever runs it: commands, addresses, folders, sinks.
+# Options about the user's machine: commands, URLs, folders, trackers.
 NOT_THEIRS = ("watch", "log", "run", "checkpoint", "report")
 ONLY = (
     "An untrusted configuration may name only dreamlab's own classes, and registered environments "
@@ -40,12 +40,12 @@ MARKS = Path(".cache", "huggingface", "download")
 
 
 def is_hub(folder: Path) -> bool:
-    """Tell whether a folder holds a policy as `write_hub` writes one; a run's has no such file."""
+    """Return whether a folder has a policy written by `write_hub`; a run has no such file."""
     return all((folder / name).is_file() for name in ("model.safetensors", "config.yaml"))
 
 
 def is_strange(folder: Path) -> bool:
-    """Tell whether a folder came from a hub: a policy's, or one that a hub's client left marks in.
+    """Return whether a folder came from a hub: a policy, or marked by a hub's client.
 
     Such a client writes down, for every file it brings into a folder, where it is from.
     """
@@ -66,7 +66,7 @@ def _repo(folder: Path) -> Path | None:
 
 
 def label(folder: Path) -> str:
-    """Return what to call a stranger's folder: its name on the hub where that is known."""
+    """Return what to call an untrusted folder: its name on the hub where that is known."""
     repo = _repo(folder)
     name = None if repo is None else repo.name.removeprefix("models--").replace("--", "/", 1)
     return str(folder) if name is None else f"hub:{name}"
@@ -76,7 +76,7 @@ def label(folder: Path) -> str:
 
 
 def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> LabConfig:
-    """Return the configuration of a run or of a policy from a hub; a stranger's is checked first.
+    """Return the configuration of a run or hub policy; an untrusted one is checked first.
 
     With `trust_code` a stranger may name other code, which is printed unless `quiet`.
     """
@@ -126,7 +126,7 @@ def _trust(whose: str, code: Sequence[tuple[str, str]], trusted: bool, quiet: bo
 
 @contextmanager
 def guarded(folder: Path, trust_code: bool = False) -> Iterator[None]:
-    """Build nothing but ours of a stranger's folder, and say in one line what does not work.
+    """Build nothing but ours of an untrusted folder, and say in one line what does not work.
 
     Its options reach code that believes them: they can fail in it in any way. Nothing is guarded
     in the user's own runs, nor in what the user trusts.

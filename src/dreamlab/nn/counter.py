@@ -1,4 +1,4 @@
-"""A number that survives a restart and that no device has to be asked for."""
+"""A counter that survives a restart and is kept on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that tell data from noise: noisy sequences, the time and a condition in."""
+"""Denoising networks: noisy sequences, the time and a condition in."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Sinusoids(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """Sines and cosines of a number, with waves that are learnt."""
+    """Sines and cosines of a number, with waves that are learned."""
 
     def __init__(self, dim: int, spread: float = 0.2) -> None:
         super().__init__()

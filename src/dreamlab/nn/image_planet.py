@@ -19,7 +19,7 @@ SIZE = (64, 64)
 def centred(image: UInt8[Tensor, "*n h w c"], bits: int = 8) -> Float[Tensor, "*n h w c"]:
     """Return an image around 0, in (-0.5, 0.5).
 
-    With fewer than 8 bits the colours are rounded down, and noise fills the gaps between them
+    With fewer than 8 bits the colors are rounded down, and noise fills the gaps between them
     (Kingma & Dhariwal 2018), so that a density cannot profit from the few values left.
     """
     if bits == 8:

@@ -11,7 +11,7 @@ WEIGHTED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 
 def glorot(module: M) -> M:
-    """Fill linear and convolutional layers anew but those that are all zero; return the module."""
+    """Fill linear and convolutional layers again but those that are all zero; return the module."""
     for layer in module.modules():
         if isinstance(layer, WEIGHTED) and layer.weight.any():
             nn.init.xavier_uniform_(layer.weight)

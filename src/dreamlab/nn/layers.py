@@ -1,4 +1,4 @@
-"""Layers of world models: normalised, initialised and blocked as DreamerV3 has them."""
+"""Layers of world models: normalized, initialised and blocked as DreamerV3 has them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation over the last axis, in full precision."""
+    """Layer normalization over the last axis, in full precision."""
 
     def __init__(self, dim: int, eps: float = 1e-3) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LayerNorm(nn.Module):
 
 
 def norm(kind: NormKind, dim: int) -> nn.Module:
-    """Return the normalisation of this kind."""
+    """Return the normalization of this kind."""
     if kind == "none":
         return nn.Identity()
     return RMSNorm(dim) if kind == "rms" else LayerNorm(dim)
@@ -123,7 +123,7 @@ class BlockLinear(nn.Module):
 
 
 class NormAct(nn.Module):
-    """A linear layer, normalised, then an activation."""
+    """A linear layer, normalized, then an activation."""
 
     def __init__(self, in_dim: int, out_dim: int, style: LayerStyle) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class NormAct(nn.Module):
 
 
 class NormMLP(nn.Sequential):
-    """Normalised hidden layers of one width."""
+    """Normalized hidden layers of one width."""
 
     def __init__(self, in_dim: int, units: int, layers: int, style: LayerStyle) -> None:
         dims = [in_dim] + [units] * layers

@@ -1,4 +1,4 @@
-"""The LSTM of TensorFlow 1: one bias, a forget gate that begins open, a state that is zeroed."""
+"""The LSTM of TensorFlow 1: one bias, a forget gate that starts open, a state that is zeroed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The layers of TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828): normalised, latents as simplices.
+"""The layers of TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828): normalized, latents as simplices.
 
 A layer is linear, dropout, layer norm, activation, in this order. `EnsembleNormedMLP` is several
-such networks as one, each with norms of its own.
+such networks as one, each with its own norms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EPS = 1e-5
 """Of the norms."""
 Activation = Callable[..., Any]
 Start = Literal["normal", "zero"]
-"""How the weights of a last layer begin."""
+"""How the weights of a last layer start."""
 
 
 class SimNorm(nn.Module):
@@ -55,7 +55,7 @@ def start_linear(layer: nn.Linear | EnsembleLinear, start: Start = "normal") -> 
 
 
 class NormedLinear(nn.Module):
-    """A linear layer, normalised, then an activation."""
+    """A linear layer, normalized, then an activation."""
 
     def __init__(self, in_dim: int, out_dim: int, act: Activation = mish) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class NormedLinear(nn.Module):
 
 
 class NormedMLP(nn.Module):
-    """Normalised hidden layers, then a linear one or, with an `act`, one more normalised one."""
+    """Normalized hidden layers, then a linear one or, with an `act`, one more normalized one."""
 
     def __init__(
         self,

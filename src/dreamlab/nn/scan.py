@@ -41,7 +41,7 @@ class Choices(NamedTuple):
 
 
 def available(x: Float[Tensor, " ..."]) -> bool:
-    """Tell whether sequences like this tensor can be followed in one call now."""
+    """Return whether sequences like this tensor can be followed in one call now."""
     return use_triton(x)
 
 

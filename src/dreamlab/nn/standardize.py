@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dreamlab.core import world
+
 
 class Standardize(nn.Module):
     """Mean and variance of everything that `watch` was shown, early and late rows alike."""
@@ -15,7 +17,7 @@ class Standardize(nn.Module):
     count: Float[Tensor, ""]
 
     def __init__(self, dim: int, least: float = 1e-3) -> None:
-        """Begin with mean 0 and deviation 1; a deviation is never below `least`."""
+        """Start with mean 0 and deviation 1; a deviation is never below `least`."""
         super().__init__()
         self.least = least
         self.register_buffer("mean", torch.zeros(dim))
@@ -24,13 +26,14 @@ class Standardize(nn.Module):
 
     @torch.no_grad()
     def watch(self, x: Float[Tensor, "n d"], weight: Float[Tensor, " n"] | None = None) -> None:
-        """Take rows into account, each as often as its weight says."""
+        """Take the rows of all processes into account, each as often as its weight says."""
         weight = torch.ones_like(x[:, 0]) if weight is None else weight
-        new = self.count + weight.sum()
-        share = weight.sum() / new.clamp(min=1e-6)
-        each = weight[:, None] / weight.sum().clamp(min=1e-6)
-        mean = (each * x).sum(0)
-        var = (each * (x - mean).square()).sum(0)
+        total = world.total(weight.sum())
+        new = self.count + total
+        share = total / new.clamp(min=1e-6)
+        each = weight[:, None] / total.clamp(min=1e-6)
+        mean = world.total((each * x).sum(0))
+        var = world.total((each * (x - mean).square()).sum(0))
         gap = mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * gap.square())
         self.mean.add_(share * gap)

@@ -28,7 +28,7 @@ class ResNet18Config:
     keypoints: Width = 32
     out_dim: Width = 64
     mean: Annotated[tuple[Finite, ...], Items()] = (0.5,)
-    """What is taken off colours in [0, 1]: one number, or one of each channel."""
+    """What is taken off colors in [0, 1]: one number, or one of each channel."""
     std: Annotated[tuple[Positive, ...], Items()] = (0.5,)
     """What they are then divided by."""
 

@@ -1,8 +1,8 @@
 """Noise schedules and one step of every sampler: DDPM, DDIM, flow matching.
 
-`abar` is the share of the data's variance that is left at a noise level (the product of 1 - beta);
-it has the shape of what it multiplies, or one that broadcasts. Level 0 has the least noise, a level
-below it none: `abar` = 1.
+`abar` is the fraction of the data's variance that is left at a noise level (the product of 1 -
+beta); it has the shape of what it multiplies, or one that broadcasts. Level 0 has the least noise,
+a level below it none: `abar` = 1.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class LambdaReturn(ReturnEstimator):
 
 
 class GAE(LambdaReturn):
-    """The same return, of which the advantage is added up from the errors of single steps."""
+    """The same return, of which the advantage is summed from the errors of single steps."""
 
     def advantages(self, path: Path) -> Float[Tensor, "b n"]:
         p = path

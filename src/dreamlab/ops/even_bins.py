@@ -66,6 +66,6 @@ class EvenBins:
     ) -> Float[Tensor, "*b"]:
         """Return the numbers that logits stand for; `bins` is `tensor()` on their device."""
         logits = logits.float()
-        if self.low == -self.high:  # exactly 0 where nothing was learnt
+        if self.low == -self.high:  # exactly 0 where nothing was learned
             return symexp(symmetric_mean(logits, bins))
         return symexp((torch.softmax(logits, -1) * bins).sum(-1))

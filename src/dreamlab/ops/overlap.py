@@ -21,7 +21,7 @@ def overlapped(
 
     Where both want the same processors, `beside` waits, or goes before if it is `urgent`. The
     caller keeps the tensors that it reads until it has used the results. The order matters: when
-    gradients have arrived at a weight, autograd waits for all that was asked for where it was
+    gradients have arrived at a weight, autograd waits for all that was requested where it was
     first used, and that should not be what runs beside.
     """
     if not use_fused():

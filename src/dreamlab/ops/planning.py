@@ -2,8 +2,8 @@
 
 All of them speak one protocol: `start` a search, `ask` it for candidates, `tell` it their scores;
 `search` is the loop around these. They hold no state of their own: what a search knows is its
-`Plan`, so that one can begin where the last one ended (`shifted`), or be helped by plans that
-somebody else proposes. Actions are in [-1, 1].
+`Plan`, so that one can start where the last one ended (`shifted`), or be helped by plans that
+another process proposes. Actions are in [-1, 1].
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Score = Callable[[Candidates], Scores]
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """What every planner must be told; each has its own numbers."""
+    """Options that all planners share; each has its own besides."""
 
     horizon: PositiveInt
     """Steps that are planned ahead."""
@@ -61,7 +61,7 @@ class Plan:
     elites: Float[Tensor, "b e h a"]
     score: Float[Tensor, "b e"]
     weight: Float[Tensor, "b e"]
-    """How much each elite counts in the mean; they add up to 1."""
+    """How much each elite counts in the mean; they sum to 1."""
 
 
 C = TypeVar("C", bound=PlannerConfig)
@@ -110,7 +110,7 @@ class Planner(ABC, Generic[C, P]):
     ) -> P:
         """Return what is known of each problem's best plan after the last iteration.
 
-        A search begins at `mean` with this deviation, by default the config's. The plans proposed
+        A search starts at `mean` with this deviation, by default the config's. The plans proposed
         (a policy's) are among the candidates of every iteration. `noise` takes chance out of it.
         """
         c = self.config
@@ -307,7 +307,7 @@ class Evolution(Plan):
     """The root of `cov`, and its inverse."""
     inverse: Float[Tensor, "b d d"]
     path_sigma: Float[Tensor, "b d"]
-    """Steps of the mean added up, fading: a long path asks for larger steps."""
+    """Steps of the mean summed, fading: a long path calls for larger steps."""
     path_cov: Float[Tensor, "b d"]
     calm: Float[Tensor, " b"]
     """0 where the steps grow too fast to learn their direction."""
@@ -371,7 +371,7 @@ class CMAES(Planner[CMAESConfig, Evolution]):
 
 
 def _moved(plan: Evolution, steps: Float[Tensor, "b e d"], r: Rates) -> Evolution:
-    """Return the evolution with longer paths, and steps as long as these ask for."""
+    """Return the evolution with longer paths, and step sizes adapted to them."""
     step = (plan.weight[..., None] * steps).sum(1)
     straight = (plan.inverse @ step[..., None])[..., 0]
     path = (1 - r.sigma) * plan.path_sigma + r.into_sigma * straight

@@ -55,7 +55,7 @@ def gae(
     reward       -     r1    r2        -          r4      received on arriving there
     advantage    A0    A1    x         A3                 A[i] = d[i] + gamma lam A[i+1]
     d[i] = r[i+1] + gamma v[i+1] - v[i], without v[i+1] if step i+1 is terminal.
-    The sum stops at is_last. Nothing is learnt from the last step of an episode: its action is
+    The sum stops at is_last. Nothing is learned from the last step of an episode: its action is
     void, and its advantage (x) is 0.
     """
     cont, same = ((~x).to(value.dtype) for x in (is_terminal, is_last))

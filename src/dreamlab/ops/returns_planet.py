@@ -12,7 +12,7 @@ from dreamlab.ops.estimators import Path
 def own_rewards(
     reward: Float[Tensor, "b t"], discount: Float[Tensor, "b t"], value: Float[Tensor, "b t"]
 ) -> Path:
-    """Return the path of dreamt states of which a return begins with the state's own reward.
+    """Return the path of dreamt states of which a return starts with the state's own reward.
 
     state      0     1     2     3 = t-1
     reward     r0    r1    r2    -         received on arriving there

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dreamlab.core import world
+
 Bins = Literal["symexp", "symlog"]
 
 
@@ -67,8 +69,12 @@ def update_return_range(
     ends: tuple[Float[Tensor, ""], Float[Tensor, ""]],
     rate: float,
 ) -> Float[Tensor, ""]:
-    """Move both `ends` towards these quantiles of x; return their distance, at least 1."""
-    for end, mark in zip(ends, torch.quantile(x.flatten(), quantiles).unbind(), strict=True):
+    """Move both `ends` towards these quantiles of x; return their distance, at least 1.
+
+    The quantiles are those of all processes' numbers.
+    """
+    marks = torch.quantile(world.gathered(x.flatten()), quantiles)
+    for end, mark in zip(ends, marks.unbind(), strict=True):
         end.lerp_(mark, rate)
     return (ends[1] - ends[0]).clamp(min=1.0)
 
@@ -81,6 +87,6 @@ def update_spread(
     rate: float,
 ) -> Float[Tensor, ""]:
     """Move `spread` towards the distance of these quantiles of x, at least 1; return a copy."""
-    low, high = torch.quantile(x.float(), quantiles).unbind()
+    low, high = torch.quantile(world.gathered(x.float()), quantiles).unbind()
     spread.lerp_((high - low).clamp(min=1.0), rate)
     return spread.clone()

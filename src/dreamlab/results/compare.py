@@ -60,14 +60,14 @@ def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
 
 
 def usual_metrics(groups: Groups) -> list[str]:
-    """Return what is compared unless asked: the return, and success where every run tells it."""
+    """Return the default metrics: the return, and success if every run reports it."""
     members = [m for g in groups.groups for m in g.members]
     tell = any(_common(n, members) for n in SHORT["success"])
     return ["return", "success"] if tell else ["return"]
 
 
 def _common(metric: str, members: Sequence[Member]) -> bool:
-    """Tell whether there is a frame at which every run has a value."""
+    """Return whether there is a frame at which every run has a value."""
     check_units(members)
     curves = [m.curve(metric)[0] for m in members]
     end = (1 + NEAR) * min(m.frames for m in members)
@@ -99,7 +99,7 @@ class Pair:
 class Comparison:
     """Groups on one metric, on a grid of env frames that every run has reached.
 
-    What is said of several tasks at once (`summaries`, `pairs`, `pooled`) is said of normalised
+    What is said of several tasks at once (`summaries`, `pairs`, `pooled`) is said of normalized
     scores, see `scales`; what is said of one task is in the metric's own unit.
     """
 
@@ -114,7 +114,7 @@ class Comparison:
 
     @property
     def is_return(self) -> bool:
-        """Tell whether the metric is what papers publish."""
+        """Return whether the metric is what papers publish."""
         return self.metric in SHORT["return"]
 
     @property
@@ -147,7 +147,7 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """The metric's name, and whether the groups' scores are normalised."""
+        """The metric's name, and whether the groups' scores are normalized."""
         return f"normalized {self.metric}" if self.scales else self.metric
 
     def scores(self, group: Group, at: Array | None = None) -> dict[str, Array]:
@@ -160,7 +160,7 @@ class Comparison:
         return {k: v[0] for k, v in found.items()} if at is None else found
 
     def pooled(self, group: Group, at: Array | None = None) -> dict[str, Array]:
-        """Return the scores on the scale on which tasks are put together."""
+        """Return the scores on the scale on which tasks are combined."""
         scores = self.scores(group, at)
         return {t: self.scales[t](v) if self.scales else v for t, v in scores.items()}
 

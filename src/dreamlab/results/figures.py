@@ -1,4 +1,4 @@
-"""Pictures of a comparison: learning curves, performance profile, aggregates, improvement."""
+"""Images of a comparison: learning curves, performance profile, aggregates, improvement."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dreamlab.results.groups import Group
 from dreamlab.results.published import Curves, Published, sources
 from dreamlab.results.tables import NAMES
 
-# Told apart by most colour-blind readers (Okabe & Ito 2008), on white and on black.
+# Told apart by most color-blind readers (Okabe & Ito 2008), on white and on black.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", ":", "-.")
 NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {"Software": None}}
 
 
 def look(index: int) -> dict[str, Any]:
-    """Return the colour and line of a group by its number."""
+    """Return the color and line of a group by its number."""
     return {
         "color": COLORS[index % len(COLORS)],
         "ls": STYLES[index // len(COLORS) % len(STYLES)],
@@ -43,7 +43,7 @@ def _canvas(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, An
 
 
 def _legend(figure: Any, axes: Any, about: str = "") -> None:
-    """Put the legend below the pictures, in as many columns as fit; each label once."""
+    """Put the legend below the images, in as many columns as fit; each label once."""
     found: dict[str, Any] = {}
     for axis in axes.flat:
         handles, labels = axis.get_legend_handles_labels()
@@ -69,9 +69,9 @@ def _band(axis: Any, x: Any, interval: stats.Interval, label: str, style: dict[s
 def learning_curves(
     comparison: Comparison, published: Curves | None = None, statistic: str = "iqm"
 ) -> Any:
-    """Return a figure of the metric over env frames: a picture per task, and one of all together.
+    """Return a figure of the metric over env frames: an image per task, and one of all together.
 
-    The last is there if there are several tasks and their scores are normalised.
+    The last is there if there are several tasks and their scores are normalized.
     """
     tasks: list[str | None] = [*comparison.tasks]
     tasks += [None] if comparison.scales and len(tasks) > 1 else []
@@ -101,7 +101,7 @@ def _label(group: Group) -> str:
 
 
 def _panels(num: int) -> tuple[Any, Any]:
-    """Return a figure with this many pictures; the more there are, the smaller they get."""
+    """Return a figure with this many images; the more there are, the smaller they get."""
     columns = num if num <= 4 else next((c for c in (3, 4, 5) if num <= c * (c + 1)), 6)
     rows = -(-num // columns)
     width, height = (6.5, 3.9) if num == 1 else (4.2, 3.1) if columns <= 3 else (2.8, 2.3)
@@ -138,7 +138,7 @@ def short_number(value: float, _: Any = None) -> str:
 
 
 def performance_profile(comparison: Comparison) -> Any:
-    """Return a figure of the share of runs above each score: exact, a step at every score."""
+    """Return a figure of the fraction of runs above each score: exact, a step at every score."""
     scores = {g.name: list(comparison.pooled(g).values()) for g in comparison.groups}
     every = np.unique(np.concatenate([t for tasks in scores.values() for t in tasks]))
     margin = 0.04 * (np.ptp(every) or abs(every[0]) or 1.0)
@@ -240,7 +240,7 @@ def render(figure: Any, kind: str) -> bytes:
 
 
 def save_all(figures: Mapping[str, Any], folder: Path, metric: str) -> list[Path]:
-    """Write figures as PNG and SVG under names that tell metric and kind."""
+    """Write figures as PNG and SVG, named by metric and kind."""
     paths: list[Path] = []
     for name, figure in figures.items():
         for kind in ("png", "svg"):

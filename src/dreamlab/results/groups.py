@@ -1,4 +1,4 @@
-"""Runs put together by configuration: what differs in nothing but seed and task is one group."""
+"""Runs combined by configuration: what differs in nothing but seed and task is one group."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Member:
         return {k: v for k, v in self.config.items() if counts(k, *WITHIN)}
 
     def curve(self, metric: str) -> tuple[Array, Array]:
-        """Return moments and values of a metric; what is not finite is left out."""
+        """Return moments and values of a metric; non-finite values is left out."""
         if metric not in self._curves:
             self._curves[metric] = self._read(metric)
         return self._curves[metric]
@@ -80,7 +80,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in seed and task only, or that the user put together."""
+    """Runs that differ in seed and task only, or that the user combined."""
 
     name: str
     members: tuple[Member, ...]
@@ -147,7 +147,7 @@ def read_groups(arguments: Sequence[str]) -> Groups:
 
 
 def _read(argument: str, damage: list[str]) -> list[Member]:
-    """Return the runs of an argument; add what is damaged in them."""
+    """Return the runs of an argument; add what is corrupted in them."""
     name = _given_name(argument)
     folders = [argument] if name is None else argument[len(name) + 1 :].split(",")
     members: list[Member] = []
@@ -165,7 +165,7 @@ def _given_name(argument: str) -> str | None:
 
 
 def _name(argument: str, among: Sequence[str]) -> str:
-    """Return what a group is called: as the user says, else as much of its path as tells it."""
+    """Return a group's name: the user's, else the shortest unique part of its path."""
     if (name := _given_name(argument)) is not None:
         return name
     parts = Path(argument).resolve().parts

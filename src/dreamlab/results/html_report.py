@@ -52,7 +52,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, the first the header; cells that name a group get its colour."""
+    """Rows of cells, the first the header; cells that name a group get its color."""
 
     rows: Sequence[Sequence[str]]
     colors: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -103,7 +103,7 @@ def html_page(
     said: Said | None = None,
     again: tuple[Sequence[str], Mapping[str, str]] = ((), {}),
 ) -> str:
-    """Return the page; `again` is what to type to make the runs anew, and the files for that."""
+    """Return the page; `again` is what to type to make the runs again, and the files for that."""
     sections = [
         Section(c.metric, "comparison", _comparison(c, published if c.is_return else None))
         for c in comparisons
@@ -159,7 +159,7 @@ def table(rows: Iterable[Sequence[Any]], colors: Mapping[str, str] | None = None
 
 
 def swatches(groups: Sequence[Group]) -> dict[str, str]:
-    """Return each group's colour in the figures; the style knows a lighter one on black."""
+    """Return each group's color in the figures; the style knows a lighter one on black."""
     return {g.name: _color(i % len(figures.COLORS)) for i, g in enumerate(groups)}
 
 
@@ -171,7 +171,7 @@ def _color(index: int) -> str:
 
 
 def _comparison(comparison: Comparison, published: Curves | None) -> dict[str, Any]:
-    """Return one metric's tables, sentences and pictures."""
+    """Return one metric's tables, sentences and images."""
     about = f"At {comparison.at:,} {comparison.axis}; in brackets {INTERVALS}."
     scaled = "".join(f" {line[0].upper()}{line[1:]}." for line in normalized(comparison))
     return {
@@ -183,7 +183,7 @@ def _comparison(comparison: Comparison, published: Curves | None) -> dict[str, A
 
 
 def _figures(comparison: Comparison, published: Curves | None) -> list[dict[str, Any]]:
-    """Return the pictures that say more than the table does."""
+    """Return the images that say more than the table does."""
     drawn = figures.draw_all(comparison, published)
     several = len(comparison.tasks) > 1
     kinds = {"curves": "wide" if several else "half", "aggregates": "wide"}
@@ -225,7 +225,7 @@ def _verdicts(comparison: Comparison) -> dict[str, Any]:
 
 
 def inline_svg(figure: Any, label: str) -> Markup:
-    """Return a figure as SVG that stands inside a page and takes its colour for lines and text."""
+    """Return a figure as SVG that stands inside a page and takes its color for lines and text."""
     svg = figures.render(figure, "svg").decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -252,7 +252,7 @@ def typical(group: Group, comparison: Comparison) -> list[Member]:
 
 
 def newest_media(folder: Path) -> list[Path]:
-    """Return a run's newest video or picture of each kind; names end in the frames so far."""
+    """Return a run's newest video or image of each kind; names end in the frames so far."""
     newest: dict[str, Path] = {}
     kinds = (("videos", "mp4"), ("videos", "png"), ("report", "mp4"), ("report", "png"))
     for sub, ending in kinds:
@@ -263,7 +263,7 @@ def newest_media(folder: Path) -> list[Path]:
 
 
 def _media(groups: Groups, comparison: Comparison) -> list[dict[str, Any]]:
-    """Return videos and pictures of the typical run of each group, as far as they fit."""
+    """Return videos and images of the typical run of each group, as far as they fit."""
     shown: list[dict[str, Any]] = []
     room = PAGE_BYTES
     chosen = [(g, m) for g in groups.groups for m in typical(g, comparison)]

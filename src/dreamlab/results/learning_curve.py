@@ -1,4 +1,4 @@
-"""Pictures of a run."""
+"""Images of a run."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Scale:
     high: float = 1.0
 
     def __call__(self, scores: Array) -> Array:
-        """Return normalised scores; 0 where every compared run is the same."""
+        """Return normalized scores; 0 where every compared run is the same."""
         return (scores - self.low) / ((self.high - self.low) or 1.0)
 
 
@@ -69,7 +69,7 @@ def _minmax(values: Iterable[Array]) -> Scale:
 def scale_for(rule: str, member: Member, metric: str, values: Iterable[Array]) -> Scale:
     """Return the scale of a run's task; `values` is all that the compared runs reached there.
 
-    Only returns have a scale of their own in a suite; of another metric it is the compared runs'.
+    Only returns have their own scale in a suite; of another metric it is the compared runs'.
     """
     is_return = metric.endswith("/return")
     if rule == "minmax":
@@ -88,13 +88,13 @@ def scale_for(rule: str, member: Member, metric: str, values: Iterable[Array]) -
 
 
 def kind_of(scales: Mapping[str, Scale]) -> str:
-    """Return how scores were normalised in a word: a kind, `none`, or `mixed`."""
+    """Return how scores were normalized in a word: a kind, `none`, or `mixed`."""
     kinds = {s.kind for s in scales.values()}
     return kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "none"
 
 
 def told(scales: Mapping[str, Scale]) -> str:
-    """Return how scores were normalised in a sentence; of what only this table says, the ends."""
+    """Return how scores were normalized in a sentence; of what only this table says, the ends."""
     parts: list[str] = []
     for kind, words in WORDS.items():
         own = {t: s for t, s in scales.items() if s.kind == kind}

@@ -2,7 +2,7 @@
 
 Scores are a list with one array per task; the last axis of an array is its runs, axes before it
 (points of a curve, say) are kept. Tasks may have different numbers of runs. Intervals come from a
-stratified bootstrap: runs are drawn anew within each task, from a fixed seed.
+stratified bootstrap: runs are drawn again within each task, from a fixed seed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Interval:
     high: Any
 
     def overlaps(self, other: Interval) -> bool:
-        """Tell whether two intervals of numbers have a point in common."""
+        """Return whether two intervals of numbers have a point in common."""
         return bool(self.low <= other.high and other.low <= self.high)
 
 
@@ -100,7 +100,7 @@ def probability_of_improvement(a: Scores, b: Scores, num: int = RESAMPLES) -> In
     """Return how likely a run of `a` beats one of `b` on the same task; a tie counts half.
 
     Both hold the same tasks in the same order. Averaged over tasks; runs of both sides are drawn
-    anew independently.
+    again independently.
     """
     rng = np.random.default_rng(BOOTSTRAP_SEED)
     values: list[Array] = []
@@ -121,6 +121,6 @@ def _shares(size: int, rng: np.random.Generator, num: int) -> Array:
 
 
 def profile(scores: Scores, thresholds: Array) -> Interval:
-    """Return the share of runs above each threshold, averaged over tasks, with its band."""
+    """Return the fraction of runs above each threshold, averaged over tasks, with its band."""
     above = [(task > thresholds[:, None]).astype(float) for task in scores]
     return intervals(above, {"mean": mean})["mean"]

@@ -109,7 +109,7 @@ def pair_lines(comparison: Comparison) -> list[str]:
 
 
 def normalized(comparison: Comparison) -> list[str]:
-    """Return a line that says how scores were normalised, if they were."""
+    """Return a line that says how scores were normalized, if they were."""
     return [f"normalized: {told(comparison.scales)}"] if comparison.scales else []
 
 

@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def due(self) -> bool:
-        """Tell whether there is something to do for this run."""
+        """Return whether there is something to do for this run."""
         return self.kept is None and (bool(self.sizes) or self.half_done)
 
 
@@ -95,7 +95,7 @@ def survey(
 
 
 def _look(folder: Path, ours: bool = False) -> Candidate:
-    """Return one run as it is on the disk; a damaged one says nothing that can be trusted.
+    """Return one run as it is on the disk; a corrupted one says nothing that can be trusted.
 
     With `ours` the folder's lock is held by ourselves.
     """

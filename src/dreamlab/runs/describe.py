@@ -61,7 +61,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def everything(row: Row) -> dict[str, Any]:
-    """Return all there is to know about a run, and the commands that go on with it."""
+    """Return all there is to know about a run, and the commands that resume it."""
     folder = Path(row["folder"])
     run, config = Run(folder), config_if_readable(folder)
     git = run.manifest.get("git") or {}
@@ -151,7 +151,7 @@ def changes_between(a: Path, b: Path) -> dict[str, Any]:
 
 
 def compared(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that tell a person how two runs differ."""
+    """Yield the differences of two runs as lines of text."""
     for part in PARTS:
         if found[part]:
             yield part

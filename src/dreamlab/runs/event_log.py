@@ -82,8 +82,8 @@ def _dated(records: list[Record], events: list[Record]) -> list[Line]:
     """Return records with the time of day, which they do not hold.
 
     A record knows the seconds of training before it. They are added to the time at which its
-    stretch began: the run's first event, or the last resume at fewer frames than it has. No record
-    is later than the end of its stretch.
+    stretch started: the run's first event, or the last resume at fewer frames than it has. No
+    record is later than the end of its stretch.
     """
     starts = [e for i, e in enumerate(events) if e.get("event") == "resumed" or i == 0]
     stops = sorted(_number(e.get("time")) for e in events if e.get("event") in STOPS)
@@ -93,7 +93,7 @@ def _dated(records: list[Record], events: list[Record]) -> list[Line]:
     for record, second, frame in zip(records, seconds, frames, strict=True):
         later = [s for s in starts[1:] if _moment(s) < frame]
         base = (later or starts[:1] or [{}])[-1]
-        # seconds of training when the stretch began: those of the last record before it
+        # seconds of training when the stretch started: those of the last record before it
         at = bisect_right(frames, _moment(base)) if later else 0
         spent = seconds[at - 1] if at else 0.0
         began = _number(base.get("time"))

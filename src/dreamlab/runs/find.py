@@ -12,7 +12,7 @@ from dreamlab.runs.run import Run
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder is a run's: it has a manifest, however damaged that is."""
+    """Return whether a folder is a run's: it has a manifest, however corrupted that is."""
     return os.path.lexists(folder / "manifest.json")
 
 

@@ -1,4 +1,4 @@
-"""A folder that a run begins or goes on in: what may be there, and what goes if the start fails.
+"""A folder that a run starts or continues in: what may be there, and what goes if the start fails.
 
 Only what this process made is ever removed, and only by the names that a run gives its files.
 """
@@ -56,7 +56,7 @@ def claimed(folder: Path) -> Iterator[Claim]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise unless a run can begin or go on in a folder: it is missing, empty, or a run's."""
+    """Raise unless a run can start or continue in a folder: it is missing, empty, or a run's."""
     names = _contents(folder)
     lost = [name for name in BEGUN if name in names]
     whole = "config.yaml" in names and ({"manifest.json", "checkpoints"} & {*names})

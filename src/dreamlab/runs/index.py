@@ -1,8 +1,8 @@
 """An index of run directories in SQLite, beside them: `index.sqlite`.
 
-The folders are the truth. Whoever reads the index first compares it with them, so that it may be
-lost, stale or damaged at any time; whoever writes it gives up rather than wait. It is made in the
-folder `experiments` and where somebody asks for it, nowhere else.
+The run directories are authoritative. Whoever reads the index first compares it with them, so that
+it may be lost, stale or corrupted at any time; whoever writes it gives up rather than wait. It is
+made in the folder `experiments` and where requested, nowhere else.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def read(
 ) -> Listing:
     """Return every run below a folder as its files are now, with the facts under `paths`.
 
-    A damaged or older index is made anew, and a missing one where it belongs or with `make`. One
+    A corrupted or older index is rebuilt, and a missing one where it belongs or with `make`. One
     that cannot be written is copied into memory and brought up to date there.
     """
     there, ours = bool(stamp_of(root / FILE)), make or belongs(root)
@@ -111,9 +111,9 @@ def read(
 
 
 def _is_useless(error: Exception, ours: bool) -> bool:
-    """Tell whether an index cannot get better: damaged, or of an older version.
+    """Return whether an index cannot get better: corrupted, or of an older version.
 
-    What is no database at all is an index only where there has to be one.
+    What is not a database at all is an index only where there has to be one.
     """
     if isinstance(error, ForeignError):
         return False
@@ -127,7 +127,7 @@ def _is_useless(error: Exception, ours: bool) -> bool:
 
 
 def _in_memory(root: Path) -> sqlite3.Connection:
-    """Return an index that is lost when closed, begun with what the one on the disk has."""
+    """Return an index that is lost when closed, started with what the one on the disk has."""
     ways = ["ro"] if stamp_of(root / f"{FILE}-wal") else ["ro", "ro&immutable=1"]
     for way in ways:
         with suppress(sqlite3.Error):
@@ -241,7 +241,7 @@ def _is_utf8(name: str) -> bool:
 
 def _bring_up_to_date(db: sqlite3.Connection, root: Path, progress: Progress) -> int:
     """Read what changed in the folders since the index was written; return how many runs."""
-    # what is known first: a run that begins meanwhile must not be taken for one that is gone
+    # what is known first: a run that starts meanwhile must not be taken for one that is gone
     known = dict(
         db.execute(
             "SELECT runs.path, CASE WHEN facts.path IS NULL THEN '' ELSE stamp END "
@@ -274,7 +274,7 @@ def _put(db: sqlite3.Connection, row: Row, details: dict[str, Any] | None) -> No
 
 
 class Entry:
-    """A run's own line in the index; whatever happens to the index, the run goes on."""
+    """A run's own line in the index; whatever happens to the index, the run continues."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(os.path.abspath(folder))

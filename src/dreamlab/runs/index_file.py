@@ -42,7 +42,7 @@ class ForeignError(sqlite3.DatabaseError):
 
 
 def belongs(root: Path) -> bool:
-    """Tell whether a folder is to have an index without being asked."""
+    """Return whether a folder is to have an index without being asked."""
     return os.path.realpath(root) == os.path.realpath(ROOT)
 
 
@@ -118,7 +118,7 @@ def _choose_journal(db: sqlite3.Connection, root: Path) -> None:
 
 
 def is_network(folder: Path) -> bool:
-    """Tell whether a folder lies on a file system that several machines share."""
+    """Return whether a folder lies on a file system that several machines share."""
     try:
         mounts = psutil.disk_partitions(all=True)
     except OSError:
@@ -142,7 +142,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def remove(root: Path) -> bool:
-    """Delete a folder's index while nobody uses it; tell whether that was possible."""
+    """Delete a folder's index if unused; return whether that was possible."""
     with held(root, timeout_s=READ_S) as alone:
         if not alone or _is_foreign(root):
             return False
@@ -155,7 +155,7 @@ def remove(root: Path) -> bool:
 
 
 def _is_foreign(root: Path) -> bool:
-    """Tell whether the file is a database of another program."""
+    """Return whether the file is a database of another program."""
     try:
         with closing(connect(root, "ro", READ_S)) as db:
             check_index(db)

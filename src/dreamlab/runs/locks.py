@@ -64,7 +64,7 @@ def _lock_shared(handle: int) -> bool:
 
 
 def is_writing(folder: Path) -> bool:
-    """Tell whether a process holds the lock that a run directory has while it is trained."""
+    """Return whether a process holds the lock that a run directory has while it is trained."""
     try:
         handle = os.open(folder / ".lock", os.O_RDONLY)
     except OSError:

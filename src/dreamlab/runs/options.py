@@ -13,7 +13,7 @@ ABSENT = "-"
 
 
 def counts(name: str, *others: str) -> bool:
-    """Tell whether an option has an effect; those below `others` shall have none either."""
+    """Return whether an option has an effect; those below `others` shall have none either."""
     return not f"{name}.".startswith(tuple(f"{o}." for o in (*WITHOUT_EFFECT, *others)))
 
 

@@ -36,7 +36,7 @@ class Filter:
     value: str
 
     def accepts(self, row: Row) -> bool:
-        """Tell whether a run fulfils the condition; what is not known fulfils only `!=`."""
+        """Return whether a run fulfils the condition; what is not known fulfils only `!=`."""
         value, wanted = row[self.key], self.value
         if self.key == "tags":
             return self._accepts_tags(value)

@@ -1,7 +1,7 @@
 """What a run directory says, read with care: its manifest, configuration, metrics and events.
 
-Every part of the lab that wants one of these files reads it here. What is whole in them is used,
-what is damaged is said: by an error that names the file, or, for lines, by their number.
+Every part of the lab that wants one of these files reads it here. Intact parts are used, corruption
+is reported: by an error that names the file, or, for lines, by their number.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def config_if_readable(folder: Path) -> dict[str, Any]:
 
 
 def planned_count(config: Mapping[str, Any]) -> int | None:
-    """Return how far a run is meant to go on its clock, if its phases say so."""
+    """Return the planned length of a run on its clock, if its phases define it."""
     training = config.get("training")
     if not isinstance(training, dict):
         return None
@@ -114,7 +114,7 @@ def planned_count(config: Mapping[str, Any]) -> int | None:
 
 
 def is_metrics(record: Record) -> bool:
-    """Tell whether a record holds its env frames, and numbers beside them."""
+    """Return whether a record holds its env frames, and numbers beside them."""
     frames = record.get("env_frames")
     counts = (frames, record.get(CLOCK, 0))
     if not all(type(n) is int and 0 <= n < MOST_FRAMES for n in counts):
@@ -123,14 +123,14 @@ def is_metrics(record: Record) -> bool:
 
 
 def is_event(record: Record) -> bool:
-    """Tell whether a record holds what happened, and when."""
+    """Return whether a record holds what happened, and when."""
     return _is_time(record.get("time")) and _is_text(record.get("event"))
 
 
 def read_metrics(folder: Path) -> Lines:
     """Return the records of metrics.jsonl, in the order of the run's clock.
 
-    A run never goes back. Where a line's count is damaged, it does not fit between the others:
+    A run never goes back. Where a line's count is corrupted, it does not fit between the others:
     the largest part that is in order stays. Those that say they are late are put into their place.
     """
     found = read_jsonl(folder / "metrics.jsonl", is_metrics)
@@ -173,7 +173,7 @@ def newest_metrics(folder: Path) -> Record:
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """Yield what is damaged in a run directory, one line each; nothing is changed."""
+    """Yield what is corrupted in a run directory, one line each; nothing is changed."""
     readers = (read_manifest, read_config_node, _pointers)
     for read in readers:
         try:

@@ -1,4 +1,4 @@
-"""A run is a folder; the folder is the truth."""
+"""A run is a folder; everything about it is in it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def saved(self) -> bool:
-        """Tell whether a checkpoint was ever saved; an older run tells it only by its end."""
+        """Return whether a checkpoint was ever saved; older runs record it only at their end."""
         ended = self.manifest.get("status") in ("finished", "interrupted", "imported")
         return self.manifest.get("saved_frames", 0 if ended else None) is not None
 
@@ -95,7 +95,7 @@ class Run:
         write_json(self.manifest_path, self.manifest)
 
     def update(self, **data: Any) -> None:
-        """Change fields of the manifest; this is also the heartbeat that the index hears."""
+        """Change fields of the manifest; this is also the heartbeat for the index."""
         with held(self.folder):
             self._take_tags()
             self.manifest.update(self._with_scores(data), heartbeat=time.time())
@@ -159,8 +159,27 @@ class Run:
             file.write(line + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return every record of metrics.jsonl; damaged lines are left out."""
+        """Return every record of metrics.jsonl; corrupted lines are left out."""
         return read_metrics(self.folder).records
+
+
+class FollowedRun(Run):
+    """The folder of a run as the processes see it that do not write there: all but rank 0."""
+
+    def __init__(self, folder: Path, saved: bool) -> None:
+        super().__init__(folder)
+        self.was_saved = saved
+
+    @property
+    def saved(self) -> bool:
+        """Tell what rank 0 has read."""
+        return self.was_saved
+
+    def update(self, **data: Any) -> None:
+        """Leave it to rank 0."""
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Leave it to rank 0."""
 
 
 class FolderLock:
@@ -187,13 +206,13 @@ class FolderLock:
         os.close(self.handle)
 
     def _take(self) -> bool:
-        """Take the lock; return False if whoever had it has just removed the file or its folder."""
+        """Take the lock; return False if its former holder has just removed the file."""
         try:
             self.made += make_folders(self.path.parent)
             handle = self._open()
         except FileNotFoundError:
             return False
-        # whoever looks whether a run is alive holds this lock for a moment
+        # a check whether a run is alive holds this lock for a moment
         if not acquire(handle, GLANCE_S):
             holder = _holder(handle)
             os.close(handle)
@@ -222,7 +241,7 @@ class FolderLock:
 
     def undo(self) -> None:
         """Remove the file and the folders that were made for it, as far as they are empty."""
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # another process has put something there
             for path in reversed(self.made):
                 path.unlink() if path == self.path else path.rmdir()
 

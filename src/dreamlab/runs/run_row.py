@@ -50,7 +50,7 @@ BROKEN = "broken"
 
 
 def stamp_of(path: Path | str) -> str:
-    """Return what changes whenever a file is written anew; empty if it is not there."""
+    """Return what changes whenever a file is written again; empty if it is not there."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -70,7 +70,7 @@ def manifest_stamp(folder: Path | str) -> str:
 def read_row(folder: Path) -> tuple[Row, dict[str, Any]]:
     """Return a run's row and its facts: configuration, versions and hardware by path.
 
-    What cannot be read is left out; a run whose manifest or configuration is damaged is `broken`.
+    What cannot be read is left out; a run whose manifest or configuration is corrupted is `broken`.
     """
     stamp = manifest_stamp(folder)  # before reading: a later change is seen next time
     config: dict[str, Any] = {}
@@ -163,7 +163,7 @@ def _with_text_keys(node: Any) -> Any:
 
 
 def live_status(row: Row, folder: Path | str, now: float) -> str:
-    """Return a run's status, `crashed` if it says it goes on and nobody runs it."""
+    """Return a run's status: `crashed` if it claims to be running and no process runs it."""
     if row["status"] not in GOING:
         return row["status"]
     alive = heard_of(row, now) or is_writing(Path(folder))
@@ -171,7 +171,7 @@ def live_status(row: Row, folder: Path | str, now: float) -> str:
 
 
 def heard_of(row: Row, now: float, patience_s: float = STALE_S) -> bool:
-    """Tell whether a run says that it goes on, and has said so of late.
+    """Return whether a run says that it continues, and has said so recently.
 
     Whoever destroys what is not alive has more patience: the folder's lock may be another machine's
     and not be seen here. A heartbeat far in the future (a clock was set back) tells nothing.

@@ -62,12 +62,12 @@ def _is_link(record: Record) -> bool:
 
 
 def whole_part(links: list[Link]) -> list[Link]:
-    """Return the links before the first that has not seen everything since the run began."""
+    """Return the links before the first that has not seen everything since the run started."""
     return links[: next((i for i, link in enumerate(links) if link["missed"]), len(links))]
 
 
 def compare(run: Run, second: Run, after_frames: int) -> Verdict:
-    """Return where `second`, which began at a number of frames, leaves what `run` recorded."""
+    """Return where `second`, which started at a number of frames, leaves what `run` recorded."""
     expected = [x for x in whole_part(read_chain(run.folder)) if moment_of(x) > after_frames]
     found = [x for x in read_chain(second.folder) if moment_of(x) > after_frames]
     before: Link | None = None
@@ -121,7 +121,7 @@ def _code(
     """Yield how two states of one repository differ; `place` lies in it."""
     if then.get("commit") != now.get("commit"):
         yield f"{name}.commit", then.get("commit"), now.get("commit")
-        # from somebody else's manifest it could be an option of git's instead
+        # from another process's manifest it could be an option of git's instead
         known = re.fullmatch(r"[0-9a-f]{7,64}", commit := str(then.get("commit")))
         listed = git(place, "diff", "--name-only", commit, "HEAD") if known else None
         names = [n for n in (listed or "").split() if name != "code" or n.startswith("src/")]

@@ -135,12 +135,12 @@ def seat_by_memory(gpus: Sequence[Gpu], need_gib: float, jobs: int, cores: int) 
 
 
 def seat_alone(gpus: Sequence[Gpu], jobs: int) -> Seats:
-    """Give each of a few jobs a GPU of its own."""
+    """Give each of a few jobs its own GPU."""
     return Seats(tuple(g.name for g in gpus[:jobs]), "one each")
 
 
 def seat_by_number(names: Sequence[str], number: float, jobs: int) -> Seats:
-    """Give each job so many GPUs, or such a share of one, to as many jobs as that allows."""
+    """Give each job so many GPUs, or such a fraction of one, to as many jobs as that allows."""
     if not names:
         raise LabError("limits.gpus: no GPU is visible on this machine")
     if number > len(names):
@@ -155,7 +155,7 @@ def seat_by_number(names: Sequence[str], number: float, jobs: int) -> Seats:
 
 
 def has_mps() -> bool:
-    """Tell whether MPS is installed."""
+    """Return whether MPS is installed."""
     return shutil.which(MPS) is not None
 
 
@@ -223,7 +223,7 @@ class Mps:
         return done.returncode
 
     def _ask(self, line: str, ours: dict[str, str]) -> int:
-        """Tell a daemon something; return 0 if it is there."""
+        """Send a command to the daemon; return 0 on success."""
         try:
             return subprocess.run(
                 [MPS], input=f"{line}\n", text=True, env=_environment(ours),
@@ -234,5 +234,5 @@ class Mps:
 
 
 def _environment(ours: dict[str, str]) -> dict[str, str]:
-    """Return a daemon's variables: it sees all GPUs, or its clients would count them anew."""
+    """Return a daemon's variables: it sees all GPUs, or its clients would count them again."""
     return {k: v for k, v in {**os.environ, **ours}.items() if k != "CUDA_VISIBLE_DEVICES"}

@@ -33,7 +33,7 @@ class Lock:
         self.file: Any = None
 
     def take(self, wait: bool = False) -> bool:
-        """Take the lock and tell whether that worked; with `wait`, when it is free."""
+        """Take the lock and return whether that worked; with `wait`, when it is free."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a")
         try:
@@ -53,7 +53,7 @@ class Lock:
             self.file = None
 
     def held(self) -> bool:
-        """Tell whether anybody holds it, ourselves included."""
+        """Return whether anybody holds it, ourselves included."""
         if not self.path.exists():
             return False
         with self.path.open("a") as file:
@@ -104,19 +104,22 @@ class Job:
 
     @property
     def stop_file(self) -> Path:
-        """What tells a job on another machine to save and stop."""
+        """The file that makes a job on another machine save and stop."""
         return self.folder / "stop"
 
-    def command(self, threads: int = 0) -> list[str]:
-        """Return what to run: `train`, or `resume` where the run has begun."""
+    def command(self, *options: str) -> list[str]:
+        """Return what to run: `train`, or `resume` where the run has started."""
         if (self.run_folder / "config.yaml").exists():
             return [*program(), "resume", str(self.run_folder)]
-        limit = [f"threads={threads}"] if threads else []
+        return self.train_command(*options)
+
+    def train_command(self, *options: str) -> list[str]:
+        """Return the `train` of this job, with options that a launcher adds; it goes on as well."""
         place = f"run.dir={text_of(str(self.run_folder))}"
-        return [*program(), "train", *self.overrides, *limit, place]
+        return [*program(), "train", *self.overrides, *options, place]
 
     def record(self) -> dict[str, Any]:
-        """Return what was written down of earlier attempts; they failed if that is damaged."""
+        """Return what was written down of earlier attempts; they failed if that is corrupted."""
         try:
             return _checked(read_json(self.folder / "job.json"))
         except MissingFileError:
@@ -156,6 +159,23 @@ class Job:
         if recorded == "pruned":
             return "pruned"
         return "interrupted" if seen else "waiting"
+
+
+@dataclass(frozen=True)
+class SingleJob(Job):
+    """One training outside of a sweep: `root` is its run folder; logs and locks are beside it."""
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def folder(self) -> Path:
+        return self.root.with_name(f"{self.root.name}.job")
+
+    @property
+    def run_folder(self) -> Path:
+        return self.root
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from dreamlab.sweeps.gpu_sharing import Mps
 from dreamlab.sweeps.job import Job, Lock, Outcome
-from dreamlab.sweeps.launch.local import Handle, Launcher, LauncherConfig, Limits, Local
+from dreamlab.sweeps.launch.local import Handle, Launcher, Local
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits, check_together
 from dreamlab.sweeps.progress import SweepProgress
 
 TICK_S = 0.1
@@ -28,10 +29,11 @@ def make_launcher(
     mps: Mps | None = None,
 ) -> Launcher:
     """Return the launcher that a configuration names; GPUs and MPS are for that of this machine."""
+    check_together(config, limits)
     if config.name == "slurm":
         from dreamlab.sweeps.launch.slurm import Slurm
 
-        return Slurm(config, limits, folder)
+        return Slurm(config, limits, folder, folder.name)
     if config.name == "ray":
         from dreamlab.sweeps.launch.ray import Cluster
 
@@ -84,7 +86,7 @@ class JobPool:
         return [b.job for b in self.busy.values()]
 
     def start(self, job: Job) -> bool:
-        """Start a job; False if another process has it in hand or it is over."""
+        """Start a job; False if another process has it in hand or it has ended."""
         owner = job.owner_lock
         if not owner.take():
             return False
@@ -135,7 +137,7 @@ class JobPool:
 
 
 def work(pool: JobPool, view: SweepProgress, tick: Callable[[], bool]) -> None:
-    """Call `tick` until it says that nothing is left to do; tell what a Ctrl-C does."""
+    """Call `tick` until nothing is left to do; handle Ctrl-C."""
     view.start()
     told = False
     try:

@@ -38,7 +38,7 @@ class SweepProgress:
         self.drawn = 0.0
 
     def start(self) -> None:
-        """Begin to draw, on a terminal."""
+        """Start to draw, on a terminal."""
         if self.console.is_terminal:
             self.live = Live(console=self.console, refresh_per_second=2, transient=True)
             self.live.start()
@@ -48,12 +48,12 @@ class SweepProgress:
         self.console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
     def ended(self, job: Job) -> None:
-        """Learn how long a job takes from one that is over."""
+        """Learn how long a job takes from one that has ended."""
         if seconds := job.record().get("seconds"):
             self.took.append(float(seconds))
 
     def show(self, states: Mapping[str, str], running: Sequence[Job], left: int) -> None:
-        """Draw the table anew; where nothing can be drawn, print a summary once a minute."""
+        """Draw the table again; where nothing can be drawn, print a summary once a minute."""
         now = time.monotonic()
         if self.live is not None and now - self.drawn > 1.0:
             self.drawn = now
@@ -94,7 +94,7 @@ class SweepProgress:
 
 
 def progress(folder: Path, record: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Return how much of a run is over, and the seconds it still needs if that can be told."""
+    """Return the progress of a run, and the seconds left if known."""
     if not record or not (done := moment_of(record)):
         return 0.0, None
     planned, spent = planned_count(config_if_readable(folder)), record.get("time/wall_s")
@@ -107,9 +107,9 @@ def progress(folder: Path, record: Mapping[str, Any]) -> tuple[float, float | No
 def time_left(
     running: Sequence[Job], left: int, size: int, took: Sequence[float] = ()
 ) -> float | None:
-    """Return the seconds until everything is over, if jobs take as long as those before them.
+    """Return the seconds until everything has ended, if jobs take as long as those before them.
 
-    `took` are the seconds of jobs that are over; before there are any, the running ones count.
+    `took` are the seconds of jobs that have ended; before there are any, the running ones count.
     """
     wholes: list[float] = []
     rests: list[float] = []

@@ -18,7 +18,7 @@ from dreamlab.core.names import check_word
 from dreamlab.core.words import number
 from dreamlab.sweeps.job import Job, Outcome, Status, text_of
 from dreamlab.sweeps.job_pool import JobPool, work
-from dreamlab.sweeps.launch.local import LauncherConfig, Limits
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits, check_together
 from dreamlab.sweeps.progress import SweepProgress, result
 
 MOST_JOBS = 100_000
@@ -150,6 +150,7 @@ class SweepConfig:
     def __post_init__(self) -> None:
         if self.name:
             check_word(self.name, "name")
+        check_together(self.launcher, self.limits)
         for override in self.overrides:
             _check_own(override.partition("=")[0], override, "overrides")
         for point in (self.parameters, *self.jobs):
@@ -262,7 +263,7 @@ def _extremes(values: Sequence[Any]) -> list[Any]:
 
 
 class Sweep:
-    """Runs the jobs that are not over; what is over is told by their files alone."""
+    """Runs the unfinished jobs; their files alone say which have ended."""
 
     def __init__(
         self, jobs: Sequence[Job], pool: JobPool, view: SweepProgress, retry_failed: bool
@@ -285,7 +286,7 @@ class Sweep:
         return 0 if set(self.states.values()) <= {"finished"} else 1
 
     def _tick(self) -> bool:
-        """Start and reap jobs; tell whether there is more to do."""
+        """Start and reap jobs; return whether there is more to do."""
         for job, outcome in self.pool.poll():
             self._ended(job, outcome)
         if not self.pool.stopping:

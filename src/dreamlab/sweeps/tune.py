@@ -99,7 +99,7 @@ class Trial:
 
 
 class Tuner:
-    """Asks the study for trials, runs them, prunes them, and tells it what they were worth.
+    """Asks the study for trials, runs and prunes them, and reports their values.
 
     Several may work on one study, see `Asker`.
     """
@@ -121,7 +121,7 @@ class Tuner:
         return 130 if self.pool.stopping else 0
 
     def _tick(self) -> bool:
-        """Start, watch and end trials; tell whether there is more to do."""
+        """Start, watch and end trials; return whether there is more to do."""
         for job, outcome in self.pool.poll():
             self._ended(self._trial_of(job), outcome)
         if self.pool.stopping:
@@ -224,7 +224,7 @@ class Tuner:
         self._close(live, f"failed   trial {live.trial.number}  {live.job.folder}\n  {error}")
 
     def _let_go(self, live: Trial) -> None:
-        """Give the trial back: whoever works on the study next goes on with its run."""
+        """Give the trial back: the next process on the study resumes its run."""
         put_back(self.study, live.trial)
         self.study.tell(live.trial, state=self.states.FAIL)
         self._close(live, f"stopped  trial {live.trial.number}")
@@ -239,7 +239,7 @@ class Tuner:
 
 
 def is_over(tune: TuneConfig, study: Any) -> bool:
-    """Tell whether a study has all its trials, none of them still in hand."""
+    """Return whether a study has all its trials, none of them still in hand."""
     found = begun(study.get_trials(deepcopy=False))
     return len(found) >= tune.trials and all(t.state.is_finished() for t in found)
 

@@ -1,7 +1,7 @@
 """Cal-QL (Nakamoto et al. 2023, arXiv:2303.05479) and CQL (Kumar et al. 2020, arXiv:2006.04779).
 
 Soft actor-critic whose critics are conservative: actions that the data did not take are pushed
-down, for Cal-QL never below what the data earned. That makes it ready to go on online, where the
+down, for Cal-QL never below what the data earned. That makes it ready to continue online, where the
 same update learns from old and new steps mixed. `conservative.calibrated=false` is CQL(H), and
 `conservative.weight=0` is SAC.
 """

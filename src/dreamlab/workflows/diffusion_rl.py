@@ -25,6 +25,7 @@ from dreamlab.components.policies.chunk_actor import ChunkActor, whole_chunk
 from dreamlab.components.policies.generative import GenerativePolicy, Guidance
 from dreamlab.components.policies.protocol import evaluating
 from dreamlab.components.world_models.controllable import ControllableWorld, RICConfig
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import NonNegative, Share, SomeShare
 from dreamlab.core.optim import optimizer_field
@@ -98,7 +99,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
     # -- acting -----------------------------------------------------------------------------------
 
     def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n h a"]:
-        """Return the best of several samples, guided if asked for; `POLICY` takes one, unguided.
+        """Return the best of several samples, guided if requested; `POLICY` takes one, unguided.
 
         A fixed decision has no gradient in it, so that it can be exported: it is not guided.
         """
@@ -159,7 +160,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         return {**metrics, "policy_loss": loss.detach(), "policy_grad_norm": norm}
 
     def transitions(self, batch: Batch) -> Transitions:
-        """Return what is learnt of windows: chunks of actions and what came of them."""
+        """Return what is learned of windows: chunks of actions and what came of them."""
         return chunk_transitions(batch, self.config.gamma, self.horizon)
 
     def policy_loss(self, t: Transitions) -> tuple[Float[Tensor, ""], Metrics]:
@@ -182,7 +183,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         """Return minus the values of samples, by their mean size (DQL, eq. 3)."""
         action = self.policy.sample(as_window(obs))[:, 0]
         q = self.critic.q.values(self.critic.q.features(obs).detach(), action).mean(0)
-        return -q.mean() / q.detach().mean().abs().clamp(min=1e-6)
+        return -q.mean() / world.mean(q.detach().mean()).abs().clamp(min=1e-6)
 
     def ric_terms(
         self, obs: Obs, clean: Float[Tensor, "b h a"]

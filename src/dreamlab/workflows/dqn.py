@@ -1,7 +1,7 @@
 """Deep Q-network (Mnih et al. 2015, doi:10.1038/nature14236) and its best-known improvements.
 
 Double (van Hasselt et al. 2016, arXiv:1509.06461), dueling (Wang et al. 2016, arXiv:1511.06581),
-prioritised (Schaul et al. 2016, arXiv:1511.05952) and distributional (C51, Bellemare et al. 2017,
+prioritized (Schaul et al. 2016, arXiv:1511.05952) and distributional (C51, Bellemare et al. 2017,
 arXiv:1707.06887) are options; n-step targets come from a replay with windows of n + 1 steps. All
 together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) but for its noisy layers.
 """
@@ -46,7 +46,7 @@ class DQNConfig:
     """What is predicted of a return: its mean (`huber`, `mse`) or its distribution (`c51`,
     `quantile`)."""
     minibatch: PositiveInt | None = None
-    """Windows per gradient step, so that one batch is learnt from in several steps; None takes the
+    """Windows per gradient step, so that one batch is learned from in several steps; None takes the
     batch whole. The target network moves between batches only."""
     optimizer: Part = optimizer_field("adam", lr=3e-4, clip=10.0)
     gamma: Share = 0.99
@@ -149,7 +149,7 @@ class DQN(Workflow[DQNConfig]):
         self.decisions.value += num
 
     def epsilon(self) -> float:
-        """Return the share of random actions now."""
+        """Return the fraction of random actions now."""
         c = self.config
         fall = (c.epsilon - c.epsilon_final) / max(c.epsilon_decisions, 1)
         return max(c.epsilon_final, c.epsilon - fall * self.decisions.value)
@@ -160,7 +160,7 @@ class DQN(Workflow[DQNConfig]):
     def update_controller(
         self, batch: Batch, *, phase: Phase
     ) -> Metrics | tuple[Metrics, dict[str, Float[Tensor, " b"]]]:
-        """Take a gradient step per minibatch; return priorities if the replay asks for them."""
+        """Take a gradient step per minibatch; return priorities if the replay requests them."""
         t, weight = transitions(batch, self.config.gamma), batch.extras.get("weight")
         size = self.config.minibatch or len(t.reward)
         # the network that gives the targets stands still, unless the one that learns chooses for it
@@ -209,7 +209,7 @@ class DQN(Workflow[DQNConfig]):
         return self.readout.ahead(taken(out, best), t.reward, t.factor)
 
     def follow(self, steps: int) -> None:
-        """Move the target network `tau` of the way if its period is over."""
+        """Move the target network by `tau` if its period has ended."""
         before, self.steps.value = self.steps.value, self.steps.value + steps
         period = self.config.target_every_gradient_steps
         if self.steps.value // period > before // period:

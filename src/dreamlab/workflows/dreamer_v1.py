@@ -30,6 +30,7 @@ from dreamlab.components.world_models.world_model_planet import (
     cont_head,
     number_head,
 )
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share
 from dreamlab.core.optim import optimizer_field
@@ -223,7 +224,8 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
     ) -> Float[Tensor, ""]:
         """Return the mean divergence of prior from posterior, or the free nats if it is less."""
         dist = self.model.rssm.dist
-        return dist(post).kl(dist(prior)).mean().clamp(min=self.config.free_nats)
+        mean = world.mean(dist(post).kl(dist(prior)).mean())
+        return mean.clamp(min=self.config.free_nats)
 
     def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
         """Return sampled actions for states [n, ...]; the states get no gradient from them."""

@@ -31,6 +31,7 @@ from dreamlab.components.world_models.world_model_planet import (
     cont_head,
     number_head,
 )
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.limits import Depth, Natural, NonNegative, Positive, PositiveInt, Share, Width
 from dreamlab.core.optim import optimizer_field
@@ -48,7 +49,7 @@ from dreamlab.ops.returns_planet import own_rewards
 
 
 def _adamw(lr: float) -> Any:
-    """Declare an optimizer of the paper: weights shrink by a share of their own at each step."""
+    """Declare an optimizer of the paper: weights shrink by a fixed fraction at each step."""
     common = {"eps": 1e-5, "clip": 100.0, "weight_decay": 1e-6, "decay_follows_lr": False}
     return optimizer_field("adamw", lr=lr, **common)
 
@@ -99,7 +100,7 @@ class DreamerV2Config:
     """How the actor learns: from scores of its actions, through the dream, or from both;
     `auto` is `reinforce` for discrete actions and `dynamics` for continuous ones."""
     actor_mix: Share = 0.1
-    """With `both`, the share of what comes through the dream."""
+    """With `both`, the fraction of what comes through the dream."""
     entropy: NonNegative = 1e-3
     slow_every: PositiveInt = 100
     """Updates after which the slow critic becomes a copy of the critic."""
@@ -235,11 +236,11 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         return {"model_loss": loss, "model_grad_norm": norm, **named, **entropies}, seen
 
     def squashed(self, reward: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
-        """Return rewards as they are learnt."""
+        """Return rewards as they are learned."""
         return torch.tanh(reward) if self.config.squash_reward else reward
 
     def report(self, batch: Batch) -> Report:
-        """Return how well the model dreams on from replayed sequences, and pictures of it."""
+        """Return how well the model dreams on from replayed sequences, and images of it."""
         return super().report(replace(batch, reward=self.squashed(batch.reward)))
 
     def losses(
@@ -255,8 +256,8 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         """Return the divergence, mostly moving the prior to the posterior (algorithm 2)."""
         c = self.config
         p, q = self.model.rssm.dist(post), self.model.rssm.dist(prior)
-        to_prior = p.detach().kl(q).mean().clamp(min=c.free_nats)
-        to_post = p.kl(q.detach()).mean().clamp(min=c.free_nats)
+        to_prior = world.mean(p.detach().kl(q).mean()).clamp(min=c.free_nats)
+        to_post = world.mean(p.kl(q.detach()).mean()).clamp(min=c.free_nats)
         return c.kl_balance * to_prior + (1 - c.kl_balance) * to_post
 
     def learn_actor_critic(self, start: Latent, is_terminal: Bool[Tensor, " n"]) -> Metrics:
@@ -320,7 +321,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         return loss, entropies
 
     def critic_loss(self, dream: Dream) -> Float[Tensor, ""]:
-        """Return how far values are from targets (eq. 5), where the dream still goes on."""
+        """Return how far values are from targets (eq. 5), where the dream still continues."""
         value = self.critic(dream.feature[:, :-1].detach())
         error = self.critic.loss(value, dream.target.detach())
         return (dream.weight[:, :-1] * error).mean()

@@ -17,6 +17,7 @@ from dreamlab.components import HOME
 from dreamlab.components.policies import acting
 from dreamlab.components.policies.chunks import Chunks, chunks
 from dreamlab.components.policies.protocol import Policy
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.optim import optimizer_field
 from dreamlab.core.phase import Phase
@@ -49,7 +50,7 @@ class Imitation(Workflow[ImitationConfig]):
         return acting.initial_state(self.policy, self.spec, num_envs, self.device)
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Go on with the chunk of actions, or sample the next one."""
+        """Continue the chunk of actions, or sample the next one."""
         return acting.act(self.policy, obs, is_first, state, mode)
 
     @hook
@@ -61,6 +62,6 @@ class Imitation(Workflow[ImitationConfig]):
     def learn(self, rows: Chunks) -> Metrics:
         """Take the step; rows without an action do not count."""
         each = self.policy.loss(rows.obs, self.policy.flat(rows.action))
-        loss = (each * rows.valid).sum() / rows.valid.sum().clamp(min=1)
+        loss = (each * rows.valid).sum() / world.mean(rows.valid.sum()).clamp(min=1)
         norm = self.opt.step(loss)
         return {"loss": loss.detach(), "grad_norm": norm}

@@ -31,7 +31,7 @@ class IQLConfig:
     """Numbers of the paper's locomotion tasks."""
 
     policy: Part = part("gaussian", HOME, Policy)
-    """Any that learns by a loss of its own: `gaussian`, `diffusion`, `autoregressive`, ..."""
+    """Any that learns by its own loss: `gaussian`, `diffusion`, `autoregressive`, ..."""
     critic: ImplicitConfig = field(default_factory=ImplicitConfig)
     beta: NonNegative = 3.0
     """How much an advantage counts; 0 imitates everything alike."""

@@ -36,7 +36,7 @@ class MPCConfig:
     planner: Part = part("cem", PLANNERS, Planner, horizon=20, iterations=5, samples=400, elites=40)
     """What searches for actions: `cem`, `mppi`, `cma_es`, `random_shooting`."""
     warm_start: bool = True
-    """Begin a search where the last one ended, one step later."""
+    """Start a search where the last one ended, one step later."""
     noise: NonNegative = 0.0
     """Deviation of what is added to actions in training."""
     optimizer: Part = optimizer_field("adam", lr=1e-3)

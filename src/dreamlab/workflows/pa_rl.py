@@ -62,7 +62,7 @@ class PARLConfig:
     """Numbers of the original's tasks from states; its values are `hl_gauss` of their range."""
 
     policy: Part = part("gaussian", HOME, Policy)
-    """Any that samples and learns by a loss of its own."""
+    """Any that samples and learns by its own loss."""
     critic: QConfig = field(default_factory=_critics)
     conservative: ConservativeConfig = field(default_factory=_conservative)
     improve: ActionOptimizerConfig = field(default_factory=ActionOptimizerConfig)
@@ -75,15 +75,15 @@ class PARLConfig:
     policy_optimizer: Part = optimizer_field("adam", lr=5e-5)
     """Of the policy while it imitates improved actions."""
     policy_tau: SomeShare = 0.01
-    """How far the policy that is asked for actions moves towards the one that learns."""
+    """How far the acting policy moves towards the trained one."""
     restart_critic: bool = True
-    """Forget the steps of the critics' optimizer where learning goes on online."""
+    """Forget the steps of the critics' optimizer where learning continues online."""
     gamma: Share = 0.99
     tau: SomeShare = 0.005
 
 
 class PARL(ChunkActor[PARLConfig]):
-    """A policy that imitates what a critic makes of its own proposals."""
+    """A policy that imitates its own proposals, improved by a critic."""
 
     Config = PARLConfig
     plans: ClassVar[bool] = True
@@ -140,7 +140,7 @@ class PARL(ChunkActor[PARLConfig]):
         with torch.no_grad():
             z = self.critic.features(obs)
         how = self.config.improve.aggregate
-        # gradients are asked for at actions alone, so that weights need not be taken out first
+        # gradients are requested at actions alone, so that weights need not be taken out first
         score = lambda actions: self.critic.ranked(z, actions, how, learn=True)  # noqa: E731
         drawn = self.proposals(obs, self.config.improve.samples, mode)
         return self.improver.improve(drawn, score, data, climb)
@@ -183,7 +183,7 @@ class PARL(ChunkActor[PARLConfig]):
         return {**metrics, "critic_grad_norm": norm}
 
     def transitions(self, batch: Batch) -> Transitions:
-        """Return what is learnt of windows: chunks of actions and what came of them."""
+        """Return what is learned of windows: chunks of actions and what came of them."""
         return chunk_transitions(batch, self.config.gamma, self.horizon)
 
     @torch.no_grad()

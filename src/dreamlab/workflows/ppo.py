@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.heads import policy_head
+from dreamlab.core import world
 from dreamlab.core.config import Part, optional_part, part
 from dreamlab.core.limits import NonNegative, Positive, PositiveInt, Share
 from dreamlab.core.optim import optimizer_field
@@ -26,6 +27,7 @@ from dreamlab.nn.dists import Dist
 from dreamlab.nn.mlp import chain, linear
 from dreamlab.ops.estimators import ESTIMATORS, Path, ReturnEstimator
 from dreamlab.ops.losses import clipped_surrogate
+from dreamlab.ops.pooled import pooled_mean, pooled_std_mean
 
 
 @dataclass(frozen=True)
@@ -166,15 +168,17 @@ class PPO(Workflow[PPOConfig]):
         samples = self.prepare(batch)
         num = len(samples.action)
         size = max(1, c.minibatch // samples.action.shape[1]) if self.recurrent else c.minibatch
+        # all processes take as many steps, though some may have a few rows more than others
+        pieces = int(world.agree([num])[0]) // (size * world.size())
         history: list[Metrics] = []
         cuts: list[Tensor] = []
         for _ in range(c.epochs):
             # the last rows join the minibatch before them: a remainder of a few would be all noise
-            cuts = [torch.arange(num)] if num < 2 * size else _cut(torch.randperm(num), size)
+            cuts = [torch.arange(num)] if pieces < 2 else _cut(torch.randperm(num), size, pieces)
             for index in cuts:
                 rows = samples if len(cuts) == 1 else samples.rows(index.to(self.device))
                 history.append(self.minibatch(rows, clip, limit))
-            if c.target_kl is not None and history[-1]["kl"] > 1.5 * c.target_kl:
+            if c.target_kl is not None and world.mean(history[-1]["kl"]) > 1.5 * c.target_kl:
                 break
         last = history[-len(cuts) :]
         metrics = {k: torch.stack([m[k] for m in last]).mean() for k in last[0]}
@@ -235,7 +239,7 @@ class PPO(Workflow[PPOConfig]):
             else s.advantage
         )
         change = dist.log_prob(s.action) - s.log_prob
-        mean = (lambda x: x[s.mask].mean()) if self.recurrent else torch.mean
+        mean = (lambda x: pooled_mean(x[s.mask])) if self.recurrent else pooled_mean
         policy_loss = -mean(clipped_surrogate(change, advantage, clip))
         value_loss = mean(_value_error(value, s, limit))
         loss = policy_loss + c.value_coef * value_loss
@@ -250,7 +254,7 @@ class PPO(Workflow[PPOConfig]):
 
     @torch.no_grad()
     def diagnose(self, s: Samples) -> Metrics:
-        """Return what tells a healthy run from a sick one."""
+        """Return diagnostics of the update."""
         target, value = s.target[s.mask], s.value[s.mask]
         explained = 1 - (target - value).var() / target.var().clamp(min=1e-8)
         return {
@@ -271,10 +275,11 @@ def _value_error(
     return torch.max(error, (near - s.target).square())
 
 
-def _cut(order: Int[Tensor, " n"], size: int) -> list[Int[Tensor, " _"]]:
-    """Return consecutive pieces of at least `size`."""
-    num = len(order) // size
-    return list(order.tensor_split([size * i for i in range(1, num)]))
+def _cut(order: Int[Tensor, " n"], size: int, pieces: int) -> list[Int[Tensor, " _"]]:
+    """Return consecutive pieces of at least `size`; of several processes, pieces of its rows."""
+    if world.size() > 1:
+        return list(order.tensor_split(pieces))
+    return list(order.tensor_split([size * i for i in range(1, pieces)]))
 
 
 def _flatten(s: Samples) -> Samples:
@@ -286,5 +291,5 @@ def _flatten(s: Samples) -> Samples:
 
 
 def _standardise(x: Float[Tensor, "*b"], mask: Bool[Tensor, "*b"] | None) -> Float[Tensor, "*b"]:
-    std, mean = torch.std_mean(x if mask is None else x[mask])
+    std, mean = pooled_std_mean(x if mask is None else x[mask])
     return (x - mean) / (std + 1e-8)

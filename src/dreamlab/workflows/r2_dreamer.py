@@ -1,4 +1,4 @@
-"""R2-Dreamer (ICLR 2026): DreamerV3 whose states are not learnt by reconstruction.
+"""R2-Dreamer (ICLR 2026): DreamerV3 whose states are not learned by reconstruction.
 
 The world model is `components.world_models.redundancy`; all else is DreamerV3's.
 """

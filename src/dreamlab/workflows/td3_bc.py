@@ -19,6 +19,7 @@ from dreamlab.components.critics.q_function import QConfig, QFunction
 from dreamlab.components.critics.transitions import Transitions, chunk_transitions
 from dreamlab.components.encoder import Encoder, EncoderConfig
 from dreamlab.components.policies.chunk_actor import ChunkActor
+from dreamlab.core import world
 from dreamlab.core.config import Part
 from dreamlab.core.limits import NonNegative, Positive, PositiveInt, Share, SomeShare, Width
 from dreamlab.core.optim import optimizer_field
@@ -146,6 +147,6 @@ class TD3BC(ChunkActor[TD3BCConfig]):
         with torch.no_grad():
             z = self.critic.features(t.obs)
         q = self.critic.values(z, action)[0]
-        scale = c.alpha / q.detach().abs().mean().clamp(min=1e-6)
+        scale = c.alpha / world.mean(q.detach().abs().mean()).clamp(min=1e-6)
         distance = mse_loss(action, t.action[:, 0])
         return -scale * q.mean() + c.imitation * distance, distance.detach()

@@ -1,7 +1,7 @@
 """TD-MPC, the first version (Hansen et al. 2022, arXiv:2203.04955), from vectors.
 
 Plain MLPs, two critics that learn numbers, a deterministic policy, a target of the whole model, and
-prioritised windows; plans are longer than TD-MPC2's and grow to their length.
+prioritized windows; plans are longer than TD-MPC2's and grow to their length.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TDMPCConfig(PlainModelConfig):
 
 
 def critic(in_dim: int, hidden: int) -> nn.Sequential:
-    """Return one of the two critics; it begins at 0."""
+    """Return one of the two critics; it starts at 0."""
     first, middle = linear(in_dim, hidden, 1.0), linear(hidden, hidden, 1.0)
     last = linear(hidden, 1, 1.0)
     nn.init.zeros_(last.weight)
@@ -149,7 +149,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
 
     @property
     def grown(self) -> float:
-        """Return how much of the annealing is over."""
+        """Return the progress of the annealing."""
         return min(1.0, self.updates.value / self.config.anneal_updates)
 
     @property
@@ -186,7 +186,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
         else:
             action = self.policy_action(z, noise.action if mode.samples else None)
         after = {"mean": mean}
-        if not fixed:  # the dream of a run begins where it was
+        if not fixed:  # the dream of a run starts where it was
             seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
             after |= seen._asdict()
         return Decision(action.unflatten(-1, self.spec.action.shape), after)

@@ -1,9 +1,9 @@
 """TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828): plan in the latents of a model without a decoder.
 
 One update: windows of H + 1 steps of one episode are encoded; from the first latent the dynamics
-go on by themselves, and must arrive where the encoder does. Rewards and values are learnt on the
-latents so predicted, a policy prior on the values. Acting is a search (MPPI) over H actions, helped
-by plans of the policy, whose last state is valued by the critics.
+continue by themselves, and must arrive where the encoder does. Rewards and values are learned on
+the latents so predicted, a policy prior on the values. Acting is a search (MPPI) over H actions,
+helped by plans of the policy, whose last state is valued by the critics.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             centre, std, mean = torch.tanh(middle), log_std.exp(), state["mean"]
             action = torch.tanh(middle + std * noise.action) if mode.samples else centre
         after = {"mean": mean}
-        if not fixed:  # the dream of a run begins where it was
+        if not fixed:  # the dream of a run starts where it was
             seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
             after |= seen._asdict()
         action = action.unflatten(-1, self.spec.action.shape)
@@ -242,7 +242,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         gains = torch.cat([reward, value[None]])
         powers = torch.arange(gains.shape[0], device=gains.device)[:, None, None]
         gains = gains * gamma**powers
-        if model.termination is not None:  # nothing counts once it is over
+        if model.termination is not None:  # nothing counts once it has ended
             ahead = torch.cat([before[1:], end[None]])
             going = torch.cumprod((model.ends(ahead, task) <= 0).float(), 0)
             gains = torch.cat([gains[:1], gains[1:] * going])

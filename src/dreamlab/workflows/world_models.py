@@ -21,6 +21,7 @@ from dreamlab.components.world_models.protocol import map_latent
 from dreamlab.components.world_models.vae import Code, VAEConfig, vae_losses
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import check_range
+from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Positive, PositiveInt
@@ -50,7 +51,7 @@ class DreamConfig:
     temperature: Positive = 1.15
     """Above 1 dreams are more uncertain than what was seen, which leaves less to exploit."""
     horizon: PositiveInt = 1_000
-    """Steps after which a dream is over, if nothing ends it."""
+    """Steps after which a dream has ended, if nothing ends it."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,9 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return Decision(action, self.pack_state(latent, action), self.codes(code))
 
     def candidates_of(self, num: int) -> Int[Tensor, " {num}"]:
-        """Return which candidate each of so many environments plays now."""
-        population = self.evolution.candidates.shape[0]
-        return (self.turn + torch.arange(num, device=self.turn.device)) % population
+        """Return which candidate each of so many environments of this process plays now."""
+        population, first = self.evolution.candidates.shape[0], world.rank() * num
+        return (self.turn + first + torch.arange(num, device=self.turn.device)) % population
 
     def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
         """Return the actions of the search's mean."""
@@ -160,7 +161,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return torch.cat([latent.z, *memory], -1)
 
     def codes(self, code: Code) -> dict[str, Shaped[Tensor, " ..."]]:
-        """Return what is stored of a step: its code, and how far V had learnt."""
+        """Return what is stored of a step: its code, and how far V had learned."""
         age = self.seen.expand(code.mean.shape[:-1]).to(torch.int32)
         return {"mean": code.mean, "logvar": code.logvar, "seen": age}
 
@@ -188,7 +189,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
 
     @hook
     def update_mdn(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take one gradient step on M with stored codes, drawn anew from what describes them."""
+        """Take one gradient step on M with stored codes, drawn again from what describes them."""
         target = Target(batch.reward, batch.is_first, batch.is_terminal)
         losses = self.model.mdn_losses(self.stored(batch), batch.action, target)
         scales = {"reward": self.config.mdn.reward_scale}
@@ -218,7 +219,8 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         Once every candidate was measured often enough, the search moves on.
         """
         returns = first_returns(batch)
-        who = self.candidates_of(returns.shape[0])
+        who = world.gathered(self.candidates_of(returns.shape[0]))
+        returns = world.gathered(returns)
         self.total.index_add_(0, who, returns)
         self.played.index_add_(0, who, torch.ones_like(who))
         self.turn += returns.shape[0]
@@ -230,7 +232,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
     @hook
     @torch.no_grad()
     def update_controller_in_dream(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Measure every candidate in dreams that go on where windows of the batch end."""
+        """Measure every candidate in dreams that continue where windows of the batch end."""
         if not (self.config.mdn.reward or self.config.mdn.done):
             raise ConfigError(
                 f"phase {phase.name!r}: a dream that predicts neither reward nor end tells "
@@ -239,10 +241,10 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         start, awake = self.dream_starts(batch)
         returns = self.dream_returns(start, awake)
         lengths = torch.tensor(float(returns.numel()))
-        return self._evolve(returns.mean(1), lengths)
+        return self._evolve(world.mean(returns.mean(1)), world.total(lengths))
 
     def dream_starts(self, batch: Batch) -> tuple[Latent, Bool[Tensor, " k"]]:
-        """Return states to dream from, one per rollout, and which of them can go on."""
+        """Return states to dream from, one per rollout, and which of them can continue."""
         k, z = self.config.controller.rollouts, self.stored(batch)
         rows = torch.arange(k, device=z.device) % z.shape[0]
         led = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)

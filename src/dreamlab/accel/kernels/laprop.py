@@ -1,8 +1,8 @@
 """Triton kernels of `accel.fused_laprop`: all parameters in three launches.
 
 Parameters lie one after another in one array, cut into chunks that never cross from one parameter
-to the next. `owner` names each chunk's parameter, `first` where the chunk begins, `size` its
-length, `place` where its gradients begin. Gradients of lower precision have an array of their own.
+to the next. `owner` names each chunk's parameter, `first` where the chunk starts, `size` its
+length, `place` where its gradients start. Gradients of lower precision have their own array.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A batch of 16 rows is one tile, so a kernel's time is that of reading its weights once, and of
 waiting for what it reads: loads stand before what uses them, and weights come with the numbers of
-a sum side by side. Normalising is done by whoever reads the numbers next, from sums of squares: no
+a sum side by side. Normalizing is done by whoever reads the numbers next, from sums of squares: no
 kernel waits for a whole row.
 Letters: b rows, d memory, g blocks of w = d / g, u hidden units, s choices of c classes, z = s c.
 """

@@ -19,7 +19,7 @@ def silu_slope(y):
 
 @triton.jit
 def unit_act_back(dx, p, inv, scale):
-    """Return the gradient before the activation and the normalised number."""
+    """Return the gradient before the activation and the normalized number."""
     unit = p.to(tl.float32) * inv[:, None]
     return dx.to(tl.float32) * silu_slope(unit * scale[None, :]), unit
 
@@ -46,7 +46,7 @@ def mean_product(
     dx_ptr, first: tl.constexpr, p_ptr, scale_ptr, inv, m, u: tl.constexpr, rows,
     SPLIT: tl.constexpr, BU: tl.constexpr,
 ):  # fmt: skip
-    """Return the mean over a row of gradient times normalised number, for the norm's gradient."""
+    """Return the mean over a row of gradient times normalized number, for the norm's gradient."""
     ku = tl.arange(0, BU)
     total = tl.zeros([ROWS], tl.float32)
     for k in range(0, u, BU):
@@ -152,7 +152,7 @@ def gates_back_kernel(
     dgate_ptr, w_ptr, q_ptr, inv_ptr, scale_ptr, dy_ptr, part_ptr, rows, d: tl.constexpr,
     w: tl.constexpr, parts: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """From the gates back to the hidden layer's activation, and a share of its row's product."""
+    """From the gates back to the hidden layer's activation, and a fraction of its row's product."""
     pid = tl.program_id(0)
     tiles = w // BN
     g, n = pid // tiles, (pid % tiles) * BN + tl.arange(0, BN)

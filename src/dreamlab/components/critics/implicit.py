@@ -33,7 +33,7 @@ class ImplicitConfig:
 
 
 class Value(nn.Module):
-    """V(s), with an encoder of its own."""
+    """V(s), with its own encoder."""
 
     def __init__(self, config: QConfig, spec: Spec) -> None:
         super().__init__()

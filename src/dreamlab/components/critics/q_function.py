@@ -33,11 +33,11 @@ class QConfig:
     hidden: tuple[Width, ...] = (256, 256)
     act: Act = "relu"
     norm: bool = False
-    """Normalise each hidden layer."""
+    """Normalize each hidden layer."""
     readout: Part = part("mse", HOME, Readout)
     """What outputs stand for: `mse`, `huber`, `two_hot`, `hl_gauss`, `c51`, `quantile`."""
     subset: PositiveInt | None = None
-    """Critics that a target asks, drawn anew for each update (REDQ); None: all."""
+    """Critics that a target asks, drawn again for each update (REDQ); None: all."""
     replacement: bool = False
     """Draw them with replacement."""
     target: Aggregate = "min"

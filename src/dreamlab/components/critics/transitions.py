@@ -62,7 +62,7 @@ def chunk_transitions(batch: Batch, gamma: float, horizon: int) -> Transitions:
     """Return the transition of each window with its action as a chunk [b, h, a].
 
     With a horizon above 1 the window is what the chunk covers, h + 1 steps. Where the episode ends
-    earlier, its last action is repeated: nobody was asked for what would have come.
+    earlier, its last action is repeated: what would have come is unknown.
     """
     if horizon > 1 and batch.reward.shape[1] != horizon + 1:
         raise ConfigError(
@@ -81,7 +81,7 @@ def chunk_transitions(batch: Batch, gamma: float, horizon: int) -> Transitions:
 
 
 def return_to_go(batch: Batch) -> Float[Tensor, " b"]:
-    """Return the discounted return from each window's first step on, as the source told it."""
+    """Return the discounted return from each window's first step on, as given by the source."""
     if MC_RETURN not in batch.extras:
         raise ConfigError(
             "workflow: a calibrated critic needs the discounted return to go of every step, and "

@@ -11,7 +11,7 @@ from dreamlab.ops.even_bins import EvenBins
 
 
 class TwoHotCritics(EnsembleNormedMLP):
-    """`num` critics; each says how likely a value is in which bin. They begin at 0."""
+    """`num` critics; each says how likely a value is in which bin. They start at 0."""
 
     bins: Float[Tensor, " n"]
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dreamlab.core import world
 from dreamlab.core.limits import Depth, Range, Width
 from dreamlab.nn.ensemble import EnsembleMLP
 
@@ -25,7 +26,7 @@ class EnsembleConfig:
 class LatentEnsemble(nn.Module):
     """Guesses of what follows a state and an action.
 
-    Where data was plenty all have learnt the same; elsewhere each is still as it began.
+    Where data was plenty all have learned the same; elsewhere each is still as it started.
     """
 
     def __init__(
@@ -77,6 +78,6 @@ class Magnitude(nn.Module):
     @torch.no_grad()
     def forward(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Take note of `x` and return it with a size of about 1."""
-        self.mean.lerp_(x.abs().mean(), self.rate)
+        self.mean.lerp_(world.mean(x.abs().mean()), self.rate)
         self.share.lerp_(torch.ones_like(self.share), self.rate)
         return x * (self.share / self.mean.clamp(min=1e-12))

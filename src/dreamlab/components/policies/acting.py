@@ -34,7 +34,7 @@ def initial_state(policy: Policy, spec: Spec, rows: int, device: torch.device) -
 
 
 def remembers(policy: Policy) -> bool:
-    """Tell whether a decision depends on earlier steps."""
+    """Return whether a decision depends on earlier steps."""
     return policy.obs_steps > 1 or policy.execute > 1
 
 
@@ -43,7 +43,7 @@ def act(
 ) -> Decision:
     """Return the next action of every environment; `how` goes to the policy's `sample`.
 
-    An environment plans when its chunk is done or its episode begins, each by itself.
+    An environment plans when its chunk is done or its episode starts, each by itself.
     """
     if not remembers(policy):
         now = tree_map(lambda x: x[:, None], obs)

@@ -35,7 +35,7 @@ class ChunkActor(Workflow[C]):
         return {"rest": rest, "left": torch.zeros(num_envs, device=self.device)}
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Go on with the chunk, or begin a new one where it is over or the episode is new."""
+        """Continue the chunk, or start a new one where it has ended or the episode is new."""
         if self.horizon == 1:
             return Decision(self._shaped(self.chunk(obs, mode)[:, 0]))
         fresh, plan = is_first | (state["left"] < 1), state["rest"]

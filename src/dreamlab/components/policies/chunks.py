@@ -29,7 +29,7 @@ def chunks(batch: Batch, obs_steps: int, horizon: int) -> Chunks:
     step      0    1    2 last  3 first  4      obs_steps = 2, horizon = 4
     row 0     o0   o1                           now is step 1
               a0   a1   a1    a1                what is beyond the episode repeats its edge
-    row 2          (o3) o3                      a row that begins at step 2: now is step 3
+    row 2          (o3) o3                      a row that starts at step 2: now is step 3
                         a3    a3    a4   ...
 
     The action of an episode's last step is nobody's: it counts as beyond.

@@ -1,4 +1,4 @@
-"""Flow-matching policy (Lipman et al. 2023): actions flow from noise along a learnt velocity."""
+"""Flow-matching policy (Lipman et al. 2023): actions flow from noise along a learned velocity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dreamlab.ops.diffusion import euler_step, flow_path, noisy_times, rk4_step
 
 @dataclass(frozen=True)
 class FlowConfig(GenerativeConfig):
-    """Which times are learnt, and how a flow is followed."""
+    """Which times are learned, and how a flow is followed."""
 
     times: Literal["noisy", "uniform"] = "noisy"
     """`noisy` learns more about the beginning: 0.999 (1 - Beta(1.5, 1))."""

@@ -15,7 +15,7 @@ from dreamlab.nn.dists import Gaussian, TanhGaussian
 from dreamlab.nn.mlp import MLP, Act, MLPConfig
 
 INSIDE = 1 - 1e-5
-"""Largest action that is learnt from: beyond it the squashed density has no bound."""
+"""Largest action that is learned from: beyond it the squashed density has no bound."""
 
 
 @dataclass(frozen=True)

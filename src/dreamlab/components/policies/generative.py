@@ -1,4 +1,4 @@
-"""What diffusion and flow policies share: a denoiser, the noise they begin with, and guidance."""
+"""What diffusion and flow policies share: a denoiser, the noise they start with, and guidance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GenerativeConfig(PolicyConfig):
     net: Part = part("resnet_mlp", kind=Denoiser)
     """`resnet_mlp` for single actions; `unet1d` or `denoising_transformer` for chunks."""
     drop_cond: Decay = 0.0
-    """Share of rows that are learnt without their observations, for classifier-free guidance."""
+    """Share of rows that are learned without their observations, for classifier-free guidance."""
     cond_scale: NonNegative = 0.0
     """By how much samples follow the observations more than they were taught (Ho & Salimans 2022).
     """
@@ -76,7 +76,7 @@ class Estimate:
 class GenerativePolicy(Policy):
     """Makes actions of noise. Evaluation samples too: there is no mode to be had cheaply.
 
-    What is fixed begins with one noise that was drawn when the policy was made, and adds none.
+    What is fixed starts with one noise that was drawn when the policy was made, and adds none.
     """
 
     fixed_noise: Float[Tensor, "h a"]
@@ -104,7 +104,7 @@ class GenerativePolicy(Policy):
     ) -> Float[Tensor, "b {n} h a"]:
         """Return what `noise`, or new noise, becomes; gradients flow through every step.
 
-        No gradient flows through guided samples: they are to act with or to be learnt from.
+        No gradient flows through guided samples: they are to act with or to be learned from.
         """
         cond = self.encode(obs).repeat_interleave(n, 0)
         x = self.first(cond.shape[0], mode) if noise is None else noise.flatten(0, 1)
@@ -113,7 +113,7 @@ class GenerativePolicy(Policy):
         return out.clamp(-1, 1).unflatten(0, (-1, n))
 
     def first(self, rows: int, mode: Mode) -> Float[Tensor, "{rows} h a"]:
-        """Return the noise that samples begin with."""
+        """Return the noise that samples start with."""
         fixed = self.fixed_noise.expand(rows, -1, -1)
         return fixed if mode is Mode.FIXED else torch.randn_like(fixed)
 
@@ -133,7 +133,7 @@ class GenerativePolicy(Policy):
         return self.estimate(obs, action).loss
 
     def learnt_cond(self, obs: Obs) -> Float[Tensor, "b t d"]:
-        """Return the conditions to learn with: some rows without, if that was asked for."""
+        """Return the conditions to learn with: some rows without, if that was requested."""
         cond = self.encode(obs)
         if not self.drop_cond:
             return cond

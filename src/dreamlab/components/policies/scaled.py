@@ -1,4 +1,4 @@
-"""A diffusion policy that keeps the normalisation of its data: LeRobot's checkpoints come so."""
+"""A diffusion policy that keeps the normalization of its data: LeRobot's checkpoints come so."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ScaledDiffusionPolicy(DiffusionPolicy):
         guidance: Guidance | None = None,
         noise: Float[Tensor, "b {n} h a"] | None = None,
     ) -> Float[Tensor, "b {n} h a"]:
-        """Return actions in the data's units; a guidance sees them normalised."""
+        """Return actions in the data's units; a guidance sees them normalized."""
         out = super().sample(obs, n, mode=mode, guidance=guidance, noise=noise)
         return self.action_scale.inverse(out)
 

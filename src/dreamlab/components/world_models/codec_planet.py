@@ -31,7 +31,7 @@ class PlaNetCodecConfig:
     act: ActKind = "elu"
     conv_act: ActKind = "relu"
     bits: Annotated[int, Range(1, 8)] = 8
-    """Bits of each colour that are kept."""
+    """Bits of each color that are kept."""
     symlog: bool = False
     """Compress the numbers of vectors, which the originals leave as they are."""
 

@@ -1,8 +1,8 @@
-"""A latent world that tells what actions are worth and whether they are what leads where they lead.
+"""A latent world model that predicts values of actions and whether they are controllable.
 
 TD-MPC2's encoder, dynamics and reward, with a value of latents and an inverse model that names the
 action between two of them. An action that the inverse model cannot recover from its own predicted
-effect is off the data, or has no effect to be controlled. RIC asks for both.
+effect is off the data, or has no effect to be controlled. RIC requires both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dreamlab.components.world_models.latent_mlp import LatentModel, LatentModelConfig
+from dreamlab.core import world
 from dreamlab.core.limits import NonNegative, PositiveInt, SomeShare
 from dreamlab.core.types import Batch, Metrics, Obs, Spec
 from dreamlab.nn.normed import NormedMLP
@@ -123,4 +124,4 @@ class ControllableWorld(nn.Module):
 
 
 def _mean(x: Float[Tensor, "b h"], weight: Float[Tensor, "b h"]) -> Float[Tensor, ""]:
-    return (x * weight).sum() / weight.sum().clamp(min=1.0)
+    return (x * weight).sum() / world.mean(weight.sum()).clamp(min=1.0)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from dreamlab.components import HOME
 from dreamlab.components.rewards import RewardFunction
 from dreamlab.components.world_models.protocol import Policy, roll_out
+from dreamlab.core import world
 from dreamlab.core.config import Part, optional_part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Depth, NonNegative, PositiveInt, Range, Share, Width
@@ -182,7 +183,7 @@ class DynamicsEnsemble(nn.Module):
         horizon: int,
         noise: Float[Tensor, "{horizon} n p k"] | None = None,
     ) -> tuple[Cloud, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Go on from clouds [n, ...]; see `roll_out`."""
+        """Continue from clouds [n, ...]; see `roll_out`."""
         num, device = start.particles.shape[0], start.particles.device
         noise = self.noise(horizon, num, device=device) if noise is None else noise
 
@@ -216,7 +217,7 @@ class DynamicsEnsemble(nn.Module):
         self.leave.watch(change, weight)
 
     def losses(self, batch: Batch) -> dict[str, Float[Tensor, ""]]:
-        """Return the loss of the networks; each learns from a share of the batch of its own."""
+        """Return the loss of the networks; each trains on its own part of the batch."""
         m = self.config.members
         x, change, weight = self._transitions(batch)
         rows = x.shape[0] // m
@@ -229,7 +230,7 @@ class DynamicsEnsemble(nn.Module):
         mean, logvar = self.describe(mine(x))
         error = (mean - self.leave(mine(change))).square()
         weight = mine(weight)
-        weight = weight / weight.sum().clamp(min=1)
+        weight = weight / world.mean(weight.sum()).clamp(min=1)
         if logvar is None:
             return {"dynamics": (0.5 * error.sum(-1) * weight).sum()}
         likelihood = 0.5 * (error * torch.exp(-logvar) + logvar + math.log(2 * math.pi))

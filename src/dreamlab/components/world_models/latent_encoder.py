@@ -27,7 +27,7 @@ class LatentEncoderConfig:
     latent_dim: Width = 512
     """Numbers of a latent; with images it is what the convolutions give: 512 of 64x64."""
     simnorm_dim: Width = 8
-    """Numbers of a latent that add up to 1."""
+    """Numbers of a latent that sum to 1."""
     enc_dim: Width = 256
     enc_layers: Annotated[int, Range(1, 1_000)] = 2
     """Layers of the encoder of vectors, its last one included; at least one is hidden."""
@@ -120,7 +120,7 @@ class LatentEncoder(nn.Module):
         task: Float[Tensor, "*b e"] | None = None,
         shift: Int[Tensor, "*b 2"] | None = None,
     ) -> Float[Tensor, "*b d"]:
-        """Return latents; `task` tells vectors which task it is."""
+        """Return latents; `task` conditions vectors on the task."""
         if self.image is not None:
             return self.net(obs[self.image], shift)
         parts = [flat_obs(obs[k], s) for k, s in self.obs.items()]

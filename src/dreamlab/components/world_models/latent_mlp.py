@@ -22,7 +22,7 @@ from dreamlab.nn.normed import NormedMLP, SimNorm
 from dreamlab.ops.even_bins import EvenBins
 
 TASK = "task"
-"""The observation that tells which of several tasks it is."""
+"""The observation with the task index."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LatentModelConfig(LatentEncoderConfig):
     mlp_dim: Width = 512
     """Of the hidden layers of everything behind the encoder."""
     task_dim: Width = 96
-    """Numbers that tell a task, where there are several."""
+    """Size of a task embedding, if there are several tasks."""
     bins: EvenBins = field(default_factory=EvenBins)
     """Of rewards and values."""
     episodic: bool = False
@@ -46,7 +46,7 @@ class TaskLatent(NamedTuple):
     task: Int[Tensor, "*b"]
     reward: Float[Tensor, "*b"]
     cont: Float[Tensor, "*b"]
-    """The discount, times the chance that the episode goes on."""
+    """The discount, times the chance that the episode continues."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class LatentModel(nn.Module):
         z: Float[Tensor, "*b d"],
         action: Float[Tensor, "*b a"] | None = None,
     ) -> Float[Tensor, "*b k"]:
-        """Return a state, what tells its task, and an action if there is one, end to end."""
+        """Return a state, its task embedding, and an action if given, concatenated."""
         parts = [z]
         if self.tasks is not None:
             known = self.tasks(task)
@@ -140,7 +140,7 @@ class LatentModel(nn.Module):
 
     @torch.no_grad()
     def limit_tasks(self) -> None:
-        """Shorten what tells a task to 1, where it is longer.
+        """Limit the norm of task embeddings to 1.
 
         The original does so in every forward pass; a captured graph must not.
         """
@@ -177,7 +177,7 @@ class LatentModel(nn.Module):
         return Followed(TaskLatent(z, task, reward, self.goes_on(z, task)))
 
     def goes_on(self, z: Float[Tensor, "*b d"], task: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the discount times the chance that episodes go on."""
+        """Return the discount times the chance that episodes continue."""
         discount = F.embedding(task, self.discounts[:, None])[..., 0]
         return (
             discount if self.termination is None else discount * torch.sigmoid(-self.ends(z, task))
@@ -197,7 +197,7 @@ class LatentModel(nn.Module):
         horizon: int,
         noise: Float[Tensor, "h ..."] | None = None,
     ) -> tuple[TaskLatent, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Go on from latents; there is no chance in it, whatever the noise."""
+        """Continue from latents; there is no chance in it, whatever the noise."""
 
         def advance(
             latent: TaskLatent, chance: Float[Tensor, " ..."]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from dreamlab.components.world_models.codec import one_hot, width
 from dreamlab.components.world_models.protocol import Policy, roll_out
 from dreamlab.components.world_models.vae import Code, VAEConfig, make_vae
+from dreamlab.core import world
 from dreamlab.core.limits import NonNegative, Positive, Width
 from dreamlab.core.types import ArraySpec, Mode, Obs, Spec, Tree
 from dreamlab.nn.init import glorot
@@ -30,9 +31,9 @@ class MDNConfig:
     reward: bool = True
     """Predict the reward. Without it every step of a dream is worth 1, as in the paper's Doom."""
     done: bool = True
-    """Predict the end of an episode. Without it a dream goes on to its horizon."""
+    """Predict the end of an episode. Without it a dream continues to its horizon."""
     done_weight: Positive = 10.0
-    """How much more an end counts in the loss than a step that goes on."""
+    """How much more an end counts in the loss than a step that continues."""
     reward_scale: NonNegative = 1.0
 
 
@@ -80,7 +81,7 @@ class Posterior(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What is told of windows [b, t] beside codes and actions."""
+    """Flags of windows [b, t], beside codes and actions."""
 
     reward: Float[Tensor, "b t"]
     is_first: Bool[Tensor, "b t"]
@@ -236,14 +237,14 @@ class VMModel(nn.Module):
     ) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of predicting each step of a window but the first.
 
-        `action` is the one taken from each step; where a new episode begins there is nothing to
+        `action` is the one taken from each step; where a new episode starts there is nothing to
         predict.
         """
         entering = torch.cat([z, self.embed(action)], -1)[:, :-1]
         start = self.initial(z.shape[0], z.device)
         h, _ = self.mdn.lstm(entering, (start.h, start.c), target.is_first[:, :-1])
         seen, weight = self.mdn.predict(h), (~target.is_first[:, 1:]).float()
-        weight = weight / weight.sum().clamp(min=1)
+        weight = weight / world.mean(weight.sum()).clamp(min=1)
         density = mixture_log_prob(seen.mixture, z[:, 1:].float()).mean(-1)
         out = {"mdn": -(weight * density).sum()}
         if seen.reward is not None:
@@ -260,5 +261,5 @@ class VMModel(nn.Module):
 
 
 def _after_first(is_first: Bool[Tensor, "b t"]) -> Bool[Tensor, "b t"]:
-    """Tell which steps follow a first one: the memory that enters there is empty."""
+    """Return which steps follow a first one: their recurrent state is empty."""
     return torch.cat([is_first[:, :1], is_first[:, :-1]], 1)

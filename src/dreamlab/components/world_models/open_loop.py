@@ -21,7 +21,7 @@ from dreamlab.core.types import Array, Curves, Metrics, Obs, Report
 
 HORIZONS = (1, 2, 4, 8, 16, 32)
 BLACK_FRAMES = 10
-"""Between the end of a film and its beginning, where a player repeats it."""
+"""Between the end of a video and its beginning, where a player repeats it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
 
 
 def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> Report:
-    """Return films, curves and numbers of an open-loop prediction of the second half."""
+    """Return videos, curves and numbers of an open-loop prediction of the second half."""
     context = seq.reward.shape[1] // 2
     loop = open_loop(model, seq, context)
     films = {
@@ -90,7 +90,7 @@ def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> R
 
 
 def alive(seq: Sequences, context: int) -> Bool[Tensor, "b h"]:
-    """Tell which dreamt steps, those after `context`, belong to the episode the dream began in."""
+    """Return which imagined steps, those after `context`, belong to the first episode."""
     return torch.cumsum(seq.is_first[:, context:].int(), 1) == 0
 
 

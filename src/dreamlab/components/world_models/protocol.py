@@ -67,7 +67,7 @@ class WorldModel(Protocol):
         horizon: int,
         noise: Float[Tensor, "h ..."] | None = None,
     ) -> tuple[Any, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Go on from latents [n, ...]; return latents and actions [n, horizon + 1].
+        """Continue from latents [n, ...]; return latents and actions [n, horizon + 1].
 
         The first latent is the start; the last action is decided but not carried out.
         """

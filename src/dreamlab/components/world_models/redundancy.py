@@ -12,23 +12,21 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dreamlab.components.world_models.world_model import Posterior, WorldModel, WorldModelConfig
+from dreamlab.core import world
 from dreamlab.core.types import Metrics, Obs, Spec
 from dreamlab.core.workflow import compilable
+from dreamlab.ops.pooled import pooled_standard
 
 
 def redundancy_loss(
     guess: Float[Tensor, "n d"], truth: Float[Tensor, "n d"], off_weight: float
 ) -> Float[Tensor, ""]:
     """Return how far the correlation of two batches is from the identity."""
-    a, b = (_standardised(x.float()) for x in (guess, truth))
-    corr = a.t() @ b / len(a)
+    a, b = (pooled_standard(x.float()) for x in (guess, truth))
+    corr = world.mean(a.t() @ b / len(a))
     on = corr.diagonal()
     off = corr.square().sum() - on.square().sum()
     return (on - 1).square().sum() + off_weight * off
-
-
-def _standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    return (x - x.mean(0)) / (x.std(0) + 1e-8)
 
 
 class RedundancyModel(WorldModel):

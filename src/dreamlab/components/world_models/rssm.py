@@ -46,7 +46,7 @@ class Latent(NamedTuple):
         return Latent(self.deter.flatten(0, 1), self.stoch.flatten(0, 1))
 
     def masked(self, keep: Float[Tensor, "*b 1"]) -> Latent:
-        """Return zeros where `keep` is 0: the state before an episode begins."""
+        """Return zeros where `keep` is 0: the state before an episode starts."""
         return Latent(self.deter * keep, self.stoch * keep)
 
 

@@ -6,7 +6,7 @@ They differ in the random part of the state (normals, or choices as one-hot) and
 |---|---|---|
 | PlaNet | normals | GRU whose reset gate acts on the memory before its product (Cho et al. 2014) |
 | DreamerV1 | normals | GRU whose reset gate acts on that product |
-| DreamerV2 | choices | GRU with all gates from one product, layer-normalised |
+| DreamerV2 | choices | GRU with all gates from one product, layer-normalized |
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Normals:
 
 
 class Choices(OneHot):
-    """Independent choices without a share of chance."""
+    """Independent categoricals without uniform mixing."""
 
     def __init__(self, logits: Float[Tensor, "*b s c"]) -> None:
         self.log_probs = log_softmax(logits.float())
@@ -109,7 +109,7 @@ class ResetBeforeCell(nn.Module):
 
 
 class LayerNormCell(nn.Module):
-    """A gated unit whose gates come from one layer-normalised product; it starts slow to change."""
+    """A gated unit whose gates come from one layer-normalized product; it starts slow to change."""
 
     def __init__(self, in_dim: int, size: int) -> None:
         super().__init__()

@@ -50,13 +50,13 @@ class WorldModelWorkflow:
         return {**seen, "cont": (seen["cont"] / self.model.discount).clamp(max=1.0)}
 
     def report(self, batch: Batch) -> Report:
-        """Return how well the model dreams on from replayed sequences, and pictures of it."""
+        """Return how well the model dreams on from replayed sequences, and images of it."""
         return open_loop.report(self.model, self.sequences(batch), self.policy, self.model.discount)
 
     def sequences(self, batch: Batch) -> Sequences:
         """Return windows to look at, from the state before anything was seen.
 
-        Every window begins as an episode does, so the action before it does not matter.
+        Every window starts as an episode does, so the action before it does not matter.
         """
         action = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)
         start = self.model.initial(len(action), action.device)

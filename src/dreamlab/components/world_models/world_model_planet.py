@@ -44,7 +44,7 @@ def number_head(**options: Any) -> Any:
 
 
 def cont_head(**options: Any) -> Any:
-    """Declare a field for what predicts whether an episode goes on."""
+    """Declare a field for what predicts whether an episode continues."""
     return part("binary", HOME, ProbabilityHead, **{**dump(HeadConfig()), **options})
 
 
@@ -81,7 +81,7 @@ class PlaNetModelConfig:
     cont: Part | None
     """None: there is no head for continuation, nothing ever ends."""
     gamma: Share
-    """Continuation is learnt with this discount in it."""
+    """Continuation is learned with this discount in it."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class PlaNetModel(nn.Module):
         return roll_out(advance, start, policy, noise)
 
     def predict_discount(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        """Return how much what follows a state counts: gamma times the chance to go on."""
+        """Return how much what follows a state counts: gamma times the chance to continue."""
         if self.cont is None:
             return torch.full_like(feature[..., 0], self.config.gamma)
         return torch.sigmoid(self.cont(feature))

@@ -1,1 +1,1 @@
-"""Data sets of other programs and of our own runs, read into one form and written."""
+"""Datasets of other programs and of our own runs, read into one form and written."""

@@ -1,4 +1,4 @@
-"""Writes a data set that was read, or episodes as they come, in LeRobot's v3.0."""
+"""Writes a dataset that was read, or episodes as they come, in LeRobot's v3.0."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ BLOCK = 64
 
 
 def to_lerobot(data: Dataset, folder: Path, codec: str) -> Path:
-    """Write a data set as LeRobot v3.0; what was observed after the last action is not kept.
+    """Write a dataset as LeRobot v3.0; what was observed after the last action is not kept.
 
-    Videos with a file for each episode are copied, all other pictures encoded.
+    Videos with a file for each episode are copied, all other images encoded.
     """
     features = {
         k: _written(f, data.cameras.get(k)) for k, f in data.features.items() if k not in COUNTERS
@@ -52,7 +52,7 @@ def _written(feature: Feature, camera: Camera | None) -> Feature:
 
 
 def _film(camera: Camera, rows: Array) -> Film | Iterator[Array]:
-    """Return an episode's own video file, which can be copied as it is; else its pictures."""
+    """Return an episode's own video file, which can be copied as it is; else its images."""
     path = camera.file_of(rows) if isinstance(camera, VideoCamera) else None
     if path is None:
         return _pictures(camera, rows)

@@ -1,4 +1,4 @@
-"""Pictures decoded once, into a file that is mapped into memory and that later runs find again."""
+"""Images decoded once, into a file that is mapped into memory and that later runs find again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUFFIX = ".frames"
 
 
 def cache_folder() -> Path:
-    """Return where what was computed from data sets is kept."""
+    """Return where what was computed from datasets is kept."""
     if given := os.environ.get(FOLDER):
         return Path(given)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -39,25 +39,25 @@ class Kept:
 
 
 class Mapped:
-    """Decoded pictures in a file, one for each row of the set."""
+    """Decoded images in a file, one for each row of the set."""
 
     def __init__(self, path: Path, num_rows: int, shape: tuple[int, int, int]) -> None:
         self.shape = shape
         self.data = np.memmap(path, np.uint8, "r", shape=(num_rows, *shape))
 
     def read(self, frames: Array) -> Array:
-        """Copy the pictures out of the file."""
+        """Copy the images out of the file."""
         return np.take(self.data, frames, axis=0)
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
-        """Give every picture."""
+        """Give every image."""
         for row in range(len(self.data)):
             put(np.array([row]), self.data[row : row + 1])
         return {}
 
 
 class Resized:
-    """A camera whose pictures are given at another size, as an environment's are."""
+    """A camera whose images are given at another size, as an environment's are."""
 
     def __init__(self, camera: Camera, size: tuple[int, int]) -> None:
         self.camera = camera
@@ -68,7 +68,7 @@ class Resized:
         return self._resize(self.camera.read(frames))
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
-        """Resize each picture as it comes."""
+        """Resize each image as it comes."""
         return self.camera.in_order(lambda rows, pictures: put(rows, self._resize(pictures)))
 
     def _resize(self, pictures: Array) -> Array:
@@ -86,10 +86,10 @@ class Resized:
 
 
 def keep_frames(data: Dataset, key: str, size: tuple[int, int] | None, most_bytes: int) -> Kept:
-    """Return a camera whose pictures are decoded once and kept, if there is room for them.
+    """Return a camera whose images are decoded once and kept, if there is room for them.
 
-    Files of other sets that were not used for longest make room. Without room, pictures are
-    decoded whenever they are wanted, and that is said.
+    Files of other sets that were not used for longest make room. Without room, images are
+    decoded whenever they are required, and that is said.
     """
     camera = data.camera(key)
     if size is not None and size != camera.shape[:2]:
@@ -112,7 +112,7 @@ def keep_frames(data: Dataset, key: str, size: tuple[int, int] | None, most_byte
 
 
 def _find(path: Path, need: int) -> Broken | None:
-    """Return what is broken in pictures that were decoded before; None if there are none."""
+    """Return what is broken in images that were decoded before; None if there are none."""
     try:
         about = read_json(path.with_suffix(".json"))
         whole = path.stat().st_size == need
@@ -140,7 +140,7 @@ def _decode(camera: Camera, path: Path, num_rows: int) -> Broken:
 
 
 def _no_room(folder: Path, need: int, most_bytes: int) -> str | None:
-    """Make room for pictures; return why there is none, if so."""
+    """Make room for images; return why there is none, if so."""
     gib = 2**30
     if need > most_bytes:
         most = f"cache_bytes allows {most_bytes / gib:.2f}"

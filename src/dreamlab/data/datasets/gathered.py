@@ -1,4 +1,4 @@
-"""Puts episodes, given one by one as arrays, together as a data set."""
+"""Puts episodes, given one by one as arrays, together as a dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FPS = 30.0
 
 @dataclass(frozen=True)
 class Recorded:
-    """One episode: columns [t, ...] by feature, pictures among them, and what was seen at its end.
+    """One episode: columns [t, ...] by feature, images among them, and what was seen at its end.
 
     `finals` is what was observed after the last action, where the format tells.
     """
@@ -49,9 +49,9 @@ class Recorded:
 
 
 class ArrayCamera:
-    """Pictures that are arrays already, in memory or in a file that is read when they are wanted.
+    """Images that are arrays already, in memory or in a file that is read when they are required.
 
-    `parts` holds each episode's pictures [t, h, w, c].
+    `parts` holds each episode's images [t, h, w, c].
     """
 
     def __init__(self, shape: tuple[int, int, int], parts: list[Any]) -> None:
@@ -59,7 +59,7 @@ class ArrayCamera:
         self.starts = np.cumsum([0, *(len(p) for p in parts)])
 
     def read(self, frames: Array) -> Array:
-        """Copy the pictures of these frames."""
+        """Copy the images of these frames."""
         out = np.zeros((len(frames), *self.shape), np.uint8)
         which = np.searchsorted(self.starts, frames, side="right") - 1
         for part in np.unique(which):
@@ -69,19 +69,19 @@ class ArrayCamera:
         return out
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
-        """Give the pictures of one episode after the other."""
+        """Give the images of one episode after the other."""
         for start, part in zip(self.starts, self.parts, strict=False):
             put(np.arange(start, start + len(part)), np.asarray(part[:]))
         return {}
 
 
 def is_picture(dtype: Any, shape: tuple[int, ...]) -> bool:
-    """Tell whether one frame's array is a picture: bytes of height, width, channels."""
+    """Return whether one frame's array is an image: bytes of height, width, channels."""
     return np.dtype(dtype) == np.uint8 and len(shape) == 3 and shape[2] in (1, 3, 4)
 
 
 def observation_name(key: str, picture: bool) -> str:
-    """Return how an observation is called in a data set."""
+    """Return how an observation is called in a dataset."""
     if picture:
         return "observation.image" if key == "image" else f"observation.images.{key}"
     return f"observation.{key}"
@@ -100,7 +100,7 @@ class Origin:
 
 
 def gather(origin: Origin, episodes: Iterable[Recorded], broken: Broken | None = None) -> Dataset:
-    """Return the data set of these episodes; those with a fault are told in `broken`."""
+    """Return the dataset of these episodes; corrupted ones are listed in `broken`."""
     broken = dict(broken or {})
     good: list[Recorded] = []
     for episode in episodes:

@@ -39,12 +39,12 @@ DEMO = re.compile(r"demo_(\d+)")
 
 
 def is_hdf5(place: Path) -> bool:
-    """Tell whether a file is HDF5 by its name."""
+    """Return whether a file is HDF5 by its name."""
     return place.suffix in SUFFIXES and place.is_file()
 
 
 def read_hdf5(path: Path) -> Dataset:
-    """Return the data set of a file, whichever of the styles it has."""
+    """Return the dataset of a file, whichever of the styles it has."""
     h5py = require("h5py", "data")
     try:
         file = h5py.File(path, "r")
@@ -77,7 +77,7 @@ def _read_robomimic(path: Path, file: Any) -> Dataset:
     for index, name in sorted(found.items()):
         try:
             episodes.append(_demo(index, file["data"][name]))
-        except (DataError, OSError, RuntimeError) as error:  # h5py has no errors of its own
+        except (DataError, OSError, RuntimeError) as error:  # h5py raises builtin errors
             broken[index] = f"data/{name}: {error}"
     return gather(_origin(path, file, "robomimic hdf5"), episodes, broken)
 
@@ -106,7 +106,7 @@ def _demo(index: int, demo: Any) -> Recorded:
 
 
 def write_robomimic(data: Dataset, path: Path) -> None:
-    """Write a data set in robomimic's style; pictures are written as arrays."""
+    """Write a dataset in robomimic's style; images are written as arrays."""
     h5py = require("h5py", "data")
     with h5py.File(path, "w") as file:
         file.attrs["fps"] = data.fps
@@ -142,7 +142,7 @@ def _write_observation(demo: Any, data: Dataset, name: str, index: int, rows: Ar
 
 
 def _read_d4rl(path: Path, file: Any) -> Dataset:
-    """Read flat arrays: an episode ends with a terminal or a timeout, or where another begins."""
+    """Read flat arrays: an episode ends with a terminal or a timeout, or where another starts."""
     arrays = {k: file[k][:] for k in ("observations", "actions", "rewards")}
     num = len(arrays["actions"])
     for name in ("terminals", "timeouts", "next_observations"):
@@ -208,7 +208,7 @@ def _d4rl_episode(
 
 
 def write_d4rl(data: Dataset, path: Path) -> None:
-    """Write a data set of one vector as D4RL's flat arrays."""
+    """Write a dataset of one vector as D4RL's flat arrays."""
     h5py = require("h5py", "data")
     names = [n for n in data.features if n.startswith("observation.")]
     if len(names) != 1 or names[0] in data.cameras:

@@ -31,7 +31,7 @@ KNOWN = ("dtype", "shape", "names", "low", "high", "classes")
 
 
 def is_lerobot(place: Path) -> bool:
-    """Tell whether a folder holds a LeRobot data set."""
+    """Return whether a folder holds a LeRobot dataset."""
     return (place / INFO).is_file()
 
 
@@ -75,7 +75,7 @@ class Listing:
 
 
 def read_lerobot(root: Path) -> Dataset:
-    """Return a data set of any version; episodes that cannot be used are told in `broken`."""
+    """Return a dataset of any version; unusable episodes are listed in `broken`."""
     listing = read_listing(root)
     table, good, broken = _read_rows(listing)
     columns = {k: _column(listing, table, k) for k in _plain(listing)}
@@ -157,7 +157,7 @@ def feature_of(node: Any, where: str) -> Feature:
 
 
 def _channels_first(shape: tuple[int, ...], names: Any) -> bool:
-    """Tell whether a picture's shape is channels, height, width, by its names where it has them."""
+    """Return whether an image's shape is channels-first, by its axis names if it has them."""
     if isinstance(names, list) and len(names) == 3:
         return str(names[0]).startswith("channel")
     return shape[0] in (1, 3) and shape[2] not in (1, 3)
@@ -315,7 +315,7 @@ def _camera(
 
 @dataclass(frozen=True)
 class DepthCamera:
-    """A video of distances, which its colours do not tell: it can be left aside, not read."""
+    """A depth video: it can be left aside, not read."""
 
     key: str
     shape: tuple[int, int, int]

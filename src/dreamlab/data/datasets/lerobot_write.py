@@ -1,4 +1,4 @@
-"""Writes a LeRobotDataset v3.0: whole or not at all."""
+"""Writes a LeRobotDataset v3.0, atomically."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Reel:
     """Statistics of copied files; None for encoded ones."""
 
     def end_file(self) -> None:
-        """Begin another file with what comes next."""
+        """Start another file with what comes next."""
         if self.writer is not None:
             self.writer.close()
             self.writer, self.place = None, _Place(self.place.number + 1)
@@ -113,7 +113,7 @@ class LeRobotWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Leave nothing of the set."""
+        """Remove the unfinished dataset."""
         self._end_files()
         shutil.rmtree(self.root, ignore_errors=True)
 
@@ -123,9 +123,9 @@ class LeRobotWriter:
     def add(
         self, columns: Mapping[str, Any], pictures: Mapping[str, Pictures | Film], task: str = ""
     ) -> None:
-        """Append an episode: columns [t, ...] by feature, and a picture of each camera a frame.
+        """Append an episode: columns [t, ...] by feature, and an image of each camera a frame.
 
-        A film is copied as it is.
+        A video is copied as it is.
         """
         length = len(next(iter(columns.values())))
         values = self._values(columns, length, task)
@@ -216,7 +216,7 @@ class LeRobotWriter:
         return self._where(key, first, length)
 
     def _reel(self, key: str) -> _Reel:
-        """Return a camera's files, with a new one begun where the last is large enough."""
+        """Return a camera's files, with a new one started where the last is large enough."""
         reel = self.reels[key]
         if reel.writer is not None and reel.writer.num_bytes > self.recording.video_mb * 2**20:
             reel.end_file()
@@ -231,7 +231,7 @@ class LeRobotWriter:
         return {f"videos/{key}/{k}": v for k, v in where.items()}
 
     def _write_rows(self, values: Mapping[str, Any], length: int) -> None:
-        """Append an episode's rows as a group of their own."""
+        """Append an episode's rows as their own group."""
         pq = require("pyarrow.parquet", "data")
         table = write_cells(values, self.features)
         if self.data_writer is not None and self.data.used > self.recording.data_mb * 2**20:
@@ -335,7 +335,7 @@ def _pandas(name: str | None, column: str, kind: str, numpy: str | None = None) 
 
 
 class _Seen:
-    """Pictures that pass once: checked, counted, and some of them kept for statistics."""
+    """Images that pass once: checked, counted, and some of them kept for statistics."""
 
     def __init__(self, pictures: Pictures, length: int, shape: tuple[int, ...], key: str) -> None:
         self.pictures, self.length, self.shape, self.key = pictures, length, shape, key
@@ -361,7 +361,7 @@ class _Seen:
 
 
 def _pixel_statistics(pictures: list[Array]) -> dict[str, Array]:
-    """Return statistics [c, 1, 1] in [0, 1] over the pixels of pictures, thinned out if large."""
+    """Return statistics [c, 1, 1] in [0, 1] over the pixels of images, thinned out if large."""
     height, width, channels = pictures[0].shape
     thin = max(1, max(height, width) // IMAGE_PIXELS)
     pixels = np.concatenate([p[::thin, ::thin].reshape(-1, channels) for p in pictures]) / 255.0

@@ -1,4 +1,4 @@
-"""Minari data sets, through Minari's own package."""
+"""Minari datasets, through Minari's own package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFIX = "minari:"
 
 
 def read_minari(name: str) -> Dataset:
-    """Return a data set that Minari has on this machine, by its id."""
+    """Return a dataset that Minari has on this machine, by its id."""
     minari = require("minari", "minari")
     try:
         found = minari.load_dataset(name)

@@ -1,4 +1,4 @@
-"""Finds out what kind of data set lies somewhere, and reads it."""
+"""Finds out what kind of dataset lies somewhere, and reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS = (
 
 
 def open_dataset(place: str | Path) -> Dataset:
-    """Return the data set of a folder, a file or a Minari id, whatever its format."""
+    """Return the dataset of a folder, a file or a Minari id, whatever its format."""
     if str(place).startswith(PREFIX):
         return read_minari(str(place).removeprefix(PREFIX))
     path = Path(place)

@@ -1,4 +1,4 @@
-"""Parquet files of a LeRobot set as arrays: columns, tasks, pictures inside of columns."""
+"""Parquet files of a LeRobot set as arrays: columns, tasks, images inside of columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDEX = "__index_level_0__"
 
 
 def read_table(path: Path, without: str = "") -> Any:
-    """Return a parquet file's table; columns that begin with `without` are passed over."""
+    """Return a parquet file's table; columns that start with `without` are passed over."""
     pq = require("pyarrow.parquet", "data")
     if not path.is_file():
         raise DataError(f"{path} does not exist")
@@ -36,7 +36,7 @@ def read_table(path: Path, without: str = "") -> Any:
 def read_whole_groups(path: Path) -> tuple[Any, str]:
     """Return the rows of a file that can be read, and what is wrong with the others.
 
-    Episodes are groups of rows of their own in newer files: one that is damaged takes only itself.
+    Episodes are separate row groups in newer files: one that is corrupted takes only itself.
     """
     pq = require("pyarrow.parquet", "data")
     try:
@@ -106,7 +106,7 @@ def tasks_by_number(named: dict[int, str]) -> list[str]:
 
 
 class EmbeddedCamera:
-    """A camera whose pictures are encoded one by one, in a column of the data."""
+    """A camera whose images are encoded one by one, in a column of the data."""
 
     def __init__(self, key: str, shape: tuple[int, int, int], cells: Any, episode: Array) -> None:
         self.key, self.shape, self.cells, self.episode = key, shape, cells, episode
@@ -114,11 +114,11 @@ class EmbeddedCamera:
         """Folder of images that are stored by path."""
 
     def read(self, frames: Array) -> Array:
-        """Decode the pictures of these frames."""
+        """Decode the images of these frames."""
         return np.stack([self._picture(int(i)) for i in frames])
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
-        """Decode all pictures, one by one."""
+        """Decode all images, one by one."""
         broken: Broken = {}
         for row in range(len(self.cells)):
             try:
@@ -148,7 +148,7 @@ class EmbeddedCamera:
 
 
 def encode_png(picture: Array) -> bytes:
-    """Return a picture as a PNG file."""
+    """Return an image as a PNG file."""
     from PIL import Image
 
     file = io.BytesIO()

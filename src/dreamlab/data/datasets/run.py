@@ -1,4 +1,4 @@
-"""The replay of one of our runs as a data set: whole episodes, and those that were cut short."""
+"""The replay of one of our runs as a dataset: whole episodes, and those that were cut short."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _feature(spec: ArraySpec) -> Feature:
 
 
 def _episodes(steps: dict[str, Array], spec: Spec) -> Iterator[Recorded]:
-    """Yield what lies between two seams of each environment's stream."""
+    """Yield what lies between two episode boundaries of each environment's stream."""
     index = 0
     for env in range(len(steps["reward"])):
         stream = {k: v[env] for k, v in steps.items()}

@@ -1,4 +1,4 @@
-"""Statistics of a data set's features, and the normalisation that they give."""
+"""Statistics of a dataset's features, and the normalization that they give."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def array_statistics(values: Array) -> dict[str, Array]:
 
 
 def chosen_frames(num: int) -> Array:
-    """Return which of `num` pictures are counted, as LeRobot chooses them."""
+    """Return which of `num` images are counted, as LeRobot chooses them."""
     most = max(100, min(int(num**0.75), 10_000))
     return np.round(np.linspace(0, num - 1, min(num, most))).astype(np.int64)
 
 
 def image_statistics(camera: Camera, rows: Array) -> dict[str, Array]:
-    """Return statistics [c, 1, 1] of each channel in [0, 1], over a sample of the pictures."""
+    """Return statistics [c, 1, 1] of each channel in [0, 1], over a sample of the images."""
     chosen = rows[chosen_frames(len(rows))]
     thin = max(1, max(camera.shape[:2]) // IMAGE_PIXELS)
     pixels = camera.read(chosen)[:, ::thin, ::thin].reshape(-1, camera.shape[2]) / 255.0
@@ -90,7 +90,7 @@ def frame_rows(data: Dataset) -> Array:
 
 
 def compute(data: Dataset, names: Sequence[str] | None = None) -> Stats:
-    """Return exact statistics of features over all frames that are used; of pictures, a sample."""
+    """Return exact statistics of features over all frames that are used; of images, a sample."""
     rows = frame_rows(data)
     wanted = names if names is not None else [*data.columns, *data.cameras]
     out: Stats = {}
@@ -134,7 +134,7 @@ def arrays(node: Mapping[str, Any]) -> Stats:
 
 
 def affine(name: str, mode: str, stats: Mapping[str, Array], feature: Feature) -> Affine:
-    """Return the normalisation of a feature; raise naming the statistic that is missing.
+    """Return the normalization of a feature; raise naming the statistic that is missing.
 
     mean_std     mean 0, deviation 1
     min_max      the smallest -1, the largest 1

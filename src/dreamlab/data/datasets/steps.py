@@ -1,4 +1,4 @@
-"""Frames of a data set in the step convention: a reward comes with the observation after it.
+"""Frames of a dataset in the step convention: a reward comes with the observation after it.
 
 frame       0        1        2 = T-1
 observation o0       o1       o2            (o3 where the format records it)
@@ -7,7 +7,7 @@ next.*      r1       r2       r3, done
 
 step        0        1        2        3 = T, the last one
 obs         o0       o1       o2       o3, else o2 again
-action      a0       a1       a2       a2 again, void
+action      a0       a1       a2       a2 again, unused
 reward      0        r1       r2       r3
 is_last     0        0        0        1
 is_terminal 0        0        0        1 if done and not truncated
@@ -43,7 +43,7 @@ def short_name(feature: str) -> str:
 
 
 def observations(data: Dataset, keys: Mapping[str, str]) -> dict[str, str]:
-    """Return the feature of each observation by its name here: those asked for, or all."""
+    """Return the feature of each observation by its name here: those requested, or all."""
     if keys:
         for feature in keys.values():
             data.feature(feature)
@@ -64,7 +64,7 @@ def observations(data: Dataset, keys: Mapping[str, str]) -> dict[str, str]:
 
 
 def spec_of(data: Dataset, obs: Mapping[str, str], task: bool = False) -> Spec:
-    """Return what steps of a data set look like."""
+    """Return what steps of a dataset look like."""
     specs = {name: _array_spec(data, feature) for name, feature in obs.items()}
     action, length = action_spec(data), max(e.length for e in data.episodes)
     tasks: tuple[TaskSpec, ...] = ()
@@ -111,7 +111,7 @@ def _most(high: float | tuple[float, ...] | None) -> float | None:
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps of a data set, one episode after the other, without its pictures."""
+    """All steps of a dataset, one episode after the other, without its images."""
 
     arrays: dict[str, Array]
     row: Array
@@ -173,7 +173,7 @@ def _reward(data: Dataset) -> Array:
 
 
 def _terminal(data: Dataset, ends: str) -> Array:
-    """Tell after which frames the task was over, by the rule that was chosen."""
+    """Return after which frames the task terminated, by the configured rule."""
     rows, none = data.num_rows, np.zeros(data.num_rows, bool)
     if ends == "success":
         if SUCCESS not in data.columns:

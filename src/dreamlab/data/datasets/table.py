@@ -1,4 +1,4 @@
-"""The one form that every data set is read into: columns of frames, episodes, cameras."""
+"""The one form that every dataset is read into: columns of frames, episodes, cameras."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ EDGE_BYTES = 2**16
 
 
 class DataError(LabError):
-    """A data set is damaged, or lacks what is asked of it."""
+    """A dataset is corrupted, or lacks what is needed."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One thing that is recorded at every frame; the shape of a picture is height, width, channels.
+    """One thing that is recorded at every frame; the shape of an image is height, width, channels.
 
     `low` and `high` bound every entry and `classes` counts choices, where the set tells.
     """
@@ -70,7 +70,7 @@ Broken = dict[int, str]
 
 
 class Camera(Protocol):
-    """The pictures of one camera, one for each frame of the columns."""
+    """The images of one camera, one for each frame of the columns."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -78,17 +78,17 @@ class Camera(Protocol):
         ...
 
     def read(self, frames: Array) -> Array:
-        """Return the pictures [n, h, w, c] of these frames; raise `DataError` on a damaged one."""
+        """Return the images [n, h, w, c] of these frames; raise `DataError` on a corrupted one."""
         ...
 
     def in_order(self, put: Callable[[Array, Array], None]) -> Broken:
-        """Decode every frame once: give `put` frame numbers and pictures; return what is broken."""
+        """Decode every frame once: give `put` frame numbers and images; return what is broken."""
         ...
 
 
 @dataclass
 class Dataset:
-    """A data set: everything but pictures is in memory, as columns [num_frames, ...].
+    """A dataset: everything but images is in memory, as columns [num_frames, ...].
 
     `finals` holds what was observed after the last action of an episode, by feature and then by
     the episode's index, for the formats that record it. `stored` are the statistics that the set
@@ -116,7 +116,7 @@ class Dataset:
 
     @property
     def num_rows(self) -> int:
-        """Return how many rows the columns have: those of damaged episodes are among them."""
+        """Return how many rows the columns have: those of corrupted episodes are among them."""
         return len(self.columns["episode_index"])
 
     def feature(self, name: str) -> Feature:
@@ -171,8 +171,20 @@ class Dataset:
             raise DataError(f"{self.place}: no intact episode: {next(iter(broken.values()))}")
         return [f"{self.place}: episode {i} is skipped: {why}" for i, why in broken.items()]
 
+    def check_pictures(self, skip: bool) -> list[str]:
+        """Decode everything to skip episodes with corrupted images, if configured.
+
+        Else nothing is decoded here: reading a corrupted image raises.
+        """
+        if not skip:
+            return []
+        used, broken = {e.index for e in self.episodes}, dict[int, str]()
+        for camera in self.cameras.values():
+            broken |= camera.in_order(lambda rows, pictures: None)
+        return self.check_whole({i: why for i, why in broken.items() if i in used}, skip)
+
     def check_whole(self, broken: Broken, skip: bool) -> list[str]:
-        """Raise if episodes are broken, or leave them out if that is wanted and say so."""
+        """Raise if episodes are broken, or skip and report them if configured."""
         if broken and not skip:
             index, why = next(iter(broken.items()))
             more = f" ({len(broken) - 1} more episodes are corrupted)" if len(broken) > 1 else ""

@@ -1,4 +1,4 @@
-"""Pictures in video files: which frame of which file belongs to a row, decoded with PyAV."""
+"""Images in video files: which frame of which file belongs to a row, decoded with PyAV."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clips:
 
 
 class VideoCamera:
-    """A camera whose pictures are frames of video files, several episodes in each or one.
+    """A camera whose images are frames of video files, several episodes in each or one.
 
     A row's frame is the one nearest to its time, which must be less than half a frame away: times
     are float32 and drift in long files.
@@ -63,7 +63,7 @@ class VideoCamera:
     def _decode_file(
         self, number: int, path: Path, rows: Array, put: Callable[[Array, Array], None]
     ) -> tuple[Array, str]:
-        """Decode a file; tell which of the rows were in it, and what was wrong with the others."""
+        """Decode a file; return which rows were in it, and the errors of the others."""
         seen, why = (
             np.zeros(len(rows), bool),
             "it has no frame at a timestamp of the episode",
@@ -113,9 +113,12 @@ class VideoCamera:
         number = self.clips.file[rows[0]]
         alone = np.array_equal(np.flatnonzero(self.clips.file == number), rows)
         path = self.clips.files[number]
-        whole = (
-            alone and self.clips.time[rows[0]] == 0 and len(presentation_times(path)) == len(rows)
-        )
+        if not alone or self.clips.time[rows[0]] != 0:
+            return None
+        try:
+            whole = len(presentation_times(path)) == len(rows)
+        except (DataError, OSError, ValueError):  # reading its images reports the error
+            return None
         return path if whole else None
 
     def read(self, frames: Array) -> Array:
@@ -128,16 +131,18 @@ class VideoCamera:
         return out
 
     def _read_file(self, number: int, rows: Array, places: Array, out: Array) -> None:
-        path = self.clips.files[number]
+        path, row = self.clips.files[number], rows[0]
         try:
             numbers, fault = self._frames_of(number, rows)
             if fault.any():
+                row = rows[fault.argmax()]
                 raise DataError("it has no frame at that timestamp")
             decoder = self._decoder(number)
             for i in np.argsort(numbers, kind="stable"):
+                row = rows[i]
                 out[places[i]] = self._picture(decoder.frame(int(numbers[i])), path)
         except (DataError, OSError, ValueError) as error:
-            episode = int(self.clips.episode[rows[0]])
+            episode = int(self.clips.episode[row])
             raise DataError(
                 f"{path}: episode {episode} of {self.key} is corrupted: {_one_line(error)}"
             ) from error
@@ -221,13 +226,13 @@ def presentation_times(path: Path) -> Array:
 
 
 class VideoWriter:
-    """Encodes pictures of one size as one file that can be sought in."""
+    """Encodes images of one size as one file that can be sought in."""
 
     def __init__(self, path: Path, fps: float, size: tuple[int, int], codec: str) -> None:
         import av
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("SVT_LOG", "1")  # else the encoder tells its life to the terminal
+        os.environ.setdefault("SVT_LOG", "1")  # else the encoder logs to the terminal
         self.container: Any = av.open(str(path), "w")
         self.rate = Fraction(fps).limit_denominator(10_000)
         self.stream = self.container.add_stream(codec, self.rate, options=dict(CODECS[codec][1]))
@@ -236,7 +241,7 @@ class VideoWriter:
         self.num_frames, self.num_bytes = 0, 0
 
     def add(self, picture: Array) -> None:
-        """Append a picture [h, w, 3]."""
+        """Append an image [h, w, 3]."""
         import av
 
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
@@ -257,14 +262,14 @@ class VideoWriter:
 
 @dataclass(frozen=True)
 class Film:
-    """A whole video file as it is, and some of its pictures for statistics."""
+    """A whole video file as it is, and some of its images for statistics."""
 
     path: Path
     sampled: Array
 
 
 class VideoCopier:
-    """Puts whole video files one behind the other, without encoding anything anew."""
+    """Puts whole video files one behind the other, without encoding anything again."""
 
     def __init__(self, path: Path, fps: float, like: Path) -> None:
         import av
@@ -277,7 +282,7 @@ class VideoCopier:
         self.fps, self.num_frames, self.num_bytes = fps, 0, 0
 
     def fits(self, path: Path) -> bool:
-        """Tell whether a file was encoded so that it can follow the ones before it."""
+        """Return whether a file was encoded so that it can follow the ones before it."""
         with opened(path) as (_, stream):
             return _header(stream) == self.header
 

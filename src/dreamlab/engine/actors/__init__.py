@@ -1,1 +1,1 @@
-"""Collectors and evaluation in processes of their own, here or on a Ray cluster."""
+"""Collectors and evaluation in their own processes, here or on a Ray cluster."""

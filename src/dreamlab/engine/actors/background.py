@@ -1,4 +1,4 @@
-"""Evaluation in a process of its own, with the weights of the moment that it belongs to."""
+"""Evaluation in its own process, with the weights of the moment that it belongs to."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Outcome = EvalResult | LabError | Gone
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be measured, and where a film of it goes if one is wanted."""
+    """What is to be measured, and where a video of it goes, if requested."""
 
     payload: bytes
     film: Path | None = None
 
 
 class BackgroundEvaluator:
-    """Measures one policy at a time while the training goes on; starts with the first."""
+    """Measures one policy at a time while the training continues; starts with the first."""
 
     def __init__(self, make: MakeEvaluation) -> None:
         self.make = make
@@ -56,7 +56,7 @@ class BackgroundEvaluator:
         return self.task is not None
 
     def submit(self, task: Task) -> None:
-        """Begin to measure; nothing else may be under way."""
+        """Start to measure; nothing else may be under way."""
         assert not self.busy, "one evaluation at a time"
         if self.process is None:
             self._start()
@@ -66,7 +66,7 @@ class BackgroundEvaluator:
     def _start(self) -> None:
         context = context_of(self.make)
         self.connection, theirs = context.Pipe()
-        # not a daemon: an environment may start processes of its own
+        # not a daemon: an environment may start its own processes
         self.process = context.Process(
             target=measure_all, args=(theirs, self.make), name="evaluation"
         )

@@ -16,7 +16,7 @@ from dreamlab.data.store import record
 from dreamlab.engine.collector import Collected
 
 BITS = "bits:"
-"""Begins the name of an array of bfloat16, which numpy does not have: its bits are sent."""
+"""Starts the name of an array of bfloat16, which numpy does not have: its bits are sent."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Block:
     version: int
     """Of the weights that decided the last tick."""
     moments: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What was seen of quantities that are normalised, since the last block."""
+    """What was seen of quantities that are normalized, since the last block."""
     busy_s: float = 0.0
 
     @property
@@ -56,7 +56,7 @@ class BlockStore:
         """Do nothing: the step that follows is sent with the next decision."""
 
     def pop(self) -> dict[str, Array]:
-        """Return everything that was kept, time first, and begin anew."""
+        """Return everything that was kept, time first, and start over."""
         ticks, self.ticks = self.ticks, []
         return {k: np.stack([t[k] for t in ticks]) for k in ticks[0]}
 

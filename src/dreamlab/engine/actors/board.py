@@ -1,4 +1,4 @@
-"""Weights in shared memory: one process writes them, any number reads them, nobody waits."""
+"""Weights in shared memory: one process writes them, any number reads them, without waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiprocessing.shared_memory import SharedMemory
 HEADER = struct.Struct("<qq")  # newest version, whether to stop
 SLOT = struct.Struct("<qqq")  # version, bytes, checksum
 FIRST = 128
-"""Where the first slot begins; the headers are before it."""
+"""Where the first slot starts; the headers are before it."""
 ROOM = 1.25
 """Counts and statistics may grow a little."""
 
@@ -64,7 +64,7 @@ class Board:
         return payload if zlib.adler32(payload) == checksum else None
 
     def stop(self) -> None:
-        """Tell every reader to end."""
+        """Signal every reader to stop."""
         struct.pack_into("<q", self.buffer, 8, 1)
 
     @property

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dreamlab.engine.orchestrator import Orchestrator
 
 LOOK_S = 0.25
-"""How often a learner that waits for steps looks whether it was told to stop."""
+"""How often a learner that waits for steps checks for a stop."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class RemoteCollector(Observer):
     store     t0 t1 t2
 
     The store is that of a vector of K * num_envs environments, and `collect` gives exactly the
-    ticks that the phase asks for: the train ratio holds as in the plain loop. The learner waits for
+    ticks that the phase requests: the train ratio holds as in the plain loop. The learner waits for
     actors where they are slower, and actors wait for requests where the learner is.
     """
 
@@ -94,13 +94,16 @@ class RemoteCollector(Observer):
                 break
             else:
                 self._wait()
-        self._ask(random_actions)  # actors go on while the learner computes
+        self._ask(random_actions)  # actors continue while the learner computes
         out.decisions = (ticks - left) * self.envs.num_envs
         self.workflow.decided(out.decisions)
         return out
 
+    def agree(self) -> None:
+        """Do nothing: actors feed one learner, so there is no other process to agree with."""
+
     def statistics(self) -> dict[str, Any]:
-        """Return what all actors normalise with."""
+        """Return what all actors normalize with."""
         return self.envs.normalizer.get_state()
 
     def get_state(self) -> dict[str, Any]:
@@ -109,7 +112,7 @@ class RemoteCollector(Observer):
         Episodes that are running, and steps that are not stored yet, are lost.
         """
         num = self.envs.num_envs
-        rng = np.random.default_rng(self.generation)  # of a plain loop that goes on from here
+        rng = np.random.default_rng(self.generation)  # of a plain loop that continues from here
         return {
             "envs": {"envs": [], "normalizer": self.statistics()},
             "step": None,
@@ -122,7 +125,7 @@ class RemoteCollector(Observer):
         }
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        """Go on from saved statistics; return all environments, which begin new episodes."""
+        """Continue from saved statistics; return all environments, which start new episodes."""
         self.envs.normalizer.set_state(state["envs"]["normalizer"])
         self.generation = int(state.get("generation", -1)) + 1
         self.lost = int(state.get("lost", 0))
@@ -180,18 +183,18 @@ class RemoteCollector(Observer):
     def _replace(self, index: int, why: str) -> None:
         """Start another actor in the place of one that died; its episodes are cut there.
 
-        The first step of the new one begins an episode, so that no window mistakes both for one.
+        The first step of the new one starts an episode, so that no window mistakes both for one.
         """
         self.deaths[index] += 1
         self.lost += 1
         if self.deaths[index] > self.config.restarts:
             raise LabError(
                 f"actor {index} died {self.deaths[index]} times without a step: {why}. "
-                "The last checkpoint is whole; actors.restarts says how often it is tried."
+                "The last checkpoint is complete; actors.restarts sets the number of attempts."
             )
         self.generation += 1
         if self.loop is not None:
-            self.loop.parts.terminal.say(f"actor {index} died: {why}; another takes its place")
+            self.loop.parts.terminal.say(f"actor {index} died: {why}; starting another")
             self.loop.run_log.event("actor_replaced", actor=index, why=why, **self._now())
         self.asked[index] = 0
         self.transport.start(index, self.generation)
@@ -245,7 +248,7 @@ class RemoteCollector(Observer):
 
 
 REMEMBERED = 10_000
-"""Versions whose age can be told: no actor is that far behind."""
+"""Versions whose age is known: no actor is that far behind."""
 
 
 class Published:
@@ -269,7 +272,7 @@ class Published:
         return self.version
 
     def outdated(self, seconds: float) -> bool:
-        """Take note of an update; tell whether newer weights are due."""
+        """Take note of an update; return whether newer weights are due."""
         self.updates += 1
         now = time.monotonic()
         return now - self.since.setdefault(self.version, now) >= seconds

@@ -59,7 +59,7 @@ class LocalActors:
         ours, theirs = context.Pipe()
         board = (self.board.memory.name, self.board.capacity)
         arguments = (theirs, board, self.make, index, generation)
-        # not a daemon: its environments may be in processes of their own
+        # not a daemon: its environments may be in their own processes
         process = context.Process(target=serve, args=arguments, name=f"actor-{index}")
         process.start()
         theirs.close()
@@ -161,7 +161,7 @@ def serve(
 def answer_all(
     connection: Connection, board: Board, make: MakeWorker, index: int, generation: int
 ) -> None:
-    """Make the actor, and answer requests by blocks; an error of its own is the last answer."""
+    """Make the actor, and answer requests by blocks; its own error is the last answer."""
     try:
         worker = make(index, generation)
         try:

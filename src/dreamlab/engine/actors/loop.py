@@ -41,7 +41,7 @@ class Begun:
     clock: Clock
     record: dict[str, float]
     due: list[int]
-    """What was due before it began: a run that is resumed does it again."""
+    """What was due before it started: a run that is resumed does it again."""
 
 
 class ActorLoop(Orchestrator):
@@ -50,8 +50,8 @@ class ActorLoop(Orchestrator):
     learner      update update update update update ...
     evaluation      └─ weights at frame f ──▶ result: a record of frame f, marked `late`
 
-    What is measured is saved when the measuring begins, so that the best can be kept. Evaluations
-    that a phase asks for by its hooks, and the one at the end, are waited for.
+    What is measured is saved when the measuring starts, so that the best can be kept. Evaluations
+    that a phase requests by its hooks, and the one at the end, are waited for.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class ActorLoop(Orchestrator):
             raise result
         if isinstance(result, Gone):
             why = f"the evaluation of frame {begun.clock.count:,} is lost: its process died"
-            self._say_and_record(f"{why}: {result.why}; the next one starts another")
+            self.say_and_record(f"{why}: {result.why}; the next one starts another")
             return
         metrics = result.metrics()
         self.parts.logger.write_late({**begun.record, **metrics})
         self.run_log.update(last_eval=metrics["eval/return"])
         if result.cut and not self.said_cut:
             self.said_cut = True
-            self._say_and_record(result.cut_text(self.config.eval.max_steps))
+            self.say_and_record(result.cut_text(self.config.eval.max_steps))
         self.checkpoints.score(begun.clock.name, metrics["eval/return"])
 
     def _finish(self) -> str:
@@ -130,7 +130,7 @@ class ActorLoop(Orchestrator):
         return super()._finish()
 
     def save(self) -> Path | None:
-        """Write a checkpoint; an evaluation under way is still due for whoever goes on from it."""
+        """Write a checkpoint; a pending evaluation is repeated after a resume."""
         if self.begun is None:
             return super().save()
         owed, due = self.owed, self.eval_due.get_state()

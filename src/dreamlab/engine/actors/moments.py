@@ -1,4 +1,4 @@
-"""Normalisation that all actors share: each tells what it saw, the learner adds it up."""
+"""Normalization shared by all actors: each reports its moments, the learner merges them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Seen:
         return {**out, REWARD: _nothing(())} if self.normalizer.reward is not None else out
 
     def add(self, step: Step) -> None:
-        """Take in the step that the environments show now, as it was before it was normalised."""
+        """Take in the step that the environments show now, as it was before it was normalized."""
         for name, moments in self.new.items():
             if name == REWARD:
                 moments.update(self.normalizer.returns[~step.is_first])
@@ -34,7 +34,7 @@ class Seen:
                 moments.update(self.envs.shown[name.removeprefix(OBS)])
 
     def pop(self) -> dict[str, Any]:
-        """Return what was seen, as plain data, and begin anew."""
+        """Return what was seen, as plain data, and start over."""
         out = {k: m.get_state() for k, m in self.new.items()}
         self.new = self._empty()
         return out
@@ -50,7 +50,7 @@ def add_up(normalizer: Normalizer, seen: dict[str, Any]) -> None:
 
 
 def take_statistics(normalizer: Normalizer, state: dict[str, Any]) -> None:
-    """Go on from the statistics of all; the running returns are those of one's own episodes."""
+    """Continue from the statistics of all; the running returns are those of one's own episodes."""
     normalizer.set_state({**state, "returns": normalizer.returns})
 
 

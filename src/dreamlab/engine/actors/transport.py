@@ -31,7 +31,7 @@ class Transport(Protocol):
         ...
 
     def ask(self, index: int, request: Request) -> None:
-        """Ask an actor for one block more; it works through what it is asked for in order."""
+        """Ask an actor for one block more; requests are served in order."""
         ...
 
     def events(self, timeout_s: float) -> list[tuple[int, Event]]:

@@ -15,7 +15,7 @@ from dreamlab.core.workflow import Workflow
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights, buffers and counts of a workflow, and the statistics that normalise its inputs."""
+    """Weights, buffers and counts of a workflow, and the statistics that normalize its inputs."""
 
     version: int
     tensors: dict[str, Array]

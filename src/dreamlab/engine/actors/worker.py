@@ -17,7 +17,7 @@ from dreamlab.engine.collector import Collected, Collector
 
 @dataclass(frozen=True)
 class Request:
-    """A block that the learner asks for."""
+    """A block that the learner requests."""
 
     ticks: int
     seconds: float
@@ -26,14 +26,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of an actor's own, such as an environment's: the run cannot go on."""
+    """An error of an actor's own, such as an environment's: the run cannot continue."""
 
     text: str
     kind: str
 
 
 class Kept(BlockStore):
-    """A block that also takes note of what is normalised."""
+    """A block that also takes note of what is normalized."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Worker:
     def collect(
         self, request: Request, newer: Callable[[], Snapshot | None], stopped: Callable[[], bool]
     ) -> Block | None:
-        """Return the block that was asked for; None if it was told to stop before the first tick.
+        """Return the block that was requested; None if it was told to stop before the first tick.
 
         Before each tick it looks for newer weights.
         """

@@ -16,7 +16,7 @@ from dreamlab.core.config import arguments
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.locate import locate
 
-# The function `make(task, **options)` of each suite; imported when asked for.
+# The function `make(task, **options)` of each suite; imported when requested.
 SUITES: dict[str, str] = {
     "atari": "dreamlab.envs.suites.atari.make",
     "bsuite": "dreamlab.envs.suites.bsuite.make",

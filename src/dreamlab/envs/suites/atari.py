@@ -114,7 +114,7 @@ def make(
 ) -> gym.Env[Any, Any]:
     """Return a game by its name, e.g. `pong` (the 57 of `ATARI_57`, or any that ALE has).
 
-    `lives` says what losing one means: nothing, no bootstrap but the game goes on, or a new game.
+    `lives` says what losing one means: nothing, no bootstrap but the game continues, or a new game.
     `clip_reward` gives the sign of the reward; returns are reported as the game counts them.
     """
     ale_py = require("ale_py", "atari")

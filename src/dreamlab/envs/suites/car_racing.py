@@ -15,7 +15,7 @@ TRACK = 84
 
 
 class PaperView(gym.Wrapper[Any, Any, Any, Any]):
-    """The track alone, colours inverted; three numbers in [-1, 1] steer, give gas and brake.
+    """The track alone, colors inverted; three numbers in [-1, 1] steer, give gas and brake.
 
     Gas is at half for 0, the brake is off for 0 and below.
     """

@@ -68,7 +68,7 @@ class Crafter(gym.Env[Any, Any]):
         return obs, float(reward), bool(dead), bool(done and not dead), told
 
     def render(self) -> Any:
-        # At night the picture has noise drawn from the game's own generator: looking must not
+        # At night the image has noise drawn from the game's own generator: looking must not
         # change what happens next.
         random = self.env._world.random
         before = random.get_state()

@@ -80,7 +80,7 @@ class DMLab(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         reward = self.lab.step(ACTIONS[int(action)], num_steps=self.frames_per_step)
         running = bool(self.lab.is_running())
-        # There is nothing to see after the end: the last picture stands for it.
+        # There is nothing to see after the end: the last image stands for it.
         return self._obs() if running else self.last, float(reward), not running, False, {}
 
     def render(self) -> Any:

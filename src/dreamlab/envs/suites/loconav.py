@@ -35,7 +35,7 @@ def layout(rows: tuple[str, ...]) -> str:
     for y, x in np.ndindex(grid.shape):
         # the one to four rooms that this cell lies in or between
         near = {wide[j][i] for j in {(y + 3) // 4, y // 4 + 1} for i in {(x + 3) // 4, x // 4 + 1}}
-        if "#" in near:  # a wall, in the colour of its region
+        if "#" in near:  # a wall, in the color of its region
             grid[y, x] = str(1 + (3 * (y // 5) + x // 5) % len(COLORS))
     for j, row in enumerate(rows):
         for i, room in enumerate(row):
@@ -103,7 +103,7 @@ class LocoNav(gym.Env[Any, Any]):
 
 
 def _arena(rows: tuple[str, ...]) -> Any:
-    """Return the maze with walls of one colour per region, so that the ant can tell places."""
+    """Return the maze with walls of one color per region, for orientation."""
     mjcf = require("dm_control.mjcf", "dmc")
     textures = require("dm_control.locomotion.arenas.labmaze_textures", "dmc")
     mazes = require("dm_control.locomotion.arenas.mazes", "dmc")

@@ -25,7 +25,7 @@ class MemoryMaze(gym.Env[Any, Any]):
     def __init__(self, env: Any, extra_obs: bool) -> None:
         self.env = env
         self.action_space = spaces.Discrete(int(env.action_spec().num_values))
-        # The colour to find is drawn around the image too: the task can be played by eye alone.
+        # The color to find is drawn around the image too: the task can be played by eye alone.
         spec = env.observation_spec().items()
         self.extra = {k: s for k, s in spec if k != "image" and extra_obs}
         found: dict[str, spaces.Space[Any]] = {
@@ -48,7 +48,7 @@ class MemoryMaze(gym.Env[Any, Any]):
         return self._obs(self.env.reset()), {}
 
     def _reseed(self, seed: int) -> None:
-        """Begin both sources of chance anew: the simulation's, and the one that draws mazes."""
+        """Start both sources of chance again: the simulation's, and the one that draws mazes."""
         self.env._random_state.seed(seed)
         maze = self.env.task._maze_arena.maze
         begin: Any = type(maze).__init__

@@ -15,7 +15,7 @@ Info = dict[str, Any]
 
 
 class Symbols(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows the cells in view as one vector: one-hot of object, colour and door state of each."""
+    """Shows the cells in view as one vector: one-hot of object, color and door state of each."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -37,7 +37,7 @@ class Symbols(gym.ObservationWrapper[Any, Any, Any]):
 
 
 class ImageOnly(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows the picture and nothing else."""
+    """Shows the image and nothing else."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -63,7 +63,7 @@ def make(
 ) -> gym.Env[Any, Any]:
     """Return a task by its Gymnasium id, e.g. `MiniGrid-DoorKey-8x8-v0`.
 
-    The agent sees the 7x7 cells before it as symbols or as a picture, or a picture of the whole
+    The agent sees the 7x7 cells before it as symbols or as an image, or an image of the whole
     grid; `tile` is the size of a cell in pixels. The mission text is not shown.
     """
     gym.register_envs(require("minigrid", "minigrid"))

@@ -19,7 +19,7 @@ RENDER_SIZE = 480  # of videos, where the observation itself is not drawn
 
 
 class Pixels(gym.Wrapper[Any, Any, Any, Any]):
-    """Adds a picture of the scene to the state, or shows the picture alone."""
+    """Adds an image of the scene to the state, or shows the image alone."""
 
     def __init__(self, env: gym.Env[Any, Any], size: tuple[int, int], keep_state: bool) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Several tasks as one environment: each episode is of one of them, drawn when it begins.
+"""Several tasks as one environment: each episode is of one of them, drawn when it starts.
 
 Vectors are padded with zeros to the longest, actions cut to what the task takes. The observation
 `task` tells which it is.

@@ -46,7 +46,7 @@ REWARD = 10.0
 
 
 class PinPad(gym.Env[Any, Any]):
-    """Rewards touching all pads in order, without another pad between; then the order begins anew.
+    """Rewards touching all pads in order, without another pad between; then the order starts over.
 
     The agent starts on a random free cell, and again after every success. Nothing terminates it.
     """

@@ -1,4 +1,4 @@
-"""Procgen (Cobbe et al. 2020): sixteen games whose levels are made anew every episode."""
+"""Procgen (Cobbe et al. 2020): sixteen games whose levels are generated for every episode."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make(
 ) -> gym.Env[Any, Any]:
     """Return a game by name, e.g. `coinrun`; zero levels means no end of them.
 
-    `hires` shows the 512x512 picture that DreamerV3 resizes, instead of the native 64x64.
+    `hires` shows the 512x512 image that DreamerV3 resizes, instead of the native 64x64.
     """
     procgen = need("procgen", "procgen")
     known = need("procgen.env", "procgen").ENV_NAMES

@@ -1,7 +1,8 @@
 """PushT (Chi et al. 2023): a disc pushes a T-shaped block onto its place.
 
-The score of an episode, `log/score`, is the largest reward: the share of the place that the block
-covered, 1 from 95 % on. That is what is published; success is to reach 1, and ends the episode.
+The score of an episode, `log/score`, is the largest reward: the fraction of the place that the
+block covered, 1 from 95 % on. That is what is published; success is to reach 1, and ends the
+episode.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SPACES: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 class PushT(gym.Wrapper[Any, Any, Any, Any]):
-    """Tells observations by the names of its data sets, and the score beside the reward."""
+    """Names observations as in its datasets, and adds the score to the info."""
 
     def __init__(
         self, env: gym.Env[Any, Any], kind: Literal["state", "keypoints", "pixels"]
@@ -78,7 +79,7 @@ def make(
     """Return the task: 300 steps of a tenth of a second, actions are where the disc shall go.
 
     `state` is the disc's place and the block's pose, `keypoints` the corners of the block and the
-    disc's place, `pixels` a picture (without the action drawn into it) and the disc's place.
+    disc's place, `pixels` an image (without the action drawn into it) and the disc's place.
     """
     if task != TASK:
         raise ConfigError(unknown("task of pusht", task, [TASK], "env.id"))

@@ -14,14 +14,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Protocol
 
 import psutil
 
 from dreamlab.core.errors import LabError
-from dreamlab.core.limits import NonNegative, Positive, Range
+from dreamlab.engine.signals import PREEMPTED
 from dreamlab.sweeps.gpu_sharing import Mps
 from dreamlab.sweeps.job import Job, Outcome
+from dreamlab.sweeps.launch.options import Limits
+from dreamlab.sweeps.launch.ranks import Ranks
 
 ERROR_LINES = 20
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -29,46 +31,11 @@ MEMORY_EVERY_S = 1.0  # how often memory is measured where it is limited
 GRACE_S = 60.0  # how long a run beyond its limits may take to save
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one job may use."""
-
-    cpus: Annotated[int, Range(0, 1_024)] = 0
-    """CPU cores and threads per job; 0: decided by the run."""
-    gpus: NonNegative | None = None
-    """GPUs per job, 0.5 for two jobs per GPU; 0 hides them. None: locally as many jobs share a GPU
-    as fit in its memory, elsewhere decided by the run."""
-    gpu_memory_gib: Positive | None = None
-    """GPU memory per job, which decides how many share a GPU; None: measured as by `plan`."""
-    memory_gb: Positive | None = None
-    """Memory limit per job over all its processes; beyond it the job saves and fails."""
-    time_min: Positive | None = None
-    """Time limit per attempt in minutes, after which the job saves and fails; SLURM requeues it
-    instead."""
-
-    def __post_init__(self) -> None:
-        if (self.gpus or 0) > 1 and (self.gpus or 0) % 1:
-            raise ValueError("gpus: must be an integer above 1")
-
-
-@dataclass(frozen=True)
-class LauncherConfig:
-    """Where the jobs run."""
-
-    name: Literal["local", "slurm", "ray"] = "local"
-    cluster: str | None = None
-    """Ray: address of the cluster. SLURM: `local` runs submitit without SLURM."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Passed to submitit (`slurm_partition: gpu`) or `ray.init` (`num_cpus: 2`)."""
-    mps: bool = True
-    """Local: start NVIDIA MPS if it is installed and jobs share a GPU."""
-
-
 class Handle(Protocol):
     """A job that was started."""
 
     def poll(self) -> Outcome | None:
-        """Return how it ended, or None while it goes on."""
+        """Return how it ended, or None while it continues."""
         ...
 
     def interrupt(self) -> None:
@@ -100,6 +67,9 @@ class BufferContext:
     """The GPUs visible to it, as in CUDA_VISIBLE_DEVICES."""
     mps: Mapping[str, str] = field(default_factory=dict)
     """The MPS pipe directory."""
+    ranks: Ranks = field(default_factory=Ranks)
+    deadline_s: float | None = None
+    """Seconds to save once it is asked to stop; None: no limit."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -110,6 +80,15 @@ class BufferContext:
         if self.gpus is not None:
             found["CUDA_VISIBLE_DEVICES"] = self.gpus
         return found | {**self.mps}
+
+    def command(self, job: Job) -> list[str]:
+        """Return what this machine starts for a job."""
+        options = [f"threads={self.limits.cpus}"] if self.limits.cpus else []
+        if self.deadline_s is not None:
+            options.append(f"checkpoint.deadline_s={self.deadline_s:g}")
+        # on several nodes one may see the folder that another has just begun: `train` is for both
+        own = job.train_command if self.ranks.nodes > 1 else job.command
+        return self.ranks.wrap(own(*options))
 
 
 def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> BufferContext:
@@ -136,8 +115,27 @@ def _unblocked(*signals: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def spawn(job: Job, where: BufferContext, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start what this machine does for a job, in a session of its own: no Ctrl-C reaches it."""
+    node = f"_node{where.ranks.node}" if where.ranks.node else ""
+    with (
+        (job.folder / f"stdout{node}.log").open("ab") as out,
+        (job.folder / f"stderr{node}.log").open("wb") as err,
+    ):
+        return subprocess.Popen(
+            where.command(job),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=job.cwd,
+            env={**os.environ, **where.variables},
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+
+
 class Attempt:
-    """A job's training as a child process, in a session of its own: a Ctrl-C does not reach it."""
+    """A job's training as a child process."""
 
     def __init__(self, job: Job, where: BufferContext) -> None:
         self.job, self.where = job, where
@@ -146,9 +144,10 @@ class Attempt:
         self.asked = False
         self.began, self.measured, self.over_since = time.monotonic(), 0.0, 0.0
         self.over = ""  # which limit it went beyond
+        self.outcome: Outcome | None = None
 
     def start(self) -> bool:
-        """Start it; False if another process runs it or it is over."""
+        """Start it; False if another process runs it or it has ended."""
         if not self.lock.take():
             return False
         job = self.job
@@ -157,21 +156,8 @@ class Attempt:
             return False
         tries = int(job.record().get("attempts", 0)) + 1
         job.write(status="running", attempts=tries, host=socket.gethostname(), error=[])
-        with (
-            (job.folder / "stdout.log").open("ab") as out,
-            (job.folder / "stderr.log").open("wb") as err,
-            _unblocked(signal.SIGINT, signal.SIGTERM),
-        ):
-            self.child = subprocess.Popen(
-                job.command(self.where.limits.cpus),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=job.cwd,
-                env={**os.environ, **self.where.variables},
-                pass_fds=(self.lock.file.fileno(),),
-                start_new_session=True,
-            )
+        with _unblocked(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            self.child = spawn(job, self.where, (self.lock.file.fileno(),))
         if self.where.cores:
             os.sched_setaffinity(self.child.pid, self.where.cores)
         return True
@@ -182,17 +168,25 @@ class Attempt:
         if code is None:
             self._hold_to_limits(time.monotonic())
             return None
+        self.outcome = self.outcome or self._ended(code)
+        return self.outcome
+
+    def _ended(self, code: int) -> Outcome:
         seen = self.job.manifest_status()
         outcome: Outcome = "failed"
         if seen == "finished":
             outcome = "finished"
-        elif not self.over and (self.asked or (code == 130 and seen == "interrupted")):
+        elif not self.over and (self.asked or self._saved(code, seen)):
             outcome = "interrupted"
         error = self._last_words(code) if outcome == "failed" else []
         spent = float(self.job.record().get("seconds", 0.0)) + time.monotonic() - self.began
         self.job.write(status=outcome, returncode=code, error=error, seconds=spent)
         self.lock.release()
         return outcome
+
+    def _saved(self, code: int, seen: str) -> bool:
+        """Tell whether a run ended by itself so that it goes on: somebody signalled it."""
+        return code == PREEMPTED or (code == 130 and seen == "interrupted")
 
     def _hold_to_limits(self, now: float) -> None:
         """Let a run that uses more than it may save and end; kill it if it does not."""
@@ -210,7 +204,8 @@ class Attempt:
             return f"limits.time_min: exceeded {most_min:g} min"
         if most_gb is None or now - self.measured < MEMORY_EVERY_S:
             return ""
-        self.measured, used = now, memory_bytes(self.child.pid) / 1e9
+        sessions = [self.child.pid, *(children(self.child.pid) if self.where.ranks.several else ())]
+        self.measured, used = now, sum(map(memory_bytes, sessions)) / 1e9
         return f"limits.memory_gb: used {used:.2f} GB of {most_gb:g}" if used > most_gb else ""
 
     def _last_words(self, code: int) -> list[str]:
@@ -225,20 +220,38 @@ class Attempt:
             lines.append(f"killed by {signal.Signals(-code).name}{hint}")
         return lines or [f"exit code {code}, nothing on stderr"]
 
-    def interrupt(self) -> None:
+    def interrupt(self, by: signal.Signals = signal.SIGINT) -> None:
         assert self.child is not None, self.job.name
         if self.asked:
             return
         self.asked = True
         # before it trains there is nothing to save, and an import may swallow an interrupt
         training = self.job.manifest_status() == "running"
-        self.child.send_signal(signal.SIGINT if training else signal.SIGTERM)
+        self.send(by if training else signal.SIGTERM)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the run: to each of its processes, for an agent would just end them."""
+        assert self.child is not None, self.job.name
+        for pid in (self.where.ranks.several and children(self.child.pid)) or [self.child.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def kill(self) -> None:
         assert self.child is not None, self.job.name
         self.asked = True
         if self.child.poll() is None:  # with the processes that it has started
-            os.killpg(self.child.pid, signal.SIGKILL)
+            groups = children(self.child.pid) if self.where.ranks.several else []
+            for group in (self.child.pid, *groups):
+                with suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that live."""
+    try:
+        return [c.pid for c in psutil.Process(pid).children()]
+    except psutil.Error:  # it has ended meanwhile
+        return []
 
 
 def memory_bytes(session: int) -> int:
@@ -282,13 +295,23 @@ def carry_out(job: Job, attempt: Attempt) -> Outcome:
     return outcome
 
 
+def accompany(job: Job, where: BufferContext) -> Outcome:
+    """Run another node's part of a job; what becomes of it the first node writes down."""
+    child = spawn(job, where)
+    try:
+        return "finished" if child.wait() == 0 else "interrupted"
+    finally:
+        if child.poll() is None:
+            child.terminate()
+
+
 class Local:
     """Starts jobs as child processes; `gpus` has what each of the slots sees of them."""
 
     def __init__(
         self, limits: Limits, slots: int, gpus: Sequence[str] = (), mps: Mps | None = None
     ) -> None:
-        if sys.platform == "win32":  # a job has a session of its own and inherits a locked file
+        if sys.platform == "win32":  # a job has its own session and inherits a locked file
             raise LabError("sweeps need Linux or macOS: on Windows run them in WSL")
         self.limits, self.slots, self.gpus, self.mps = limits, slots, gpus, mps
 
@@ -299,7 +322,8 @@ class Local:
 
     def start(self, job: Job, slot: int) -> Handle | None:
         where = place(self.limits, slot, self.slots, self.gpus)
-        attempt = Attempt(job, replace(where, mps=self.variables))
+        ranks = Ranks(processes=self.limits.processes_per_node, grace_s=GRACE_S)
+        attempt = Attempt(job, replace(where, mps=self.variables, ranks=ranks))
         return attempt if attempt.start() else None
 
     def close(self) -> None:

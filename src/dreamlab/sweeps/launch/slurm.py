@@ -2,46 +2,87 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import sys
 import time
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from dreamlab.core.errors import require
+from dreamlab.core.errors import ConfigError, LabError, require
 from dreamlab.sweeps.job import Job, Outcome
 from dreamlab.sweeps.launch.local import (
     Attempt,
     BufferContext,
     Handle,
-    LauncherConfig,
-    Limits,
+    accompany,
     carry_out,
 )
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits
+from dreamlab.sweeps.launch.ranks import Ranks
 
 DAY_MIN = 24 * 60  # the time limit if none was given: submitit's own is five minutes
-MOST_LIMITS = 100  # how often a job may run out of time before that is a failure
+END_SHARE = 0.9  # of the grace: a run that has not saved by then is killed, to be queued again
+FIRST_PORT, PORTS = 20_000, 10_000
 
 
 class Errand:
-    """What a node does: one job. At the time limit it saves and asks to be put back."""
+    """What a node does: one job. Before it is ended it saves and asks to be put back."""
 
-    def __init__(self, job: Job, limits: Limits) -> None:
-        self.job, self.limits = job, limits
+    def __init__(self, job: Job, limits: Limits, config: LauncherConfig) -> None:
+        self.job, self.limits, self.config = job, limits, config
 
     def __call__(self) -> Outcome:
-        self.attempt = Attempt(
-            self.job, BufferContext(Limits(cpus=self.limits.cpus))
-        )  # SLURM holds it to the rest
+        ranks = self._ranks()
+        own = Limits(cpus=self.limits.cpus)  # SLURM holds it to the rest
+        where = BufferContext(own, ranks=ranks, deadline_s=self.config.deadline_s)
+        if ranks.node:
+            for number in (signal.SIGTERM, signal.SIGUSR1):  # its processes hear of it elsewhere
+                signal.signal(number, signal.SIG_IGN)
+            return accompany(self.job, where)
+        self.attempt = Attempt(self.job, where)
+        self._listen()
         return carry_out(self.job, self.attempt)
+
+    def _ranks(self) -> Ranks:
+        """Return this node's place among those of the job."""
+        here = require("submitit", "slurm").JobEnvironment()
+        number = int("".join(c for c in here.raw_job_id if c.isdigit()))
+        address = f"{here.hostnames[0]}:{FIRST_PORT + number % PORTS}"
+        processes, grace = self.limits.processes_per_node, self.config.grace_s
+        return Ranks(here.num_nodes, processes, here.node, address, here.job_id, grace)
+
+    def _listen(self) -> None:
+        """Save at SIGTERM and SIGUSR1 too; submitit by itself ignores the one, dies of the other.
+
+        After SIGUSR1 the job is put back as at the time limit. SIGTERM comes from whoever has
+        decided that already: SLURM, which puts back what it preempts, or `scancel`.
+        """
+        environment = require("submitit", "slurm").JobEnvironment
+        signal.signal(signal.SIGUSR1, signal.getsignal(environment._usr_sig()))
+
+        def leave(number: int, frame: Any) -> None:
+            self._save()
+            sys.exit(-1)
+
+        signal.signal(signal.SIGTERM, leave)
 
     def checkpoint(self) -> Any:
         """Stop the run so that it saves; submitit calls this shortly before the time is up."""
+        self._save()
         submitit = require("submitit", "slurm")
-        if self.attempt.child is not None:
-            self.attempt.interrupt()
-            while self.attempt.poll() is None:
-                time.sleep(0.2)
-        return submitit.helpers.DelayedSubmission(Errand(self.job, self.limits))
+        return submitit.helpers.DelayedSubmission(Errand(self.job, self.limits, self.config))
+
+    def _save(self) -> None:
+        if self.attempt.child is None:
+            return
+        self.attempt.interrupt(signal.SIGUSR1)
+        until = time.monotonic() + END_SHARE * self.config.grace_s
+        while self.attempt.poll() is None:
+            if time.monotonic() > until:
+                self.attempt.kill()
+            time.sleep(0.1)
 
 
 class Queued:
@@ -74,27 +115,53 @@ class Queued:
 class Slurm:
     """Submits jobs with the limits as SLURM's own."""
 
-    def __init__(self, config: LauncherConfig, limits: Limits, folder: Path) -> None:
+    def __init__(self, config: LauncherConfig, limits: Limits, folder: Path, name: str) -> None:
         submitit = require("submitit", "slurm")
-        asked = {
-            "cpus_per_task": limits.cpus or None,
-            "gpus_per_node": int(limits.gpus) if limits.gpus else None,
-            "mem_gb": limits.memory_gb,
-            "timeout_min": ceil(limits.time_min or DAY_MIN),
-            "name": folder.name,
-        }
-        self.limits = limits
+        if config.cluster != "local" and shutil.which("srun") is None:
+            raise LabError(
+                "launcher.name=slurm: srun was not found, so this is not a SLURM cluster. "
+                "launcher.cluster=local runs submitit's processes on this machine."
+            )
+        self.config, self.limits = config, limits
         self.executor = submitit.AutoExecutor(
-            folder / "submitit", cluster=config.cluster, slurm_max_num_timeout=MOST_LIMITS
+            folder / "submitit",
+            cluster=config.cluster or "slurm",
+            slurm_max_num_timeout=config.retries,
         )
-        given = {k: v for k, v in asked.items() if v is not None}
-        self.executor.update_parameters(**given, **config.options)
+        asked = {k: v for k, v in {**parameters(config, limits), "name": name}.items() if v}
+        try:
+            self.executor.update_parameters(**asked)
+        except (NameError, ValueError, TypeError) as error:
+            raise ConfigError(f"launcher.options: {error}") from None
 
     def start(self, job: Job, slot: int) -> Handle | None:
         """Submit a job; one that another process runs ends there at once, as taken."""
         job.stop_file.unlink(missing_ok=True)
-        submitted = self.executor.submit(Errand(job, self.limits))
+        submitit = require("submitit", "slurm")
+        try:
+            submitted = self.executor.submit(Errand(job, self.limits, self.config))
+        except (submitit.core.utils.FailedJobError, OSError) as error:
+            raise LabError(f"launcher.name=slurm: {error}") from None
         job.write(status="submitted", queue_id=str(submitted.job_id))
         return Queued(job, submitted)
 
     def close(self) -> None: ...
+
+
+def parameters(config: LauncherConfig, limits: Limits) -> dict[str, Any]:
+    """Return what submitit is asked for: one task on each node, which starts the processes."""
+    more = {"requeue": True, **config.options.get("slurm_additional_parameters", {})}
+    return {
+        "nodes": limits.nodes,
+        "tasks_per_node": 1,
+        "cpus_per_task": limits.cpus * limits.processes_per_node or None,
+        "gpus_per_node": int(limits.gpus) if limits.gpus else None,
+        "mem_gb": limits.memory_gb,
+        "timeout_min": ceil(limits.time_min or DAY_MIN),
+        "slurm_partition": config.partition,
+        "slurm_account": config.account,
+        "slurm_qos": config.qos,
+        "slurm_signal_delay_s": ceil(config.grace_s),
+        **config.options,
+        "slurm_additional_parameters": more,
+    }

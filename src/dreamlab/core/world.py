@@ -1,0 +1,291 @@
+"""The processes that train one run together: who this one is, and what all of them agree on.
+
+The only module that talks to `torch.distributed`. With one process every function returns what it
+was given, at once. All processes must call the same functions in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import _functional_collectives as collectives
+
+from dreamlab.core import rng
+from dreamlab.core.errors import LabError
+
+T = TypeVar("T")
+Grads = Sequence[Tensor | None]
+TIMEOUT_S = 3600.0
+"""How long the others wait, for example while rank 0 evaluates."""
+
+
+class PeerLostError(LabError):
+    """Another process of the run has ended, so this one cannot go on."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many processes this is."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """The number of this process on its machine: the GPU it takes."""
+    local_size: int = 1
+
+
+_here = World()
+
+
+def rank() -> int:
+    """Return the number of this process; 0 is the one that writes the run folder."""
+    return _here.rank
+
+
+def size() -> int:
+    """Return how many processes train together."""
+    return _here.size
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine."""
+    return _here.local_rank
+
+
+def local_size() -> int:
+    """Return how many of the processes are on this machine."""
+    return _here.local_size
+
+
+def is_main() -> bool:
+    """Tell whether this process writes the run folder, the logs and the videos."""
+    return _here.rank == 0
+
+
+# -- coming together ------------------------------------------------------------------------------
+
+
+def launched() -> World | None:
+    """Return who this process is by its environment, if torchrun started it; else None."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        return World(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    except ValueError:
+        raise LabError("RANK, WORLD_SIZE and LOCAL_RANK of torchrun must be numbers") from None
+
+
+@contextmanager
+def joined(
+    place: World, cuda: bool = False, timeout_s: float = TIMEOUT_S, store: Any = None
+) -> Iterator[None]:
+    """Be one of several processes inside the block: gloo on the CPU, nccl between GPUs.
+
+    They find each other through `store`, or by the environment that torchrun gives them.
+    """
+    global _here  # noqa: PLW0603 - a process is in one world
+    if place.size == 1 and not cuda:
+        yield
+        return
+    where: dict[str, Any] = {} if store is None else {"store": store}
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        rank=place.rank, world_size=place.size, timeout=timedelta(seconds=timeout_s), **where,
+    )  # fmt: skip
+    before, _here = _here, place
+    try:
+        yield
+        barrier()  # none leaves while another still talks to it
+    finally:
+        _here = before
+        dist.destroy_process_group()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Compute inside the block as if there were no other process: one does what others do not."""
+    global _here  # noqa: PLW0603
+    before, _here = _here, replace(_here, size=1)
+    try:
+        yield
+    finally:
+        _here = before
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Say in one sentence that another process is gone, instead of how gloo puts it."""
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as error:
+        raise PeerLostError(
+            f"rank {_here.rank} of {_here.size}: another process of this run has ended or does "
+            f"not answer ({' '.join(str(error).split())[:200]})"
+        ) from error
+
+
+def derive(seed: int, *path: int) -> int:
+    """Return the seed of one stream of this process; rank 0 has that of a run by itself."""
+    own = rng.derive(seed, *path)
+    return own if _here.rank == 0 else rng.derive(own, 0, 0, _here.rank)
+
+
+# -- tensors, where they are ----------------------------------------------------------------------
+
+
+class _Mean(torch.autograd.Function):
+    """The mean over processes; what flows back is the mean over processes too.
+
+    A gradient that is then averaged over processes is that of the mean of their losses.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _reduce(x, "sum") / dist.get_world_size()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _reduce(grad, "sum") / dist.get_world_size()
+
+
+def _reduce(x: Tensor, op: str) -> Tensor:
+    group: Any = dist.group.WORLD
+    reduced = collectives.all_reduce(x.contiguous(), op, group)
+    if torch.compiler.is_compiling():
+        return reduced
+    with _heard():
+        return collectives.wait_tensor(reduced)
+
+
+def mean(x: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes; gradients flow through it."""
+    return x if _here.size == 1 else _Mean.apply(x)
+
+
+def total(x: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes, without a gradient."""
+    return x if _here.size == 1 else _reduce(x.detach(), "sum")
+
+
+def largest(x: Tensor) -> Tensor:
+    """Return the largest of each number over all processes, without a gradient."""
+    return x if _here.size == 1 else _reduce(x.detach(), "max")
+
+
+def gathered(x: Tensor) -> Tensor:
+    """Return the rows of all processes, those of rank 0 first, without a gradient."""
+    if _here.size == 1:
+        return x
+    slots = x.new_zeros(_here.size, *x.shape)
+    slots[_here.rank] = x.detach()  # a sum with zeros is the one reduction that all versions have
+    return _reduce(slots, "sum").flatten(0, 1)
+
+
+def mean_gradients(grads: Grads) -> list[Tensor | None]:
+    """Return the mean of gradients over all processes: one bucket, one reduction.
+
+    Where this process has none and another one has, there is none on any: losses of all processes
+    must pass the same parameters.
+    """
+    there = [g for g in grads if g is not None]
+    if _here.size == 1 or not there:
+        return list(grads)
+    bucket = torch.cat([g.detach().reshape(-1).float() for g in there])
+    flat = _reduce(bucket, "sum") / _here.size
+    parts = iter(flat.split([g.numel() for g in there]))
+    return [None if g is None else next(parts).view(g.shape).to(g.dtype) for g in grads]
+
+
+# -- numbers and plain data on the host -----------------------------------------------------------
+
+
+def agree(values: Sequence[float]) -> list[float]:
+    """Return the sums of a few numbers over all processes."""
+    if _here.size == 1:
+        return list(values)
+    with _heard():
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(numbers)
+        return numbers.tolist()
+
+
+def any_of(flag: bool) -> bool:
+    """Tell whether it holds on any process."""
+    return flag if _here.size == 1 else agree([float(flag)])[0] > 0
+
+
+def all_of(flag: bool) -> bool:
+    """Tell whether it holds on every process."""
+    return flag if _here.size == 1 else agree([float(flag)])[0] == _here.size
+
+
+def gather(value: T) -> list[T]:
+    """Return the plain data of every process, by rank."""
+    if _here.size == 1:
+        return [value]
+    out: list[Any] = [None] * _here.size
+    with _heard():
+        dist.all_gather_object(out, value)
+    return out
+
+
+def broadcast(value: T) -> T:
+    """Return rank 0's plain data on every process."""
+    if _here.size == 1:
+        return value
+    box: list[Any] = [value]
+    with _heard():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def barrier() -> None:
+    """Wait until every process has come here."""
+    if _here.size > 1:
+        agree([0.0])
+
+
+# -- parts of a tensor, one on each process -------------------------------------------------------
+
+
+def all_processes() -> int:
+    """Return how many processes there are, also inside `alone`."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def joined_parts(part: Tensor) -> Tensor:
+    """Return the parts [n] of all processes behind one another, without a gradient."""
+    group: Any = dist.group.WORLD
+    with _heard():
+        return collectives.wait_tensor(
+            collectives.all_gather_tensor(part.detach().contiguous(), 0, group)
+        )
+
+
+def own_part_of_mean(x: Tensor) -> Tensor:
+    """Return this process's part of the mean of flat tensors over all processes."""
+    group: Any = dist.group.WORLD
+    with _heard():
+        mine = collectives.wait_tensor(
+            collectives.reduce_scatter_tensor(x.contiguous(), "sum", 0, group)
+        )
+    return mine / all_processes()
+
+
+def parts_on_main(part: Tensor) -> list[Tensor]:
+    """Return the parts of all processes on rank 0, nothing on the others."""
+    part = part.detach().contiguous()
+    parts = [torch.empty_like(part) for _ in range(all_processes())] if is_main() else None
+    with _heard():
+        dist.gather(part, parts, dst=0)
+    return parts or []

@@ -1,0 +1,123 @@
+"""A loop's whole state: into a checkpoint, and back from one.
+
+Of several processes rank 0 saves what all share, and each what is its own: environments, buffers,
+random numbers and what it has reported since the last record.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dreamlab.core import rng as random
+from dreamlab.core import sharding, world
+from dreamlab.core.clock import Counters
+from dreamlab.core.errors import CheckpointError
+from dreamlab.engine import regrouping
+from dreamlab.engine.watch import not_finite, private
+
+if TYPE_CHECKING:
+    from dreamlab.engine.orchestrator import Orchestrator
+
+State = dict[str, Any]
+
+
+def save(loop: Orchestrator) -> Path | None:
+    """Write a checkpoint of everything the next step depends on; None if it is not finite."""
+    loop.saved_at = time.monotonic()
+    collector = loop.parts.collector.get_state() if loop.parts.collector is not None else {}
+    workflow = sharding.whole_state(loop.workflow)
+    found = world.gather(not_finite(loop.workflow, workflow, private(collector)))
+    bad = next((b for b in found if b is not None), None)
+    if not loop.watch.may_save(bad, loop.checkpoints.names(), loop.say_and_record):
+        return None
+    clock = loop.scheduler.clock()
+    buffers = {name: buffer.save() for name, buffer in loop.parts.buffers.items()}
+    state: State = {
+        "collector": collector,
+        "buffers": buffers,
+        "logger": loop.parts.logger.get_state(),
+        "rng": random.get_state(),
+    }
+    if world.is_main():
+        state |= {"workflow": workflow, **_shared(loop), "at": clock.name}
+    marks = {k: {m: v for m, v in s.items() if isinstance(v, int)} for k, s in buffers.items()}
+    path = loop.checkpoints.save(state, clock, loop.score, marks)
+    for name, buffer in loop.parts.buffers.items():
+        buffer.prune([m[name] for m in loop.checkpoints.marks()])
+    loop.run_log.update(saved_frames=loop.counters.env_frames)
+    loop.saved_at = time.monotonic()
+    for tell in loop.observers.saved:
+        tell(path)
+    return path
+
+
+def _shared(loop: Orchestrator) -> State:
+    """Return what is the same on every process, but for the weights."""
+    return {
+        "scheduler": loop.scheduler.get_state(),
+        "counters": asdict(loop.counters),
+        "watch": loop.watch.get_state(),
+        "due": {name: due.get_state() for name, due in loop.dues().items()},
+        "spec": asdict(loop.workflow.spec),
+        "scaling": {k: a.get_state() for k, a in loop.parts.scaling.items()},
+        "score": loop.score,
+        "owed": loop.owed,
+        "wall_s": loop.speed.wall_s,
+    }
+
+
+def load(loop: Orchestrator, which: str = "latest") -> bool:
+    """Continue from the newest checkpoint that is whole, with all that it needs, or from one.
+
+    Return False if none was ever saved: a run that died before its first one starts over, and
+    so do its records.
+    """
+    state = loop.checkpoints.restore(lambda s: _take(loop, s), loop.run_log.saved, which)
+    if state is None:
+        loop.parts.logger.restart()
+        return False
+    loop.scheduler.set_state(state["scheduler"])
+    loop.counters = Counters(**state["counters"])
+    if "parts" not in state or world.is_main():  # what was reported is reported once
+        loop.parts.logger.set_state(state["logger"])
+    loop.watch.set_state(state["watch"])
+    for name, due in loop.dues().items():
+        due.set_state(state["due"][name])
+    loop.score = None if loop.evaluates() else state["score"]
+    loop.owed = state.get("owed", False)  # older checkpoints have none
+    loop.speed.wall_s = state["wall_s"]
+    if "parts" in state:
+        regrouping.begin_anew(loop, state)
+        return True
+    lost = loop.parts.collector.set_state(state["collector"]) if loop.parts.collector else []
+    _tell_lost(loop, lost)
+    random.set_state(state["rng"])
+    return True
+
+
+def _tell_lost(loop: Orchestrator, lost: list[int]) -> None:
+    """Say which environments began a new episode, on any process."""
+    for rank, mine in enumerate(found := world.gather(lost)):
+        if mine:
+            where = f" of rank {rank}" if len(found) > 1 else ""
+            loop.say_and_record(
+                f"environments {mine}{where} cannot be restored and start a new episode"
+            )
+    loop.run_log.update(exact_resume=not any(found))
+    loop.run_log.event("resumed", **loop.now(), lost_envs=lost)
+
+
+def _take(loop: Orchestrator, state: State) -> None:
+    """Take over what may be corrupted or diverged; raise if it is."""
+    bad = not_finite(loop.workflow, state["workflow"], private(state["collector"]))
+    if bad is not None:
+        raise CheckpointError(f"{bad}: the run had diverged")
+    sharding.take_state(loop.workflow, state["workflow"])
+    if "parts" in state:
+        state["lost"] = regrouping.share(loop.parts.buffers, state["parts"])
+        return
+    for name, buffer in loop.parts.buffers.items():
+        buffer.load(state["buffers"][name])

@@ -1,0 +1,217 @@
+"""Several processes that train one run: how many, and torch's elastic agent that starts them.
+
+`dreamlab train X distributed.processes=2` starts the agent, whose workers are `dreamlab train X
+distributed.processes=2` again; `torchrun --nproc-per-node 2 -m dreamlab train X` does the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+
+from dreamlab.core import world
+from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.core.limits import Natural, Positive, Range
+from dreamlab.core.text import print
+from dreamlab.engine.signals import PREEMPTED
+
+OURS = "DREAMLAB_LAUNCHED"
+"""Set for workers of our own launcher: the file in which rank 0 leaves the exit code."""
+INTERRUPTED = 130
+PEER_LOST = 75
+"""Exit code of a process that ends because another one did."""
+PATIENCE_S = 600
+"""How long workers may take to save after a signal before they are killed."""
+ORPHAN_CHECK_S = 1.0
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Processes that train one run together, each with its own environments and replay."""
+
+    processes: Annotated[int, Range(1, 4_096)] = 1
+    """How many. A batch of each is as large as configured, so that one update learns from
+    `processes` times as much; env frames, decisions and train ratio are counted over all."""
+    shard: bool = False
+    """Keep a part of the weights, of what optimizers hold and of averages on each process."""
+    shard_least: Natural = 1_024
+    """With `shard`: weights of fewer numbers stay whole on every process."""
+    timeout_s: Positive = world.TIMEOUT_S
+    """How long a process waits for the others, for example while rank 0 evaluates."""
+    check_every_updates: Natural | None = None
+    """Compare the weights of all processes after so many updates; 0: never. None: 10 where
+    `watch.check_every_update` is on, as in the preset `debug`, else never."""
+
+    def __post_init__(self) -> None:
+        place = world.launched()
+        if self.processes == 1 and (place is None or place.size == 1):
+            for name in ("shard", "shard_least", "timeout_s", "check_every_updates"):
+                if getattr(self, name) != getattr(DistributedConfig, name):
+                    raise ValueError(f"{name} has no effect with processes=1")
+        if self.shard_least != DistributedConfig.shard_least and not self.shard:
+            raise ValueError("shard_least has no effect without shard")
+        if self.shard and self.check_every_updates:
+            raise ValueError("check_every_updates: with shard no process has all weights")
+
+
+def placed(processes: int) -> world.World:
+    """Return which of the processes this one is; raise if another number was started."""
+    place = world.launched() or world.World()
+    if processes not in (1, place.size):
+        raise ConfigError(
+            f"distributed.processes={processes}, but {place.size} started: use `dreamlab train`, "
+            "which starts them, or torchrun --nproc-per-node with the same number"
+        )
+    return place
+
+
+def wants_launch(processes: int) -> bool:
+    """Tell whether this process has to start the others first."""
+    return processes > 1 and world.launched() is None
+
+
+# -- the launcher ---------------------------------------------------------------------------------
+
+
+def launch(words: Sequence[str], processes: int, resume: str) -> int:
+    """Run `dreamlab` with these words in several processes and return its exit code.
+
+    `resume` is what a user may type to go on, should one of them be killed.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed"):  # what it has to say we say in a sentence
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(PATIENCE_S))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // processes)))
+    with tempfile.TemporaryDirectory(prefix="dreamlab_launch_") as folder:
+        os.environ[OURS] = str(Path(folder) / "code")
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=secrets.token_hex(8),
+            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
+            max_restarts=0, monitor_interval=0.1,
+        )  # fmt: skip
+        try:
+            elastic_launch(config, sys.executable)("-m", "dreamlab", *words)
+        except SignalException:
+            return _code(folder, INTERRUPTED)
+        except ChildFailedError as error:
+            return _failed(error.failures, folder, resume)
+        finally:
+            del os.environ[OURS]
+        return _code(folder, 0)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _code(folder: str, otherwise: int) -> int:
+    """Return the exit code that rank 0 left."""
+    try:
+        return int((Path(folder) / "code").read_text())
+    except (OSError, ValueError):
+        return otherwise
+
+
+def _failed(failures: dict[int, Any], folder: str, resume: str) -> int:
+    """Say what went wrong: the errors of processes, or which of them was killed and how."""
+    texts: dict[str, list[int]] = {}
+    for path in sorted(Path(folder).glob("code.*")):
+        texts.setdefault(path.read_text(), []).append(int(path.suffix[1:]))
+    for text, ranks in texts.items():
+        print(text if 0 in ranks else f"rank {ranks[0]}: {text}", file=sys.stderr)
+    killed = {k: f for k, f in failures.items() if f.exitcode < 0}
+    ended = {k: f for k, f in failures.items() if f.exitcode not in (2, PEER_LOST, INTERRUPTED)}
+    if texts or not (killed or ended):
+        return _code(folder, 2)
+    number, failure = next(iter((killed or ended).items()))
+    how = f"ended with exit code {failure.exitcode}"
+    if failure.exitcode < 0:
+        how = f"was killed by signal {-failure.exitcode} ({_signal(-failure.exitcode)})"
+    raise LabError(
+        f"rank {number} (process {failure.pid}) {how}; the other processes were stopped. "
+        f"The last checkpoint is complete: {resume}"
+    )
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+# -- a worker -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def together(processes: int, device: str, timeout_s: float) -> Iterator[world.World]:
+    """Be one of the run's processes inside the block; with one process nothing happens."""
+    place = placed(processes)
+    if place.size == 1:
+        yield place
+        return
+    cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if cuda:
+        torch.cuda.set_device(place.local_rank % max(1, torch.cuda.device_count()))
+    if OURS in os.environ:
+        _end_with_parent()
+    with world.joined(place, cuda, timeout_s):
+        yield place
+
+
+def leave(code: int) -> int:
+    """Return the exit code of a worker; our launcher is told it, and that all went well.
+
+    An interruption is no failure: the agent must not kill the others while they still save.
+    """
+    if OURS not in os.environ or world.launched() is None:
+        return code
+    if int(os.environ.get("RANK", "0")) == 0:
+        Path(os.environ[OURS]).write_text(str(code))
+    return 0 if code in (INTERRUPTED, PREEMPTED) else code
+
+
+def told(error: LabError) -> bool:
+    """Leave what is wrong for our launcher to say, so that it is said once; False without one."""
+    if OURS not in os.environ or world.launched() is None:
+        return False
+    text = f"{type(error).__name__}: {error}"
+    Path(f"{os.environ[OURS]}.{os.environ['RANK']}").write_text(text)
+    return True
+
+
+def lost(error: world.PeerLostError) -> int:
+    """Return the exit code for a process that another one left; our launcher says the reason."""
+    if OURS not in os.environ:
+        print(f"PeerLostError: {error}", file=sys.stderr)
+    return PEER_LOST
+
+
+def _end_with_parent() -> None:
+    """Ask for a stop, as Ctrl-C does, once the launcher is gone: no process is left behind."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(ORPHAN_CHECK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,59 @@
+"""Going on with another number of processes: what is kept, what is shared out, what begins anew."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dreamlab.core import rng as random
+from dreamlab.core import world
+from dreamlab.data.source import Buffer
+
+if TYPE_CHECKING:
+    from dreamlab.engine.orchestrator import Orchestrator
+
+State = dict[str, Any]
+ALWAYS = ("running episodes", "random streams")
+"""What is lost in any case: environments and draws of one number of processes are not another's."""
+
+
+def share(buffers: Mapping[str, Buffer], parts: Sequence[State]) -> list[str]:
+    """Give this process its share of what all buffers held; return what could not be kept."""
+    lost: list[str] = []
+    for name, buffer in buffers.items():
+        states = [p["buffers"][name] for p in parts]
+        divide: Any = getattr(buffer, "regroup", None)
+        if divide is None:  # data of others: each process reads all of it, in an order of its own
+            if world.rank() < len(states):
+                buffer.load(states[world.rank()])
+        elif missing := divide(states, world.rank(), world.size()):
+            lost.append(f"{missing} of buffer {name!r}")
+    return lost
+
+
+def begin_anew(loop: Orchestrator, state: State) -> None:
+    """Begin new episodes and random streams, with the statistics of before; say what is lost."""
+    then, collector = len(state["parts"]), loop.parts.collector
+    if collector is not None:
+        collector.envs.normalizer.set_state(_agreed(state["collector"]["envs"]["normalizer"]))
+    seed = zlib.crc32(state["rng"]["torch"].numpy().tobytes())
+    random.seed_all(random.derive(seed, world.size(), world.rank()))
+    found = list(dict.fromkeys(x for lost in world.gather(state["lost"]) for x in lost))
+    lost = [*ALWAYS, *found]
+    told = {"from": then, "to": world.size(), "lost": lost}
+    text = (
+        f"continuing with {world.size()} processes instead of {then}: weights, optimizers, "
+        f"counters and replay are kept; not kept: {', '.join(lost)}"
+    )
+    loop.say_and_record(text)
+    loop.run_log.update(exact_resume=False, regrouped=told)
+    loop.run_log.event("resumed", **loop.now(), regrouped=told)
+
+
+def _agreed(state: State) -> State:
+    """Return the statistics that all processes had agreed on, without one's own since then."""
+    shared: State = state.get("shared", {})
+    obs = {k: shared[k]["agreed"] if k in shared else v for k, v in state["obs"].items()}
+    reward = shared[""]["agreed"] if "" in shared else state["reward"]
+    return {k: v for k, v in state.items() if k != "shared"} | {"obs": obs, "reward": reward}

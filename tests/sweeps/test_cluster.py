@@ -1,0 +1,249 @@
+"""One training on a cluster: what it asks for, preemption, machines that are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dreamlab.cli import main
+from dreamlab.commands.submit import place_of
+from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.engine.observer import Observer
+from dreamlab.engine.signals import PREEMPTED
+from dreamlab.sweeps.job import SingleJob, program
+from dreamlab.sweeps.job_pool import JobPool, make_launcher
+from dreamlab.sweeps.launch.local import BufferContext, children
+from dreamlab.sweeps.launch.options import LauncherConfig, Limits
+from dreamlab.sweeps.launch.ranks import Ranks
+from dreamlab.sweeps.launch.slurm import parameters
+from dreamlab.sweeps.progress import SweepProgress
+from dreamlab.sweeps.sweep import Sweep, SweepConfig
+from dreamlab.training import exit_code
+from tests.helpers import metrics, need, open_loop
+from tests.sweeps.many import QUICK, holders, wait_for
+
+SHORT = ("ppo_cartpole", *QUICK, "threads=1")
+LONGER = (*SHORT, "training.total_frames=60_000", "log.every_frames=5_000", "checkpoint.every_s=0")
+
+
+def uninterrupted(folder: Path, *options: str) -> list[dict]:
+    open_loop(folder / "whole", *options).run()
+    return metrics(folder / "whole")
+
+
+# -- what is asked for ----------------------------------------------------------------------------
+
+
+def test_the_options_of_the_place_are_no_options_of_the_run():
+    words = ["ppo_cartpole", "seed=1", "launcher.name=slurm", "launcher.partition=gpu",
+             "launcher.options.slurm_constraint=a100", "limits.nodes=2",
+             "limits.processes_per_node=4", "limits.gpus=4"]  # fmt: skip
+    place, own = place_of(words)
+    assert own == ["ppo_cartpole", "seed=1"]
+    assert place is not None
+    asked = parameters(place.launcher, place.limits)
+    assert (asked["slurm_partition"], asked["slurm_constraint"]) == ("gpu", "a100")
+    assert (asked["nodes"], asked["tasks_per_node"], asked["gpus_per_node"]) == (2, 1, 4)
+    assert asked["slurm_additional_parameters"] == {"requeue": True}
+    assert place_of(["ppo_cartpole"]) == (None, ["ppo_cartpole"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["limits.gpus=1"], "leave `launcher` and `limits` out"),
+        (["launcher.name=slurm", "limits.node=2"], "nodes"),
+        (["launcher.name=slurm", "limits.nodes=0"], "at least 1"),
+        (["launcher.name=slurm", "limits.gpus=0.5"], "whole GPUs"),
+        (["launcher.name=slurm", "launcher.cluster=local", "limits.nodes=2"], "limits.nodes"),
+        (["launcher.name=ray", "launcher.partition=gpu"], "launcher.partition"),
+        (["launcher.name=ray", "limits.gpu_memory_gib=4"], "of this machine"),
+        (["launcher=slurm"], "launcher.OPTION=VALUE"),
+        (["launcher.name=slurm", "launcher.partition=a", "launcher.options.slurm_partition=b"],
+         "slurm_partition"),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_is_an_error(words, message):
+    with pytest.raises(ConfigError, match=message):
+        place_of(words)
+
+
+def test_a_sweep_of_this_machine_has_one_node():
+    with pytest.raises(ConfigError, match=r"limits\.nodes"):
+        SweepConfig(experiment="ppo_cartpole", limits=Limits(nodes=2))
+
+
+def test_no_other_executor_takes_the_place_of_slurm(tmp_path, monkeypatch):
+    need("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LabError, match="srun was not found"):
+        make_launcher(LauncherConfig(name="slurm"), Limits(), 1, tmp_path)
+
+
+def test_several_processes_are_started_by_the_elastic_agent(tmp_path):
+    job = SingleJob(tmp_path / "r", ("ppo_cartpole",), {})
+    alone = BufferContext(Limits(cpus=2), deadline_s=8.0).command(job)
+    assert alone[len(program()) :][:4] == [
+        "train", "ppo_cartpole", "threads=2", "checkpoint.deadline_s=8",
+    ]  # fmt: skip
+    ranks = Ranks(2, 4, 1, "first:29500", "7", 90)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.yaml").touch()
+    several = BufferContext(ranks=ranks).command(job)
+    assert several[1:3] == ["-m", "torch.distributed.run"]
+    options = [o for o in several if o.startswith("--")]
+    assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=first:29500"} <= {*options}
+    assert several[several.index("dreamlab") + 1] == "train", "the same on all nodes"
+    assert "resume" in BufferContext().command(job)
+
+
+# -- preemption of a run --------------------------------------------------------------------------
+
+
+def test_sigusr1_saves_and_says_that_the_run_goes_on(tmp_path):
+    loop = open_loop(tmp_path / "r", *SHORT, "checkpoint.deadline_s=60")
+
+    class Preempt(Observer):
+        def before(self, action):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGTERM)  # as clusters do: it must not disturb
+
+    loop.observers.add(Preempt())
+    assert loop.run() == "interrupted"
+    assert exit_code(loop.run_log, "interrupted") == PREEMPTED
+    assert loop.deadline.timer.finished.is_set(), "nothing is ended later"
+    assert open_loop(tmp_path / "r", *SHORT, "checkpoint.deadline_s=60").run() == "finished"
+    assert metrics(tmp_path / "r") == uninterrupted(tmp_path, *SHORT)
+
+
+def test_without_time_for_a_checkpoint_the_last_one_stays(tmp_path):
+    options = (*LONGER, "checkpoint.every_frames=500", "checkpoint.deadline_s=0.0001")
+    command = [sys.executable, "-m", "dreamlab", "train", *options, f"run.dir={tmp_path / 'r'}"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "r" / "checkpoints" / "latest").exists())
+    run.send_signal(signal.SIGUSR1)
+    out, _ = run.communicate(timeout=60)
+    assert run.returncode == PREEMPTED
+    assert "too short for a checkpoint; the run resumes from the last one" in out
+    loop = open_loop(tmp_path / "r", *options)
+    assert loop.counters.env_frames > 0, "the last checkpoint is whole"
+
+
+# -- clusters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_preempted_training_is_queued_again_and_ends_as_if_nothing_was(tmp_path, capfd):
+    need("submitit")
+    folder = tmp_path / "r"
+    where = ["launcher.name=slurm", "launcher.cluster=local"]
+    assert main(["train", *LONGER, *where, f"run.dir={folder}"]) == 0
+    out = capfd.readouterr().out
+    job = SingleJob(folder, (), {})
+    number = int(job.record()["queue_id"])
+    assert f"job {number}" in out
+    assert f"kill {number}" in out
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder))
+    (task,) = children(number)
+    os.kill(task, signal.SIGUSR1)
+    wait_for(lambda: job.manifest_status() == "finished" and not job.run_lock.held(), 180)
+    events = [json.loads(e) for e in (folder / "events.jsonl").read_text().splitlines()]
+    assert [e["stopped_by"] for e in events if e["event"] == "interrupted"] == ["SIGUSR1"]
+    assert any(e["event"] == "resumed" for e in events)
+    assert metrics(folder) == uninterrupted(tmp_path, *LONGER)
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_preempted_go_on_together(tmp_path):
+    need("submitit")
+    two = ["launcher.name=slurm", "launcher.cluster=local", "limits.processes_per_node=2"]
+    folder = tmp_path / "r"
+    assert main(["train", *LONGER, *two, f"run.dir={folder}"]) == 0
+    job = SingleJob(folder, (), {})
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), 180)
+    (task,) = children(int(job.record()["queue_id"]))
+    os.kill(task, signal.SIGUSR1)
+    wait_for(lambda: job.manifest_status() == "finished" and not job.run_lock.held(), 240)
+    assert job.record()["attempts"] == 2
+    whole = [*LONGER, "distributed.processes=2", f"run.dir={tmp_path / 'whole'}"]
+    assert main(["train", *whole]) == 0
+    assert metrics(folder) == metrics(tmp_path / "whole")
+
+
+@pytest.fixture
+def two_nodes():
+    """A Ray cluster of two nodes beside its head, which runs nothing."""
+    need("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    yield cluster, nodes
+    import ray
+
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def watched(job: SingleJob, cluster, act) -> int:
+    """Run a job on a Ray cluster; call `act` once when it has trained a little."""
+    config = LauncherConfig(name="ray", cluster=cluster.address)
+    pool = JobPool(make_launcher(config, Limits(cpus=1), 1, job.folder), 1)
+    sweep = Sweep([job], pool, SweepProgress("t", 1), retry_failed=True)
+    show, done = sweep.view.show, []
+
+    def look(*args) -> None:
+        show(*args)
+        file = job.run_folder / "metrics.jsonl"
+        if not done and file.exists() and metrics(job.run_folder):
+            done.append(act())
+        assert time.monotonic() < until
+
+    until, sweep.view.show = time.monotonic() + 240, look
+    return sweep.run()
+
+
+@pytest.mark.slow
+def test_a_training_whose_ray_node_is_lost_goes_on_on_the_other(tmp_path, two_nodes):
+    cluster, nodes = two_nodes
+    job = SingleJob(tmp_path / "r", (*LONGER, "checkpoint.every_frames=2_000"), {})
+
+    def lose() -> None:
+        """Take the machine away on which the run is, with all that runs there."""
+        found = holders(job.folder / "run.lock")
+        parents = {int(Path(f"/proc/{p}/stat").read_text().split()[3]) for p in found}
+        pids = {*found, *parents}
+        for node in nodes:
+            raylet = node.all_processes["raylet"][0].process.pid
+            if pids & {*children(raylet)}:
+                for pid in found:
+                    os.kill(pid, signal.SIGKILL)
+                cluster.remove_node(node, allow_graceful=False)
+                return
+        raise AssertionError("the run is on neither node")
+
+    assert watched(job, cluster, lose) == 0
+    assert job.record()["attempts"] == 2
+    assert metrics(job.run_folder) == uninterrupted(tmp_path, *job.overrides)
+
+
+@pytest.mark.slow
+def test_a_training_that_is_preempted_on_ray_is_sent_again(tmp_path, two_nodes):
+    cluster, _ = two_nodes
+    job = SingleJob(tmp_path / "r", LONGER, {})
+
+    def preempt() -> None:
+        for pid in holders(job.folder / "run.lock"):
+            if b"dreamlab" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGUSR1)
+
+    assert watched(job, cluster, preempt) == 0
+    assert job.record()["attempts"] == 2
+    assert metrics(job.run_folder) == uninterrupted(tmp_path, *LONGER)
