@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab.core import world
 from dreamlab.core.errors import LabError
 from dreamlab.engine.same_weights import digests
 from tests.distributed.ranks import run_ranks
@@ -172,10 +171,6 @@ def test_processes_normalise_with_what_all_of_them_have_seen(tmp_path):
     ):
         for key in ("count", "mean", "var"):
             np.testing.assert_allclose(found[key], expected[key], rtol=1e-6)
-
-
-def test_a_process_by_itself_has_the_seeds_of_before():
-    assert world.derive(5, 0) == __import__("dreamlab.core.rng").core.rng.derive(5, 0)
 
 
 @pytest.mark.parametrize(("then", "now"), some_of([(2, 1), (1, 2), (2, 3)], 2))
