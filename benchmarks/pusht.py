@@ -81,7 +81,8 @@ def about(args: argparse.Namespace, numbers: dict[str, list[Any]]) -> dict[str, 
     machine, seeds = hardware(), " ".join(map(str, args.seeds))
     return {
         "command": f"python benchmarks/pusht.py DATA --seeds {seeds} --updates {args.updates} "
-        f"--policies {' '.join(repr(n) for n in numbers)} --record", "commit": git_state().get("commit", "")[:10],
+        f"--policies {' '.join(repr(n) for n in numbers)} --record",
+        "commit": git_state().get("commit", "")[:10],
         "hardware": f"{machine['cpu']}, {machine['cpus']} cores, torch {torch.__version__}",
         "demonstrations": info["total_episodes"], "frames": info["total_frames"],
         "updates": args.updates, "episodes": args.episodes, "seeds": args.seeds,

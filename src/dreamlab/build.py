@@ -346,7 +346,7 @@ def build_buffers(
 
 
 def _storage(part: Part) -> str:
-    """Return where a buffer lives; one that cannot be told lives in RAM."""
+    """Return where a buffer is stored: in RAM if unspecified."""
     return getattr(part.config, "storage", "ram")
 
 

@@ -30,7 +30,7 @@ QUIET = (
 )  # fmt: skip
 SAC = (
     "+experiment=sac_pendulum", "tiny=true", "env.suite=dummy", "env.id=counting",
-    "training.phases.1.train_ratio=4", "training.total_frames=400", *QUIET,
+    "training.phases.1.train_ratio=4", "training.total_frames=280", *QUIET,
 )  # fmt: skip
 ACTORS = ("actors.num=2", "env.num_envs=2", "actors.block_ticks=4", "actors.queue_ticks=8")
 
@@ -209,10 +209,10 @@ def test_dqn_counts_the_decisions_of_all_actors(tmp_path):
     assert loop.workflow.epsilon() < loop.workflow.config.epsilon
 
 
-def test_a_run_with_actors_goes_on_from_its_checkpoint(tmp_path):
+def test_a_run_with_actors_goes_on_from_its_checkpoint_but_cannot_be_verified(tmp_path, capsys):
     loop = open_loop(tmp_path / "r", *SAC, *ACTORS)
     put_inline(loop)
-    assert run_until(loop, lambda: loop.counters.env_frames >= 200) == "interrupted"
+    assert run_until(loop, lambda: loop.counters.env_frames >= 150) == "interrupted"
     frames = loop.counters.env_frames
     again = open_loop(tmp_path / "r", *SAC, *ACTORS)
     _, transport = put_inline(again)
@@ -225,12 +225,6 @@ def test_a_run_with_actors_goes_on_from_its_checkpoint(tmp_path):
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
     assert manifest["exact_resume"] is False
     assert "actors" in manifest["exact_resume_reason"]
-
-
-def test_verify_refuses_a_run_with_actors(tmp_path, capsys):
-    loop = open_loop(tmp_path / "r", *SAC, *ACTORS)
-    put_inline(loop)
-    loop.run()
     assert main(["verify", str(tmp_path / "r")]) == 2
     assert "depends on their timing" in capsys.readouterr().err
 

@@ -14,10 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from dreamlab.core.types import Mode
+from dreamlab.core.workflow import Workflow
 from dreamlab.engine.actors.cluster import RayActors
 from dreamlab.engine.actors.collector import RemoteCollector
+from dreamlab.engine.actors.weights import pack, unpack
 from dreamlab.runs.readers import read_metrics
 from dreamlab.training import load_policy
+from tests.contract.found import experiments_of, workflows
+from tests.contract.test_workflows import make
 from tests.engine.test_actors import ACTORS, QUIET, SAC, KillOnce, check_streams, stored
 from tests.helpers import need, open_loop
 
@@ -48,6 +53,24 @@ def test_every_kind_of_replay_workflow_learns_from_actors(kind, tmp_path):
     records = read_metrics(tmp_path / "r").records
     assert all(np.isfinite(v) for r in records for k, v in r.items() if k.startswith("train/"))
     assert load_policy(tmp_path / "r").env_frames == loop.counters.env_frames
+
+
+@pytest.mark.parametrize("cls", workflows(), ids=lambda c: c.__name__)
+def test_acting_changes_nothing_that_the_learner_is_not_told_of(cls, tmp_path):
+    """An actor's copy is overwritten by the learner's: what acting counts must be counted there."""
+    loop = make(tmp_path, experiments_of(cls)[0])
+    workflow, envs = loop.workflow, loop.parts.collector.envs
+    if workflow.decided.__func__ is not Workflow.decided:
+        return
+    before = unpack(pack(workflow, 0, {}))
+    state, step = workflow.initial_state(envs.num_envs), envs.reset()
+    for _ in range(3):
+        decision = workflow.act(step, state, Mode.TRAIN)
+        state, step = decision.state, envs.step(decision.action.numpy())
+    after = unpack(pack(workflow, 0, {}))
+    assert repr(before.counts) == repr(after.counts)
+    for name, value in before.tensors.items():
+        np.testing.assert_array_equal(value, after.tensors[name], err_msg=name)
 
 
 def test_latents_are_written_back_into_the_streams_of_actors(tmp_path):
@@ -205,9 +228,9 @@ def test_a_ray_machine_that_is_lost_ends_in_one_message(tmp_path, cluster):
     loop.observers.add(KillOnce(200, lambda: made.remove_node(node, allow_graceful=False)))
     from dreamlab.core.errors import LabError
 
-    with pytest.raises(LabError, match="gave no answer for 40 s") as told:
+    with pytest.raises(LabError, match="did not respond for 40 s") as told:
         loop.run()
-    assert "the same command goes on" in str(told.value)
+    assert "same command resumes" in str(told.value)
     reached = saved(tmp_path / "r")
     assert reached >= 100
     made.add_node(num_cpus=2)

@@ -62,7 +62,7 @@ class Orchestrator:
         self.stop_requested = False
         self.deadline = Deadline(config.checkpoint.deadline_s, self.say_and_record)
         self.stopping, self.late, self.asked = False, False, False  # as all processes agree
-        self.owed = False  # an evaluation that was interrupted, to be made up for first
+        self.owed = False  # an interrupted evaluation, to be repeated first
         self.said_cut = False
         self.films = Films(self.say_and_record)
         self.batch: Batch | None = None
@@ -362,7 +362,7 @@ class Orchestrator:
         return record
 
     def alert(self, kind: str, text: str) -> None:
-        """Tell the terminal, events.jsonl and the user's command."""
+        """Send an alert to the terminal, events.jsonl and the user's command."""
         self.parts.terminal.say(f"alert ({kind}): {text}")
         self.run_log.event("alert", alert=kind, text=text)
         self.alerts.send(kind, text)

@@ -147,7 +147,7 @@ def _failed(failures: dict[int, Any], folder: str, resume: str) -> int:
         how = f"was killed by signal {-failure.exitcode} ({_signal(-failure.exitcode)})"
     raise LabError(
         f"rank {number} (process {failure.pid}) {how}; the other processes were stopped. "
-        f"What was saved is whole: {resume}"
+        f"The last checkpoint is complete: {resume}"
     )
 
 
