@@ -21,9 +21,9 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = {
-    "PPO": ("ppo_cartpole", 12_000),
-    "SAC": ("sac_pendulum", 1_200),
-    "DreamerV3": ("dreamer_debug", 600),
+    "PPO": ("ppo_cartpole", 3_000),
+    "SAC": ("sac_pendulum", 200),
+    "DreamerV3": ("dreamer_debug", 150),
 }
 COMMON = (
     "device=cpu", "threads=1", "log.terminal=off", "log.every_frames=0", "log.every_updates=0",
@@ -34,7 +34,7 @@ COMMON = (
 
 def worker(out: str, words: list[str]) -> None:
     """Train as one of the processes and write down where the time went."""
-    from dreamlab import build, train
+    from dreamlab import build, training
     from dreamlab.config import compose, load_config
     from dreamlab.core import world
     from dreamlab.engine import processes
@@ -45,7 +45,7 @@ def worker(out: str, words: list[str]) -> None:
     for name, kind in (("_reduce", "reduce"), ("agree", "wait"), ("gather", "wait")):
         _timed(world, name, kind, spent)
     config = load_config(compose(words))
-    with processes.together(config.processes, "cpu", 600.0), train.open_run(config) as opened:
+    with processes.together(config.processes, "cpu", 600.0), training.open_run(config) as opened:
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
         stages = StageTimes()
         loop.observers.add(stages)
@@ -94,26 +94,25 @@ def measure(experiment: str, frames: int, num: int) -> dict[str, Any]:
         return {"processes": num, **json.loads(Path(out).read_text())}
 
 
-def page(rows: list[dict[str, Any]], load: tuple[float, float, float]) -> str:
+def page(rows: list[dict[str, Any]]) -> str:
     """Return the table as a page."""
     lines = [
         "# One run in 1 and 2 processes",
         "",
-        f"{os.cpu_count()} cores, gloo, one thread each; load average when it was measured: "
-        f"{load[0]:.1f} (1 min), {load[1]:.1f} (5 min). Each process has the environments and the "
-        "batch of the experiment, so that two learn from twice as much per update. On a machine "
-        "whose cores others use as well, processes wait for each other: what is above "
-        "the number of cores in the load average is time that nobody computes. "
-        "`python benchmarks/distributed.py` writes this page.",
+        f"{os.cpu_count()} cores, gloo, one thread each. Each process has the environments and the "
+        "batch of the experiment, so that two learn from twice as much per update. `load` is the "
+        "machine's load average (1 min) when a row was begun: where it is above the number of "
+        "cores, others used them as well, processes waited for each other, and a row tells more "
+        "of the machine than of the program. `python benchmarks/distributed.py` writes this page.",
         "",
-        "| workflow | processes | frames/s | updates/s | collect | update | in these: reduce | wait"
-        " |",
-        "|---|---|---|---|---|---|---|---|",
+        "| workflow | processes | load | frames/s | updates/s | collect | update "
+        "| in these: reduce | wait |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         share = {k: r.get(k, 0.0) / r["s"] for k in ("collect", "update", "reduce", "wait")}
         lines.append(
-            f"| {r['workflow']} | {r['processes']} | {r['frames'] / r['s']:,.0f} "
+            f"| {r['workflow']} | {r['processes']} | {r['load']:.0f} | {r['frames'] / r['s']:,.1f} "
             f"| {r['updates'] / r['s']:.2f} | {share['collect']:.0%} | {share['update']:.0%} "
             f"| {share['reduce']:.0%} | {share['wait']:.0%} |"
         )
@@ -121,13 +120,14 @@ def page(rows: list[dict[str, Any]], load: tuple[float, float, float]) -> str:
 
 
 def main() -> None:
-    load, rows = os.getloadavg(), []
+    rows: list[dict[str, Any]] = []
     for workflow, (experiment, frames) in RUNS.items():
         for num in (1, 2):
-            rows.append({"workflow": workflow, **measure(experiment, frames, num)})
+            load = os.getloadavg()[0]
+            rows.append({"workflow": workflow, "load": load, **measure(experiment, frames, num)})
             print(json.dumps(rows[-1]), flush=True)
-    (RESULTS / "distributed.json").write_text(json.dumps({"load": load, "rows": rows}, indent=1))
-    (RESULTS / "distributed.md").write_text(page(rows, load))
+            (RESULTS / "distributed.json").write_text(json.dumps(rows, indent=1) + "\n")
+            (RESULTS / "distributed.md").write_text(page(rows))
 
 
 if __name__ == "__main__":
