@@ -27,8 +27,8 @@ from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import hardware
 
 RESULTS = Path(__file__).parent / "results"
-UPDATES = 4_000
-SCALES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0)
+UPDATES = 2_000
+SCALES = (0.0, 0.1, 0.3, 1.0, 3.0)
 RANKED = (1, 4, 16)
 MODEL = "model: {latent_dim: 64, mlp_dim: 64}"
 TERMS = {
@@ -38,6 +38,8 @@ TERMS = {
     "both": f"{{constraint: 0.3, value: 0.3, {MODEL}}}",
 }
 """RIC's terms in the policy's loss."""
+GUIDED = ("none", "both")
+"""Those that are measured with guidance: by IQL's critics, and by RIC's model."""
 
 
 def options(terms: str, data: Path, seed: int) -> list[str]:
@@ -72,11 +74,12 @@ def one(folder: Path, terms: str, seed: int) -> dict[str, Any]:
     """Train a run if it is not there; return all that is measured of it."""
     place = folder / f"{terms}_{seed}"
     offline.run_one(place, options(terms, folder / "data", seed))
-    found: dict[str, Any] = {"return": measure(place, 0.0, 1)}
-    if terms in ("none", "both"):
-        found["guided"] = {str(s): measure(place, s, 1) for s in SCALES}
+    plain = measure(place, 0.0, 1)
+    found: dict[str, Any] = {"return": plain}
+    if terms in GUIDED:
+        found["guided"] = {str(s): measure(place, s, 1) if s else plain for s in SCALES}
     if terms == "none":
-        found["ranked"] = {str(n): measure(place, 0.0, n) for n in RANKED}
+        found["ranked"] = {str(n): measure(place, 0.0, n) if n > 1 else plain for n in RANKED}
     return found
 
 
@@ -123,9 +126,6 @@ def page(r: dict[str, Any]) -> str:
         cells = [cell([s["guided"][str(scale)] for s in runs[t].values()]) for t in GUIDED]
         lines.append(f"| {scale:g} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", "![guidance](guided_diffusion.png)", ""])
-
-
-GUIDED = ("none", "both")
 
 
 def draw(r: dict[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ Pages that mkdocs.yml does not name are put into the navigation by their folder.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -61,12 +62,23 @@ def _generated(target: Path, config: Any) -> File:
     if target.suffix in PICTURES:
         return File.generated(config, name, abs_src_path=str(target))
     text = target.read_text()
-    if target.suffix != ".md":
+    if target.suffix == ".ipynb":
+        text = _notebook(target)
+    elif target.suffix != ".md":
         language = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
         kind = language.get(target.suffix, "text")
         title = target.relative_to(ROOT).as_posix()
         text = f"# {title}\n\n````{kind}\n{text}\n````\n"
     return File.generated(config, name, content=text)
+
+
+def _notebook(target: Path) -> str:
+    """Return the texts and the code of a notebook."""
+    cells = json.loads(target.read_text())["cells"]
+    texts = [(c["cell_type"], "".join(c["source"])) for c in cells]
+    shown = [f"````python\n{text}\n````" if kind == "code" else text for kind, text in texts]
+    name = target.relative_to(ROOT).as_posix()
+    return "\n\n".join([*shown, f"This is `{name}`, which runs as it stands."])
 
 
 def place(target: Path) -> str:

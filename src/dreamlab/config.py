@@ -247,10 +247,11 @@ def _experiment(argument: str) -> str:
     """Return a word that stands for an experiment: its name, or a file."""
     _check_length(argument)
     if not argument.endswith((".yaml", ".yml")) and argument not in choices("experiment"):
+        expected = "expected an experiment, a YAML file or key=value"
         if like := experiments_like(argument):
             among = ", ".join(map(repr, like[:MOST_LIKE]))
-            raise ConfigError(f"there is no experiment {shown(argument)}. Did you mean {among}?")
-        expected = "expected an experiment, a YAML file or key=value"
+            hint = f"there is no experiment {shown(argument)}. Did you mean {among}?"
+            raise ConfigError(f"{hint}\n  {expected}")
         raise ConfigError(unknown("experiment", argument, choices("experiment"), expected))
     return argument
 

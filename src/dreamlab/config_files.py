@@ -15,7 +15,7 @@ SENTENCE = re.compile(r"(?<=[.?!])(?<!et al\.) ")
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a list tells of an experiment."""
+    """An experiment as it is listed."""
 
     name: str
     env: str

@@ -58,7 +58,7 @@ class Agent:
 
     @torch.no_grad()
     def act(self, obs: Obs, is_first: Tensor | None = None, evaluation: bool = False) -> Tensor:
-        """Return actions for observations [n, ...]; `is_first` [n] tells where episodes start.
+        """Return actions for observations [n, ...]; `is_first` [n] marks the start of episodes.
 
         In evaluation it is the agent's best; else it explores.
         """

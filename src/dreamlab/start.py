@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dreamlab.config import StartConfig
+from dreamlab.core import sharding
 from dreamlab.core.affine import Affine, Scaling
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
 from dreamlab.core.files import write_text
@@ -71,7 +72,8 @@ def load_weights(loop: Orchestrator, state: State, start: StartConfig) -> None:
     """
     workflow = loop.workflow
     found: State = {k: v for k, v in state["workflow"].items() if isinstance(v, Tensor)}
-    theirs = {workflow.former_names.get(k, k): v for k, v in found.items()}
+    known = {workflow.former_names.get(k, k): v for k, v in found.items()}
+    theirs = sharding.own_weights(workflow, known)
     ours = workflow.state_dict()
     wanted = _wanted({k: v for k, v in ours.items() if isinstance(v, Tensor)}, start)
     _check_fit(wanted, theirs, start)

@@ -164,7 +164,7 @@ def resume(
     trust_code: bool = False,
     checkpoint: str = "latest",
 ) -> tuple[Run, str]:
-    """Resume a run by its own configuration, read when nobody else can change it.
+    """Resume a run by its own configuration, read while the run is locked.
 
     From another checkpoint than the latest the run goes its way again: later ones are set aside.
     """
@@ -180,7 +180,7 @@ def resume(
 
 
 def check_resumable(folder: Path) -> None:
-    """Raise unless a folder holds a run that can go on."""
+    """Raise unless a folder holds a run that can continue."""
     check_folder(folder)
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{folder} is not a run directory: it has no config.yaml")
@@ -211,7 +211,7 @@ def with_processes(config: LabConfig, processes: int) -> LabConfig:
 
 
 def begin(opened: Opened, loop: Orchestrator, checkpoint: str = "latest") -> bool:
-    """Bring a loop to where its run is: to a checkpoint, or to where it starts; tell which."""
+    """Restore a loop from a checkpoint, or initialize it; return which."""
     if opened.found and loop.load(checkpoint):
         return True
     if opened.config.start is not None:
@@ -328,9 +328,9 @@ def measure(
     trained: Trained, folder: Path, how: EvalConfig, film: bool = False, trust_code: bool = False
 ) -> EvalResult:
     """Play episodes with a policy that was loaded from `folder`, and return what they came to."""
-    dispatch.set_reference(trained.config.accel == "off")
+    reference = dispatch.reference_kernels(trained.config.accel == "off")
     evaluator = build_evaluator(replace(trained.config, eval=how))
-    with strangers.guarded(folder, trust_code):
+    with strangers.guarded(folder, trust_code), reference:
         return evaluator.run(trained.workflow, trained.statistics, film=film)
 
 

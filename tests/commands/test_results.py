@@ -266,7 +266,7 @@ def test_the_newest_of_each_kind_is_shown(tmp_path):
 def recipe_of(page: Path) -> tuple[list[str], dict[str, str]]:
     """Return the lines to type that a page shows, and the files it offers."""
     text = page.read_text()
-    [lines] = re.findall(r'id="to-reproduce".*?<pre>(.*?)</pre>', text, re.DOTALL)
+    [lines] = re.findall(r'id="reproduce".*?<pre>(.*?)</pre>', text, re.DOTALL)
     links = re.findall(r'download="(.+?)" href="data:text/plain;base64,(.+?)"', text)
     return unescape(lines).splitlines(), {n: b64decode(d).decode() for n, d in links}
 

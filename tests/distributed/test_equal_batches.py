@@ -21,7 +21,6 @@ from dreamlab.core.workflow import Workflow
 from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.same_weights import digests
-from dreamlab.workflows.world_models import WorldModels
 from tests.contract.found import CASES, workflows
 from tests.contract.test_workflows import make
 from tests.distributed.constant_random import ConstantRandom
@@ -104,7 +103,8 @@ def test_two_processes_learn_what_one_learns_from_twice_the_batch(cls, name, tmp
         return
     assert kept.batches, "nothing was learnt: there is nothing to compare"
     halves = run_ranks(lambda rank: learn(workflow, kept, slice(rank, None, 2)), tmp_path / "r")
-    if isinstance(workflow, WorldModels):  # candidates dream once from each of so many windows
+    hooks = {h for phase, _ in kept.batches.values() for h in phase.update_hooks}
+    if "update_controller_in_dream" in hooks:  # candidates dream once from each of so many windows
         controller = workflow.config.controller
         twice = replace(controller, rollouts=2 * controller.rollouts)
         workflow.config = replace(workflow.config, controller=twice)

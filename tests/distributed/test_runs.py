@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from dreamlab.core import world
 from dreamlab.core.errors import LabError
 from dreamlab.engine.same_weights import digests
 from tests.distributed.ranks import run_ranks
 from tests.helpers import metrics, open_loop, run_for, some_of
 
 COMMON = (
-    "tiny=true", "env.num_envs=2", "training.total_frames=1_500", "log.every_frames=100",
-    "eval.episodes=1", "eval.num_envs=1", "eval.every_frames=600", "eval.video=false",
-    "checkpoint.every_s=0", "checkpoint.every_frames=400", "device=cpu",
+    "tiny=true", "env.num_envs=2", "training.total_frames=500", "log.every_frames=100",
+    "eval.episodes=1", "eval.num_envs=1", "eval.every_frames=250", "eval.video=false",
+    "checkpoint.every_s=0", "checkpoint.every_frames=200", "device=cpu",
     "env.normalize_obs={clip: 10.0}", "env.normalize_reward={clip: 10.0}",
 )  # fmt: skip
 
@@ -39,7 +38,8 @@ def fingerprint(loop):
         "stores": stores,
         "counters": loop.counters,
         "rng": torch.get_rng_state().numpy().tobytes(),
-        "moments": repr(loop.parts.collector.envs.normalizer.get_state()),
+        "moments": repr(state := loop.parts.collector.envs.normalizer.get_state()),
+        "agreed": repr((state["obs"], state["reward"])),
         "step": {k: v.tobytes() for k, v in loop.parts.collector.step.obs.items()},
     }
 
@@ -60,7 +60,7 @@ def straight(folder: Path, name: str, *more: str):
 @pytest.mark.parametrize("name", some_of(["dqn_cartpole", "ppo_cartpole", "dreamer_cartpole"], 2))
 def test_a_run_in_two_processes_that_was_interrupted_equals_one_that_was_not(name, tmp_path):
     def broken(rank: int):
-        for actions in (3, 40):
+        for actions in (3, 20):
             # only the second process is asked to stop; both do
             loop = open_loop(tmp_path / "b", *options(name))
             assert run_for(loop, actions if rank == 1 else None) == "interrupted"
@@ -78,7 +78,7 @@ def test_a_run_in_two_processes_that_was_interrupted_equals_one_that_was_not(nam
     assert first["counters"] == second["counters"]
     assert first["step"] != second["step"], "two processes see the same observations"
     assert first["rng"] != second["rng"], "two processes draw the same random numbers"
-    assert first["moments"] == second["moments"]
+    assert first["agreed"] == second["agreed"], "two processes normalise differently"
     if first["stores"]:
         assert first["stores"] != second["stores"]
 
@@ -174,50 +174,49 @@ def test_processes_normalise_with_what_all_of_them_have_seen(tmp_path):
             np.testing.assert_allclose(found[key], expected[key], rtol=1e-6)
 
 
-def test_a_process_by_itself_has_the_seeds_of_before():
-    assert world.derive(5, 0) == __import__("dreamlab.core.rng").core.rng.derive(5, 0)
-
-
-@pytest.mark.parametrize(
-    ("then", "now"), [(2, 1), (1, 2), pytest.param(2, 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("then", "now"), some_of([(2, 1), (1, 2), (2, 3)], 2))
 def test_another_number_of_processes_goes_on_with_weights_and_the_same_steps(then, now, tmp_path):
-    more = ("training.total_frames=2_000",)
+    more = ("training.total_frames=900",)
 
     def begin(rank: int):
         loop = open_loop(tmp_path / "run", *options("dqn_cartpole"), *more)
-        assert run_for(loop, 60) == "interrupted"
+        assert run_for(loop, 100) == "interrupted"
         replay = loop.parts.buffers["replay"]
         steps = replay.store.take(max(0, replay.added - replay.ticks), replay.added)
-        return rewards_of(steps), digests(list(tensors(loop).values())), loop.counters
+        return seen_in(steps), state_of(loop)
 
     def go_on(rank: int):
         loop = open_loop(tmp_path / "run", *options("dqn_cartpole"), *more)
-        weights, counters = digests(list(tensors(loop).values())), loop.counters
+        begun = state_of(loop)
         replay = loop.parts.buffers["replay"]
-        steps = rewards_of(replay.store.take(replay.first, replay.added))
+        steps = seen_in(replay.store.take(replay.first, replay.added))
         drawn = replay.sample()
         assert drawn.reward.shape[0] == replay.config.batch
         assert loop.run() == "finished"
-        return steps, weights, counters, replay.saves
+        return steps, begun
 
     def ranks(fn, size: int):
         return run_ranks(fn, tmp_path / "r", size) if size > 1 else [fn(0)]
 
     before, after = ranks(begin, then), ranks(go_on, now)
     assert [x for a in after for x in a[0]] == [x for b in before for x in b[0]]
-    assert {str(a[1:3]) for a in after} == {str(before[0][1:3])}
+    assert {a[1] for a in after} == {before[0][1]}
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["regrouped"]["from"] == then
     assert manifest["regrouped"]["to"] == now
     assert {"running episodes", "random streams"} <= set(manifest["regrouped"]["lost"])
     assert manifest["exact_resume"] is False
-    again = ranks(
-        lambda rank: open_loop(tmp_path / "run", *options("dqn_cartpole"), *more).run(), now
-    )
-    assert set(again) == {"finished"}
+
+    def once_more(rank: int):
+        return open_loop(tmp_path / "run", *options("dqn_cartpole"), *more).run()
+
+    assert set(ranks(once_more, now)) == {"finished"}
 
 
-def rewards_of(steps) -> list[tuple[float, ...]]:
+def state_of(loop) -> str:
+    return f"{digests(list(tensors(loop).values()))} {loop.counters}"
+
+
+def seen_in(steps) -> list[tuple[float, ...]]:
     """Return what was seen at each tick, as something that can be compared."""
     return [tuple(x.flatten().tolist()) for x in steps["obs/state"].transpose(0, 1)]

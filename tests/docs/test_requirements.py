@@ -1,4 +1,4 @@
-"""Files that repeat pyproject.toml say the same as it does."""
+"""Files that repeat what another file says agree with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,12 +14,18 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_requirements_of_every_extra_are_up_to_date():
-    spec = importlib.util.spec_from_file_location("made", ROOT / "scripts/make_requirements.py")
+def script(name: str) -> Any:
+    """Return a script of ours as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
-    made = importlib.util.module_from_spec(spec)
     assert spec.loader is not None
-    spec.loader.exec_module(made)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_requirements_of_every_extra_are_up_to_date():
+    made = script("make_requirements")
     found = {p.name: p.read_text() for p in (ROOT / "requirements").glob("*.txt")}
     assert found == made.files(), "run: python scripts/make_requirements.py"
     assert "ale-py>=0.11" in found["all.txt"]  # what an extra of our own stands for
@@ -44,3 +51,11 @@ def test_the_images_install_extras_that_exist():
     assert len(lines) == 2
     for line in lines:
         assert set(line.split(",")) <= PROJECT["optional-dependencies"].keys()
+
+
+def test_the_table_of_results_is_that_of_the_recorded_files():
+    text = (ROOT / "README.md").read_text()
+    made = script("results_table")
+    assert made.placed(text) == text, "run: python scripts/results_table.py"
+    assert made.table().count("| [") >= len(made.RECORDED)
+    assert made.table() in text

@@ -33,9 +33,13 @@ def text_of(node: ast.AST) -> str | None:
 
 
 @cache
+def trees() -> dict[Path, ast.Module]:
+    return {p: ast.parse(p.read_text()) for p in (ROOT / "src").rglob("*.py")}
+
+
+@cache
 def texts() -> list[str]:
-    trees = (ast.parse(p.read_text()) for p in (ROOT / "src").rglob("*.py"))
-    found = (text_of(node) for tree in trees for node in ast.walk(tree))
+    found = (text_of(node) for tree in trees().values() for node in ast.walk(tree))
     return [t for t in found if t]
 
 
@@ -94,6 +98,16 @@ def test_an_option_that_another_programs_user_is_told_exists(page):
     assert told > 20
 
 
+def test_no_module_imports_at_its_top_what_only_posix_has():
+    """What docs/platforms.md says of Windows; inside a function or behind a condition is fine."""
+    posix = {"fcntl", "resource", "termios", "tty", "pty", "pwd", "grp"}
+    for path, tree in trees().items():
+        for node in tree.body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not posix & set(names), path
+
+
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     need("mkdocs")
@@ -112,3 +126,15 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
 def html_text(path: Path) -> str:
     """Return what a page shows."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", path.read_text()))
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs_as_it_stands(tmp_path):
+    [code] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    env = {**os.environ, "SDL_VIDEODRIVER": "dummy"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout.split()[-1]) > 195

@@ -96,7 +96,7 @@ def test_a_world_model_learns_from_data_and_then_from_both(kind: str, tmp_path: 
 def test_steps_that_did_not_happen_are_not_learnt_from(kind: str, tmp_path: Path):
     padded = ("buffers.demos.pad=edge", "buffers.demos.windows=inside")
     given = options(kind, tmp_path / "data", *padded)
-    with pytest.raises(ConfigError, match=r"buffers\.demos: pad: edge: .* as if they had happened"):
+    with pytest.raises(ConfigError, match=r"buffers\.demos: pad: edge: .* as if it had happened"):
         build.check(config_of(*given))
 
 

@@ -359,3 +359,59 @@ def test_figures_are_pictures_and_the_same_every_time(tmp_path):
     for one, two, start in zip(first, second, (b"\x89PNG", b"<?xml"), strict=True):
         assert one.read_bytes() == two.read_bytes()
         assert one.read_bytes().startswith(start)
+
+
+def test_a_budget_before_the_first_evaluation_is_met_by_the_nearest_one(tmp_path):
+    one = make_run(tmp_path / "a", [10.0], frames=[6_039])
+    two = make_run(tmp_path / "b", [20.0], frames=[6_025])
+    groups = read_groups([str(one), str(two)])
+    found = compare(groups, "return", 5_900)
+    assert [found.scores(g)["CartPole-v1"].tolist() for g in found.groups] == [[10.0], [20.0]]
+    told = [n for n in remarks(groups, [found]) if "is compared at 5,900" in n]
+    assert told == [
+        f"{one}: its first eval/return is at 6,039 env frames and is compared at 5,900",
+        f"{two}: its first eval/return is at 6,025 env frames and is compared at 5,900",
+    ]
+    with pytest.raises(LabError, match="is known for every run at 6,039 env frames"):
+        compare(groups, "return", 5_000)
+    with pytest.raises(LabError, match=r"ends at 6,025\)"):
+        compare(groups, "return", 9_000)
+
+
+def test_runs_that_end_a_little_apart_are_compared_by_their_evaluations(tmp_path):
+    late = make_run(tmp_path / "a", [10.0], frames=[6_400])
+    early = make_run(tmp_path / "b", [20.0], frames=[6_025])
+    groups = read_groups([str(late), str(early)])
+    found = compare(groups, "return")
+    assert (found.metric, found.at) == ("eval/return", 6_025)
+    notes = remarks(groups, [found])
+    assert f"{late}: its first eval/return is at 6,400 env frames and is compared at 6,025" in notes
+
+
+def test_it_says_when_another_metric_is_compared_than_the_evaluation(tmp_path):
+    whole = make_run(tmp_path / "a", [1.0, 2.0], frames=[1_000, 2_000])
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    bare = make_run(tmp_path / "b", [1.0, 2.0], frames=[1_000, 2_000], seed=1)
+    without = [{k: v for k, v in r.items() if k != "eval/return"} for r in lines]
+    write_records(bare, without)
+    groups = read_groups([str(whole), str(bare)])
+    found = compare(groups, "return")
+    assert found.metric == "episode/return"
+    said = f"episode/return is compared: eval/return has no value in {bare}"
+    assert said in remarks(groups, [found])
+    assert said not in remarks(groups, [compare(groups, "episode/return")])
+    write_records(whole, without)
+    groups = read_groups([str(whole), str(bare)])
+    told = remarks(groups, [compare(groups, "return")])
+    assert "episode/return is compared: no run has eval/return" in told
+    write_records(whole, [*without, {**lines[1], "env_frames": 9_000}])
+    write_records(bare, lines)
+    groups = read_groups([str(whole), str(bare)])
+    told = remarks(groups, [compare(groups, "return")])
+    assert any(
+        "eval/return is known for every run only from 9,000 env frames on" in n for n in told
+    )
+
+
+def write_records(folder: Path, records) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))

@@ -131,7 +131,7 @@ def test_without_time_for_a_checkpoint_the_last_one_stays(tmp_path):
     run.send_signal(signal.SIGUSR1)
     out, _ = run.communicate(timeout=60)
     assert run.returncode == PREEMPTED
-    assert "too short for a checkpoint; the run goes on from the last one" in out
+    assert "too short for a checkpoint; the run resumes from the last one" in out
     loop = open_loop(tmp_path / "r", *options)
     assert loop.counters.env_frames > 0, "the last checkpoint is whole"
 
@@ -158,6 +158,23 @@ def test_a_preempted_training_is_queued_again_and_ends_as_if_nothing_was(tmp_pat
     assert [e["stopped_by"] for e in events if e["event"] == "interrupted"] == ["SIGUSR1"]
     assert any(e["event"] == "resumed" for e in events)
     assert metrics(folder) == uninterrupted(tmp_path, *LONGER)
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_preempted_go_on_together(tmp_path):
+    need("submitit")
+    two = ["launcher.name=slurm", "launcher.cluster=local", "limits.processes_per_node=2"]
+    folder = tmp_path / "r"
+    assert main(["train", *LONGER, *two, f"run.dir={folder}"]) == 0
+    job = SingleJob(folder, (), {})
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), 180)
+    (task,) = children(int(job.record()["queue_id"]))
+    os.kill(task, signal.SIGUSR1)
+    wait_for(lambda: job.manifest_status() == "finished" and not job.run_lock.held(), 240)
+    assert job.record()["attempts"] == 2
+    whole = [*LONGER, "distributed.processes=2", f"run.dir={tmp_path / 'whole'}"]
+    assert main(["train", *whole]) == 0
+    assert metrics(folder) == metrics(tmp_path / "whole")
 
 
 @pytest.fixture

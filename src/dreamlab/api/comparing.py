@@ -31,7 +31,7 @@ class Compared:
     curves: published.Curves | None = None
     """Published curves, where they were requested."""
     warnings: tuple[str, ...] = ()
-    """Where runs stay below what was published."""
+    """Where runs fall below the published results."""
 
     @property
     def notes(self) -> list[str]:
@@ -102,7 +102,9 @@ def compare(
         return Compared(groups, found)
     returns = [c for c in found.values() if c.is_return]
     if not returns:
-        raise LabError('against: only returns are published; compare metrics=["return"]')
+        raise LabError(
+            'against: published curves exist only for the return; use metrics=["return"]'
+        )
     below = tuple(note for c in returns for note in published.below(c, against, at))
     return Compared(groups, found, published.against(tuple(groups.groups), against), below)
 

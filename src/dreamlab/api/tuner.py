@@ -69,9 +69,11 @@ class Tuner:
         if known is None:
             self.study.set_user_attr(SPACE, self._config.parameters)
         elif known != self._config.parameters:
-            raise LabError(f"{self.folder} holds a search of another space: {known}")
+            raise LabError(f"{self.folder} contains a study with another search space: {known}")
         if (own := self.study.direction.name.lower()) != self._config.tune.direction:
-            raise LabError(f"{self.folder} holds a search that does {own}: use another folder")
+            raise LabError(
+                f"{self.folder} contains a study with direction {own}: use another folder"
+            )
 
     def ask(self) -> Trial:
         """Return options to try next."""
@@ -83,7 +85,7 @@ class Tuner:
         """Say what a trial was worth; None, or a non-finite number, says that it failed."""
         taken = trial._taken
         if taken is None or taken.owner.file is None:
-            raise LabError(f"trial {trial.number} is not in hand: it was told already")
+            raise LabError(f"trial {trial.number} is not pending: it already has a value")
         if value is None or not math.isfinite(value):
             self.study.tell(taken.trial, state=self._asker.states.FAIL)
         else:

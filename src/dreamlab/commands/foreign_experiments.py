@@ -41,7 +41,7 @@ def chosen(options: Options, words: Sequence[str]) -> list[str]:
         return [_imitation(options)]
     if "task" in options:
         return [_of_task(options["task"][0])]
-    raise ConfigError(f"no algorithm was chosen: {WANTED}")
+    raise ConfigError(f"no algorithm selected: {WANTED}")
 
 
 def _names_one(word: str) -> bool:

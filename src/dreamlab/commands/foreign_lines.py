@@ -32,7 +32,7 @@ SHORT = {
     "-params": "hyperparams", "-m": "multirun", "-tb": "tensorboard_log",
 }  # fmt: skip
 LINES = ("configs", "config", "config_name", "algo", "env", "resume", "seed", "debug")
-"""Options by which a command line of another program is told."""
+"""Options that identify a command line of another program."""
 MANY = ("configs", "hyperparams", "hyperparameters", "params", "env-kwargs", "config_overrides")
 """Options that take every word up to the next option."""
 

@@ -52,7 +52,7 @@ class Candidates:
 
 
 class ActionOptimizer:
-    """Ranks, climbs, chooses; it holds no state and teaches nobody."""
+    """Ranks, optimizes and chooses actions; it has no state and trains nothing."""
 
     def __init__(self, config: ActionOptimizerConfig) -> None:
         self.config = config

@@ -315,7 +315,7 @@ def _parameters(function: Callable[..., Any], path: str) -> Mapping[str, inspect
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of a function's or a constructor's parameters, where they can be told."""
+    """Return the types of a function's or a constructor's parameters, if they can be resolved."""
     called: Any = function.__init__ if isinstance(function, type) else function
     try:
         return get_type_hints(called, include_extras=True)

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under a temporary name, flushed to the disk, renamed."""
+"""Atomic writes: files are written under a temporary name, flushed to disk, renamed."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class Found:
 
 
 def find(name: str, value: Any, flat: Flat) -> Found | None:
-    """Return what another program's option is in a configuration; None if nobody says it so."""
+    """Return what another program's option is in a configuration; None if it is unknown."""
     for part in _endings(name):
         if word := BY_NAME.get(part):
             try:

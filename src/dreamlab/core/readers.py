@@ -102,7 +102,7 @@ def read_pointer(path: Path) -> str | None:
 
 
 def _parse(text: str) -> Any:
-    """Return what a JSON text says; raise `ValueError` if nobody could work with that."""
+    """Return what a JSON text says; raise `ValueError` if it is unusable."""
     node = json.loads(text)
     if text.count("[") + text.count("{") > MOST_DEPTH and _depth_beyond(node, MOST_DEPTH):
         raise ValueError("it is nested too deeply")
@@ -121,7 +121,7 @@ def _inner(node: Any) -> list[Any]:
 
 
 def _encodable(node: Any) -> Any:
-    """Return a tree without halves of characters, which JSON can name and nobody can print."""
+    """Return a tree without lone surrogates, which JSON allows but which cannot be printed."""
     if isinstance(node, dict):
         return {_encodable(k): _encodable(v) for k, v in node.items()}
     if isinstance(node, list):
@@ -283,7 +283,7 @@ class Tail:
 
 
 def size_of(path: Path) -> int:
-    """Return a file's size in bytes; 0 if it cannot be told."""
+    """Return a file's size in bytes; 0 if unknown."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -24,7 +24,7 @@ def derive(seed: int, *path: int) -> int:
     Different paths give different streams but for one thing, kept for the runs that rely on it:
     (k, 0) is that of (k,).
     """
-    # trailing zeros do not count for numpy; where nobody relies on it, the length does
+    # trailing zeros do not count for numpy; for new streams the length does
     words = path if len(path) in (1, 2) else (0, 0, len(path) + 1, *path)
     return int(np.random.SeedSequence([seed, *words]).generate_state(1)[0])
 

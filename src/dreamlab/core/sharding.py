@@ -282,6 +282,16 @@ def take_state(workflow: Any, state: Mapping[str, Any]) -> None:
     workflow.load_state_dict(state)
 
 
+def own_weights(workflow: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whole weights as a workflow holds them: of sharded ones its part, if they fit."""
+    out = dict(weights)
+    for name, p in workflow.named_parameters():
+        shard = shard_of(p)
+        if shard is not None and name in out and out[name].shape == shard.shape:
+            out[name] = shard.cut(out[name], world.rank())
+    return out
+
+
 @contextmanager
 def assembled(workflow: Any) -> Iterator[None]:
     """Let rank 0 have all of the weights inside the block: what it does there, it does alone."""

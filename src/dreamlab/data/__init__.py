@@ -1,4 +1,4 @@
-"""Experience: what is stored, and how batches are drawn from it."""
+"""Experience: what is stored, and how batches are sampled from it."""
 
 PARTS = {
     "replay": "dreamlab.data.replay.Replay",

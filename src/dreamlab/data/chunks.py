@@ -86,7 +86,7 @@ class ChunkFiles:
         return len(_read(self.chunks()[-1][2])["data"]["reward"])
 
     def write_spec(self, spec: Spec) -> None:
-        """Write down what the steps look like, unless that was done."""
+        """Write the description of the steps, unless it exists."""
         if not (self.folder / SPEC).exists():
             write_json(self.folder / SPEC, asdict(spec))
 
@@ -190,13 +190,13 @@ def _write(folder: Path, stem: str, payload: Any) -> Path:
 
 
 def _read(path: Path) -> Any:
-    """Return what a file holds if it is as it was written."""
+    """Return the content of a file, verified by its checksum."""
     _verify(path)
     return _map(path)
 
 
 def _verify(path: Path) -> None:
-    """Raise if a file's content has not the checksum in its name; older files have none."""
+    """Raise if a file does not match the checksum in its name; older files have none."""
     if (known := _named(path)["sum"]) and checksum_of(path) != known:
         raise CheckpointError(f"{path} is corrupted (checksum mismatch)")
 

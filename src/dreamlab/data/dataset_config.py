@@ -90,7 +90,7 @@ class DatasetConfig(BufferConfig):
         return self.length or self.before + 1 + self.after
 
     def window(self) -> tuple[int, int, int] | None:
-        """Return batch, length and context of what is drawn."""
+        """Return batch, length and context of what is sampled."""
         return self.batch, self.steps, self.context
 
     def most_steps(self, num_envs: int) -> int:

@@ -31,7 +31,7 @@ Pictures = dict[str, Array]
 
 @dataclass(frozen=True)
 class Drawn:
-    """Windows that were drawn before they are requested, and the state that drew them."""
+    """Windows that were sampled before they are requested, and the state that drew them."""
 
     rows: int
     ids: Array
@@ -44,7 +44,7 @@ class DatasetSource:
     """Windows of a dataset's steps; extras that a workflow writes back stay in this run.
 
     A step's id is its place among all steps of the set (`Steps`). The order in which windows are
-    drawn, and where in it the run is, come back with a checkpoint; what is drawn ahead does not
+    sampled, and where in it the run is, come back with a checkpoint; what is sampled ahead does not
     count.
     """
 
@@ -77,7 +77,7 @@ class DatasetSource:
 
     @classmethod
     def scaling_of(cls, config: DatasetConfig) -> Scaling:
-        """Return how what an environment shows and takes is normalized as the data is."""
+        """Return the normalization of the data, to apply it to an environment."""
         return config.scaling(config.open())
 
     def _fit(self, own: Spec, wanted: Spec) -> Spec:
@@ -137,7 +137,7 @@ class DatasetSource:
         return store
 
     def _introduce(self) -> None:
-        """Tell the sampler which windows there are; say what a user should know."""
+        """Register the windows with the sampler; report warnings."""
         window = self._window()
         ids = np.arange(window.oldest, window.newest)
         usable = self._valid(ids)
@@ -174,7 +174,7 @@ class DatasetSource:
         return self.store.nbytes
 
     def ready(self) -> bool:
-        """Tell that there is always a batch to draw."""
+        """Return True: a batch can always be sampled."""
         return True
 
     def _window(self) -> Window:
@@ -183,7 +183,7 @@ class DatasetSource:
         return Window(0, newest, self._valid, 1, self.config.steps)
 
     def _valid(self, ids: Array) -> Array:
-        """Tell which starts may be drawn; with padding, which steps have an action."""
+        """Return which starts may be sampled; with padding, which steps have an action."""
         if self.config.pad == "edge":
             return ids != self.steps.last[ids]
         if self.config.windows == "across":
@@ -195,7 +195,7 @@ class DatasetSource:
     # -- batches ----------------------------------------------------------------------------------
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Draw windows by the sampler's choice, and start with the images of the next ones."""
+        """Sample windows by the sampler's choice, and start with the images of the next ones."""
         num = rows or self.config.batch
         drawn, self.ahead = self.ahead, None
         if drawn is not None and drawn.rows != num:
@@ -265,7 +265,7 @@ class DatasetSource:
         return batch_of(rows, steps)
 
     def _mark_padding(self, rows: dict[str, Tensor], index: Array, wanted: Array) -> None:
-        """Say which steps are no frames; a reward counts once, not where a step is repeated."""
+        """Mark the padding; rewards of repeated steps are 0."""
         last = self.steps.last[index[:, :1]]
         pad = (wanted != index) | (index == last)
         rows["extras/pad"] = send(torch.from_numpy(pad), self.store.device)
@@ -273,7 +273,7 @@ class DatasetSource:
         rows["reward"] = rows["reward"].masked_fill(beyond, 0.0)
 
     def peek(self, seed: int, length: int) -> Batch | None:
-        """Draw windows of any length to look at; the next `sample` is what it would have been."""
+        """Sample windows of any length to look at; the next `sample` is what it would have been."""
         have = min(length, len(self.steps))
         rng = np.random.default_rng(seed)
         ids = rng.integers(0, len(self.steps) - have + 1, self.config.batch)
@@ -319,7 +319,7 @@ class DatasetSource:
         self.sampler.set_state(state["sampler"])
 
     def save(self) -> dict[str, Any]:
-        """Write down what was written back, and return the state that leads back here."""
+        """Save what was written back, and return the state to resume from."""
         if self.files is not None:
             self.files.truncate(self.saves, len(self.steps))
             self.saves += 1
@@ -330,7 +330,7 @@ class DatasetSource:
         return {"saves": self.saves, **kept, **drawn}
 
     def _write_statistics(self) -> None:
-        """Keep beside the run what it normalizes with, once."""
+        """Write the normalization statistics into the run directory, once."""
         assert self.place.folder is not None
         path = self.place.folder / "statistics.json"
         if self.scaling and not path.exists():
@@ -339,7 +339,7 @@ class DatasetSource:
             write_json(path, {**about, "normalize": self.config.normalize, "used": plain(used)})
 
     def load(self, state: dict[str, Any]) -> None:
-        """Come back to a state; refuse if the dataset is not the one of then."""
+        """Restore a state; raise if the dataset has changed."""
         if (state["fingerprint"], state["steps"]) != (self.data.fingerprint, len(self.steps)):
             raise CheckpointError(
                 f"{self.data.place} has changed since the checkpoint, so the run cannot be "

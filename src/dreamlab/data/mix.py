@@ -1,4 +1,4 @@
-"""Batches drawn from several sources at once, each with its share of the windows."""
+"""Batches sampled from several sources at once, each with its share of the windows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dreamlab.data.source import Source
 
 
 def source_of(phase: Phase, sources: Mapping[str, Source]) -> Source | None:
-    """Return what a phase draws batches from; None if it names nothing that is there."""
+    """Return what a phase samples batches from; None if it names nothing that is there."""
     if phase.sources is None:
         return sources.get(phase.buffer)
     return Mix(sources, phase.sources)
@@ -25,7 +25,7 @@ def source_of(phase: Phase, sources: Mapping[str, Source]) -> Source | None:
 def draws(source: Source, phase: Phase) -> list[tuple[str, Batch, Source]]:
     """Return each update hook of a phase, the batch it learns from, and where that came from.
 
-    All share one batch but those that draw in proportion.
+    All share one batch but those that sample in proportion.
     """
     shared = source.sample() if set(phase.update_hooks) - set(phase.proportional) else None
     found: list[tuple[str, Batch, Source]] = []
@@ -51,7 +51,7 @@ def split_rows(shares: Mapping[str, float], rows: int) -> dict[str, int]:
 
 
 class Mix:
-    """Draws each batch from several sources: the first rows are the first source's, and so on.
+    """Samples each batch from several sources: the first rows are the first source's, and so on.
 
     It holds no state of its own. What a workflow writes back goes to the source it came from.
     """
@@ -86,7 +86,7 @@ class Mix:
         return Mix(self.sources, {k: float(n) for k, n in counts.items() if n})
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Draw each source's share of a batch."""
+        """Sample each source's share of a batch."""
         assert rows in (None, self.rows), "shares must sum to a whole batch"
         return join({k: self.sources[k].sample(n) for k, n in self.counts.items()})
 

@@ -22,7 +22,7 @@ def regroup(replay: Replay, parts: Sequence[dict[str, Any]], rank: int, size: in
     """Fill a replay with one of `size` equal shares of the ticks of all `parts`, one after another.
 
     Nothing is deleted: the share gets numbers that no file of this process has yet, so that until
-    the next checkpoint the last one is whole. Return what could not be kept.
+    the next checkpoint the last one is complete. Return what could not be kept.
     """
     counts = [_count(p) for p in parts]
     begin, end = (sum(counts) * r // size for r in (rank, rank + 1))

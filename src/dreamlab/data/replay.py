@@ -58,7 +58,7 @@ class ReplayConfig(BufferConfig):
             raise ValueError(f"min_steps={self.min_steps} is more than capacity={self.capacity}")
 
     def window(self) -> tuple[int, int, int] | None:
-        """Return batch, length and context of what is drawn."""
+        """Return batch, length and context of what is sampled."""
         return self.batch, self.length, self.context
 
     def most_steps(self, num_envs: int) -> int:
@@ -66,7 +66,7 @@ class ReplayConfig(BufferConfig):
         return self.capacity
 
     def first_batch(self, num_envs: int) -> int:
-        """Return how many steps must be stored before a batch can be drawn."""
+        """Return how many steps must be stored before a batch can be sampled."""
         ticks = self.capacity // num_envs
         if ticks <= self.length:
             raise ValueError(
@@ -127,7 +127,7 @@ class Replay:
         return 0 if self.store is None else self.store.nbytes + self.episode.nbytes
 
     def add(self, step: Step, decision: Decision) -> None:
-        """StepArrays one step of every environment, with the action and extras decided from it."""
+        """Store one step of every environment, with the action and extras decided from it."""
         row = record(step, decision)
         if self.store is None:
             self.allocate({k: as_tensor(v) for k, v in row.items()})
@@ -175,7 +175,7 @@ class Replay:
         self.sampler.insert(ids, usable)
 
     def _valid(self, ids: Array) -> Array:
-        """Tell which starts obey the `windows` rule."""
+        """Return which starts satisfy the `windows` rule."""
         if self.config.windows == "across":
             return np.ones(len(ids), bool)
         last = self.config.length - 1
@@ -185,7 +185,7 @@ class Replay:
         return same == self.episode[(tick + reach) % self.ticks, env]
 
     def ready(self) -> bool:
-        """Return whether enough is stored to draw a batch."""
+        """Return whether enough is stored to sample a batch."""
         enough = min(self.config.min_steps, self.ticks * self.num_envs)
         stored = self.added - self.first
         return self.drawable and stored > self.config.length and len(self) >= enough
@@ -198,7 +198,7 @@ class Replay:
         return Window(oldest, newest, valid, self.num_envs, self.config.length)
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Draw windows of consecutive steps by the sampler's choice.
+        """Sample windows of consecutive steps by the sampler's choice.
 
         `is_first` is set on the first step of every window because whatever came before it is
         unknown; `is_last` is set before an episode boundary even if the episode was abandoned
@@ -239,7 +239,7 @@ class Replay:
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:
         """Write extras [b, t, ...] back at the last t steps of the windows `index`.
 
-        `priority` [b] goes to the sampler. Steps that were overwritten since they were drawn are
+        `priority` [b] goes to the sampler. Steps that were overwritten since they were sampled are
         left alone. Of a step that is in the batch twice, the last value stays.
         """
         assert self.store is not None
@@ -250,7 +250,7 @@ class Replay:
         if not rest:
             return
         length = next(iter(rest.values())).shape[1]
-        ids = ids[:, ids.shape[1] - length :]  # what only leads in has nothing new to say
+        ids = ids[:, ids.shape[1] - length :]  # burn-in steps have nothing to write back
         keep = self._latest(ids.reshape(-1))
         rows = self.store.rows(torch.from_numpy(ids.reshape(-1)[keep]))
         for name, value in rest.items():
@@ -272,7 +272,7 @@ class Replay:
     def save(self) -> dict[str, Any]:
         """Append what is not on disk yet, and return the state that leads back here."""
         if self.files is not None and self.store is not None:
-            # a run that died before its first checkpoint leaves files nobody knows about
+            # a run that died before its first checkpoint leaves orphaned files
             self.files.truncate(self.saves, self.saved)
             self.saves += 1
             self.files.append_patch(self.store, self.saves, self.saved, self.added)

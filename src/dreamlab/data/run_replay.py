@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,7 +86,7 @@ class RunReplay(Replay):
         self.ticks = ticks
         self.store, self.sampler, self.drawable, self.touched = None, None, False, False
         self._load_steps(ticks)
-        self._recount_returns()
+        self.recount()
         self.used = self.origin.names(last - ticks, last)
         window = self.window()
         ids = np.arange(window.oldest, window.newest)
@@ -106,7 +107,7 @@ class RunReplay(Replay):
                     found = torch.zeros((*shape, *like.shape[1:]), dtype=like.dtype)
                 kept[f"extras/{name}"] = found
             if self.store is None:
-                self._allocate({k: v[:, 0] for k, v in kept.items()})
+                self.allocate({k: v[:, 0] for k, v in kept.items()})
             assert self.store is not None
             self.store.fill(first, kept)
             self.episode[np.arange(first, first + len(episode)) % self.ticks] = episode
@@ -128,6 +129,12 @@ class RunReplay(Replay):
             "added": self.added, "ticks": self.ticks, "saves": self.saves, "used": self.used,
             "rng": random.generator_state(self.rng), "sampler": self.sampler.get_state(),
         }  # fmt: skip
+
+    def regroup(self, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
+        """Go on where this process was; each reads all of the other run's steps."""
+        if rank < len(parts):
+            self.load(parts[rank])
+        return ""
 
     def load(self, state: dict[str, Any]) -> None:
         """Come back to a state; refuse if the steps of then are not there any more."""

@@ -1,4 +1,4 @@
-"""Which windows a replay draws. A start has an id, `tick * num_envs + env`, never reused."""
+"""Which windows a replay samples. A start has an id, `tick * num_envs + env`, never reused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Window:
     """Steps of a window."""
 
     def ids(self) -> Array:
-        """Return every start that may be drawn."""
+        """Return every start that may be sampled."""
         ids = np.arange(self.oldest, self.newest)
         ids = ids if self.valid is None else ids[self.valid(ids)]
         if not ids.size:
@@ -52,7 +52,7 @@ class Sampler(Protocol):
     def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         """Return `num` ids of valid starts and their importance weights, if it has any.
 
-        A weight is 1 where the start is drawn as often as a uniform sampler would draw it.
+        A weight is 1 where the start is sampled as often as a uniform sampler would sample it.
         """
         ...
 
@@ -61,7 +61,7 @@ class Sampler(Protocol):
         ...
 
     def update(self, ids: Array, priority: Array) -> None:
-        """Learn the priorities of starts drawn before."""
+        """Learn the priorities of starts sampled before."""
         ...
 
     def get_state(self) -> dict[str, Any]: ...
@@ -85,7 +85,7 @@ class _Stateless:
 
 
 def _retry(draw: Callable[[int], Array], window: Window, num: int) -> tuple[Array, Array]:
-    """Draw until `num` starts are valid; return them and the places that never were."""
+    """Sample until `num` starts are valid; return them and the places that never were."""
     ids, bad = draw(num), np.zeros(0, np.int64)
     if window.valid is None:
         return ids, bad
@@ -175,7 +175,7 @@ class Prioritised:
         self.config = config
         self.capacity = capacity
         self.tree = SumTree(capacity)
-        self.ids = np.full(capacity, -1, np.int64)  # -1: nothing to draw in this row
+        self.ids = np.full(capacity, -1, np.int64)  # -1: nothing to sample in this row
         self.top, self.draws, self.usable = 1.0, 0, 0
 
     def insert(self, ids: Array, usable: Array) -> None:
@@ -338,7 +338,7 @@ class Online:
               1  .  .  .  9  .  .  .  .  .      number 1, number 3: starts in stream 1
 
     What waits follows from the streams alone, so the queue is the number of its next window. One
-    that is overwritten before its turn, or that may not be drawn, loses it.
+    that is overwritten before its turn, or that may not be sampled, loses it.
     """
 
     Config = OnlineConfig
@@ -352,7 +352,7 @@ class Online:
     def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         ids, weight = self.base.draw(window, num, rng)
         fresh = self._pop(window, num)
-        if fresh.size:  # a base may draw in layers: any of them makes room, not always the lowest
+        if fresh.size:  # a base may sample in layers: any of them makes room, not always the lowest
             places = rng.choice(num, fresh.size, replace=False)
             ids[places] = fresh
             if weight is not None:

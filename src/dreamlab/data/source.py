@@ -1,4 +1,4 @@
-"""What the engine asks of anything that batches can be drawn from."""
+"""What the engine asks of anything that batches can be sampled from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dreamlab.core.types import Batch, Spec
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """What a buffer's options tell before it is made; a ValueError says what cannot work."""
+    """What a buffer's options define before it is created; a ValueError says what is invalid."""
 
     stores: ClassVar[bool] = True
     """Whether steps can be added to it."""
@@ -26,11 +26,11 @@ class BufferConfig:
         return False
 
     def window(self) -> tuple[int, int, int] | None:
-        """Return batch, length and context of what is drawn; None if it is used as a whole."""
+        """Return batch, length and context of what is sampled; None if it is used as a whole."""
         return None
 
     def first_batch(self, num_envs: int) -> int:
-        """Return how many steps must be stored before a batch can be drawn."""
+        """Return how many steps must be stored before a batch can be sampled."""
         return 0
 
     def most_steps(self, num_envs: int) -> int:
@@ -70,15 +70,15 @@ class Source(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Return whether a batch can be drawn."""
+        """Return whether a batch can be sampled."""
         ...
 
     def sample(self, rows: int | None = None) -> Batch:
-        """Draw a batch, of `rows` windows if given; it is valid until the next one is drawn."""
+        """Sample a batch, of `rows` windows if given; it is valid until the next one is sampled."""
         ...
 
     def peek(self, seed: int, length: int) -> Batch | None:
-        """Draw windows to look at, changing nothing; None if what is stored is used only once."""
+        """Sample windows to look at, changing nothing; None if what is stored is used only once."""
         ...
 
     def update(self, index: Tensor, extras: dict[str, Tensor]) -> None:

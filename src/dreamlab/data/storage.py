@@ -102,7 +102,7 @@ class StepArrays:
         return out
 
     def _next_stage(self, num: int) -> Stage:
-        """Return memory for `num` rows that nobody reads any more.
+        """Return memory for `num` rows that is no longer read.
 
         A batch for the GPU is copied while the host continues, so two stages take turns; the host
         waits only if it is two batches ahead of the copies.

@@ -49,7 +49,7 @@ class Errand(threading.Thread):
 
 
 class Alerts:
-    """Tells everyone in the background; what went wrong is said from the caller's own thread."""
+    """Sends alerts in the background; errors are reported from the caller's own thread."""
 
     def __init__(self, config: WatchConfig, run: Path, say: Callable[[str], None]) -> None:
         self.config, self.run, self.say = config, run, say

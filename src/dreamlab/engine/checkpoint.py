@@ -289,7 +289,7 @@ class Checkpoints:
         return load_part(path, part_name(number), known["sha256"], "cpu")
 
     def traces(self) -> list[str]:
-        """Return what tells that there were checkpoints, where there are none any more."""
+        """Return the evidence that checkpoints existed, if there are none any more."""
         if not self.folder.exists():
             return []
         names = sorted(p.name for p in self.folder.iterdir())

@@ -57,7 +57,7 @@ class Chain(Observer):
         """Append a link for this record of metrics."""
         names = ("env_frames", "decisions", "updates", *((CLOCK,) if CLOCK in record else ()))
         link: dict[str, Any] = {k: int(record[k]) for k in names}
-        # decisions that nobody watched: 0 unless the chain was switched on in the middle of a run
+        # decisions that were not recorded: 0 unless the chain was enabled in the middle of a run
         link["missed"] = link["decisions"] - self.decisions
         link["transitions"] = f"{self.crc:08x}"
         link["losses"] = digest_of_losses(record)

@@ -44,7 +44,7 @@ class EvalConfig(EveryConfig):
 
 
 class UnfinishedError(Exception):
-    """An evaluation was told to stop; what it had measured is dropped."""
+    """An evaluation was stopped; its results are discarded."""
 
 
 class EvalEnv(Protocol):

@@ -50,8 +50,8 @@ def check_padding(
             if name in padded:
                 raise ConfigError(
                     f"phase {phase.name!r}: buffers.{name}: pad: edge: {workflow.__name__} would "
-                    "learn the steps that are repeated beyond an episode as if they had happened: "
-                    "leave pad out, or use windows: across"
+                    f"train on the padding beyond an episode as if it had happened: remove pad, "
+                    f"or use windows: across"
                 )
 
 

@@ -46,7 +46,7 @@ class LogConfig(EveryConfig):
     wandb_group: str | None = None
     """None: WANDB_RUN_GROUP, else the name of the experiment."""
     wandb_name: str | None = None
-    """None: WANDB_NAME, else the experiment and the run's folder."""
+    """None: WANDB_NAME, else the experiment and the run directory."""
     wandb_job_type: str | None = None
     """None: WANDB_JOB_TYPE, else train."""
     wandb_notes: str | None = None

@@ -42,7 +42,7 @@ class RunLog(Protocol):
 
 @dataclass(frozen=True)
 class EngineConfig(ComputeConfig):
-    """Everything the loop itself can be told."""
+    """Options of the loop itself."""
 
     log: LogConfig = field(default_factory=LogConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -66,7 +66,7 @@ class EngineConfig(ComputeConfig):
             )
         if self.actors.num and self.processes > 1:
             raise ConfigError(
-                "actors.num: actors feed one learner; leave it out, or distributed.processes"
+                "actors.num: actors feed one learner; remove it, or distributed.processes"
             )
         if self.distributed.shard:
             self._check_shard()

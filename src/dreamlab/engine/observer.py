@@ -1,4 +1,4 @@
-"""What watches a loop from outside: told what it does, able to ask it to stop, and no more."""
+"""Callbacks of the training loop: they see what it does and may stop it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Is told what a loop does; override what you want to hear, the rest costs nothing.
+    """A callback of the training loop; override the methods you need, the rest costs nothing.
 
     Registered by `loop.observers.add(observer)`. It changes neither batches nor weights nor random
     numbers: a run that is observed is the run that is not.
@@ -24,10 +24,10 @@ class Observer:
         """Called when the loop starts, new or resumed."""
 
     def before(self, action: str) -> None:
-        """Hear what comes next: `collect`, `update`, `evaluate` or `checkpoint`."""
+        """Called before a stage: `collect`, `update`, `evaluate` or `checkpoint`."""
 
     def after(self, action: str) -> None:
-        """Hear what was done; counters include it, logs and checkpoints due come afterwards."""
+        """Called after a stage; counters include it, due logs and checkpoints come afterwards."""
 
     def ticked(self, step: Step, action: Array, ended: int) -> None:
         """See a tick: the step, the actions chosen there, how many episodes end with it."""
@@ -42,14 +42,14 @@ class Observer:
         """See a record of metrics that was written."""
 
     def saved(self, path: Path) -> None:
-        """Hear of a checkpoint."""
+        """Called after a checkpoint."""
 
     def finished(self, status: str) -> None:
-        """Hear how it ended: `finished`, `interrupted` or `failed`."""
+        """Called at the end: `finished`, `interrupted` or `failed`."""
 
 
 class Observers:
-    """Those who watch a loop: for each event a list of the methods that want to hear of it."""
+    """The observers of a loop: for each event the methods that override it."""
 
     def __init__(self) -> None:
         self.all: list[Observer] = []
@@ -64,7 +64,7 @@ class Observers:
         self.finished: list[Callable[[str], None]] = []
 
     def add(self, observer: Observer) -> None:
-        """Tell an observer, from now on, of the events whose method it overrides."""
+        """Register an observer for the events whose methods it overrides."""
         self.all.append(observer)
         for event in EVENTS:
             if getattr(type(observer), event) is not getattr(Observer, event):

@@ -61,8 +61,8 @@ class Orchestrator:
         self.save_due, self.report_due = Due(config.checkpoint), Due(config.report)
         self.stop_requested = False
         self.deadline = Deadline(config.checkpoint.deadline_s, self.say_and_record)
-        self.stopping, self.late = False, False  # as all processes agree
-        self.owed = False  # an evaluation that was interrupted, to be made up for first
+        self.stopping, self.late, self.asked = False, False, False  # as all processes agree
+        self.owed = False  # an interrupted evaluation, to be repeated first
         self.said_cut = False
         self.films = Films(self.say_and_record)
         self.batch: Batch | None = None
@@ -118,11 +118,19 @@ class Orchestrator:
             self._housekeeping()
 
     def _goes_on(self) -> bool:
-        """Tell whether no process was asked to stop; agree on what only a clock tells as well."""
-        waited = time.monotonic() - self.saved_at
-        late = world.is_main() and 0 < self.config.checkpoint.every_s <= waited
-        self.stopping, self.late = map(bool, world.agree([self.stop_requested, late]))
+        """Tell whether no process was asked to stop; what collects has asked the others already."""
+        if not self.asked or world.size() == 1:
+            self.stopping, self.late = map(bool, world.agree(self._wishes()))
+        self.asked = False
         return not self.stopping
+
+    def _wishes(self) -> list[float]:
+        """Return whether this process is to stop, and whether by its clock a checkpoint is due."""
+        late = world.is_main() and 0 < self.config.checkpoint.every_s <= self._unsaved_s()
+        return [float(self.stop_requested), float(late)]
+
+    def _unsaved_s(self) -> float:
+        return time.monotonic() - self.saved_at
 
     def _request_stop(self) -> None:
         self.stop()
@@ -162,13 +170,15 @@ class Orchestrator:
             done = collector.collect(phase.collect_ticks, store, phase.random_actions, fresh)
         self._report_episodes(done)
         source = self._source()
-        counts = [done.frames, done.decisions, len(done.returns), source is None or source.ready()]
-        frames, decisions, episodes, ready = map(int, world.agree(counts))
+        ready = source is not None and source.ready()
+        counts = [done.frames, done.decisions, len(done.returns), ready, *self._wishes()]
+        frames, decisions, episodes, all_ready, stop, late = map(int, world.agree(counts))
+        self.stopping, self.late, self.asked = stop > 0, late > 0, True
         collector.agree()
         self.counters.env_frames += frames
         self.counters.decisions += decisions
         self.counters.episodes += episodes
-        drawable = source is not None and ready == world.size()
+        drawable = source is not None and all_ready == world.size()
         replayed = source.steps_per_sample * world.size() if source and drawable else 0
         self.scheduler.advance(frames=frames, decisions=decisions, replayed=replayed)
 
@@ -233,8 +243,9 @@ class Orchestrator:
 
     def _is_late(self) -> bool:
         """Tell whether the last checkpoint is too old; of several processes rank 0 has told."""
-        waited = time.monotonic() - self.saved_at
-        return self.late if world.size() > 1 else 0 < self.config.checkpoint.every_s <= waited
+        if world.size() > 1:
+            return self.late
+        return 0 < self.config.checkpoint.every_s <= self._unsaved_s()
 
     def _interrupt(self) -> str:
         """Save; what the end would have done is done when the run continues."""
@@ -280,7 +291,7 @@ class Orchestrator:
             if world.is_main():  # the others wait
                 try:
                     with world.alone():
-                        result = self._play(self.parts.evaluator, video)
+                        result = self._evaluate_here(self.parts.evaluator, video)
                 except UnfinishedError:
                     finished = False
         self.score, finished = world.broadcast((self.score, finished))
@@ -288,7 +299,7 @@ class Orchestrator:
             raise UnfinishedError
         return result
 
-    def _play(self, evaluator: Evaluator, video: bool) -> EvalResult:
+    def _evaluate_here(self, evaluator: Evaluator, video: bool) -> EvalResult:
         """Measure the policy on this process alone."""
         path = self.run_log.folder / "videos" / f"eval_{self.scheduler.clock().name}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)
@@ -351,7 +362,7 @@ class Orchestrator:
         return record
 
     def alert(self, kind: str, text: str) -> None:
-        """Tell the terminal, events.jsonl and the user's command."""
+        """Send an alert to the terminal, events.jsonl and the user's command."""
         self.parts.terminal.say(f"alert ({kind}): {text}")
         self.run_log.event("alert", alert=kind, text=text)
         self.alerts.send(kind, text)

@@ -1,4 +1,4 @@
-"""Tells what a run will cost before it is started: parameters, memory, disk, hours."""
+"""Estimates the cost of a run before it is started: parameters, memory, disk, hours."""
 
 from __future__ import annotations
 

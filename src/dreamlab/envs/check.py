@@ -147,7 +147,7 @@ def _check_reset(env: gym.Env[Any, Any]) -> Iterator[Finding]:
 
 
 def _problems(where: str, obs: Any, space: spaces.Space[Any]) -> Iterator[Finding]:
-    """Tell what keeps an observation out of its space."""
+    """Return why an observation is outside its space."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, dict) or set(obs) != set(space.spaces):
             keys = sorted(obs) if isinstance(obs, dict) else type(obs).__name__

@@ -8,7 +8,7 @@ import gymnasium as gym
 
 
 def episode_length(env: gym.Env[Any, Any]) -> int | None:
-    """Return the steps of the longest episode, if a wrapper or the environment itself tells."""
+    """Return the maximum episode length, if a wrapper or the environment defines it."""
     found: list[int | None] = [getattr(env.unwrapped, "episode_length", None)]
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):

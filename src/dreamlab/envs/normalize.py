@@ -68,12 +68,15 @@ class SharedMoments(RunningMoments):
         super().merge(n, mean, var)
         self.fresh.merge(n, mean, var)
 
-    def agree(self) -> None:
-        """Take in what the others have seen since the last time; all come to the same numbers."""
+    def numbers(self) -> Array:
+        """Return what this process has seen since all have agreed, for the others."""
         new = self.fresh
-        own = np.concatenate([[new.count], new.mean.ravel(), new.var.ravel()])
-        size, shape = new.mean.size, new.mean.shape
-        for row in world.gathered(torch.from_numpy(own)[None]).numpy():
+        return np.concatenate([[new.count], new.mean.ravel(), new.var.ravel()])
+
+    def agree(self, rows: Array) -> None:
+        """Take in the `numbers` of all processes, by rank; all come to the same ones."""
+        size, shape = self.mean.size, self.mean.shape
+        for row in rows:
             self.agreed.merge(row[0], *(v.reshape(shape) for v in np.split(row[1:], [size])))
         super().set_state(self.agreed.get_state())
         self.fresh = _nothing(shape)
@@ -131,8 +134,14 @@ class Normalizer:
 
     def agree(self) -> None:
         """Take in what other processes have seen since the last time."""
-        for moments in self._shared().values():
-            moments.agree()
+        shared = list(self._shared().values())
+        if not shared:
+            return
+        own = [m.numbers() for m in shared]
+        rows = world.gathered(torch.from_numpy(np.concatenate(own))[None]).numpy()
+        ends = np.cumsum([len(n) for n in own])[:-1]
+        for moments, theirs in zip(shared, np.split(rows, ends, axis=1), strict=True):
+            moments.agree(theirs)
 
     def _shared(self) -> dict[str, SharedMoments]:
         """Return what several processes have to agree on; nothing with one."""

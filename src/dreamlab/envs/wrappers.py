@@ -20,7 +20,7 @@ Path = tuple[str | int, ...]
 
 
 def set_drawing(env: gym.Env[Any, Any], drawing: bool) -> bool:
-    """Tell an environment whether its next images will be looked at; return what it was before.
+    """Set whether an environment's next images will be used; return the previous setting.
 
     An environment that can leave out drawing has an attribute `drawing`. While it is False it may
     show an old image, except in the observation that ends an episode.
@@ -378,7 +378,7 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
         }
 
     def set_state(self, states: list[dict[str, Any]]) -> tuple[bool, Any]:
-        """Come back to the moment of `states[index]`; tell whether it is the same and what is seen.
+        """Restore `states[index]`; return whether it is reproduced, and the observation.
 
         Where it is not (an environment that is not a function of seed and actions), a new episode
         has begun instead.

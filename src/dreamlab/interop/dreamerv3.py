@@ -159,7 +159,7 @@ def config_of(weights: Weights, stoch: int, **more: Any) -> DreamerV3Config:
 
 
 def sizes_of(weights: Weights, stoch: int) -> dict[str, dict[str, Any]]:
-    """Return the options of each part that weights tell."""
+    """Return the options of each part, inferred from the weights."""
     shape = {k: v.shape for k, v in weights.items()}
     deter, hidden = shape["dyn/dynin0/kernel"]
     blocks = shape["dyn/dynhid0/kernel"][0]

@@ -193,7 +193,7 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
 
 
 def check(folder: Path) -> Iterator[Line]:
-    """Compare everything in a fixture, line by line; its files tell whose it is."""
+    """Compare everything in a fixture, line by line; its files determine the algorithm."""
     if (folder / parity_tdmpc2.CHECKPOINT).is_file():
         yield from parity_tdmpc2.check(folder)
         return

@@ -30,7 +30,7 @@ MOST_BYTES = 1 << 18
 MOST_LEVELS = 20
 # Where the classes live that an untrusted configuration may name.
 OURS = tuple(f"dreamlab.{room}." for room in ("workflows", "components", "nn", "data"))
-# What is about the machine of whoever runs it: commands, addresses, folders, sinks.
+# Options about the user's machine: commands, URLs, folders, trackers.
 NOT_THEIRS = ("watch", "log", "run", "checkpoint", "report")
 ONLY = (
     "An untrusted configuration may name only dreamlab's own classes, and registered environments "
@@ -40,12 +40,12 @@ MARKS = Path(".cache", "huggingface", "download")
 
 
 def is_hub(folder: Path) -> bool:
-    """Tell whether a folder holds a policy as `write_hub` writes one; a run's has no such file."""
+    """Return whether a folder has a policy written by `write_hub`; a run has no such file."""
     return all((folder / name).is_file() for name in ("model.safetensors", "config.yaml"))
 
 
 def is_strange(folder: Path) -> bool:
-    """Tell whether a folder came from a hub: a policy's, or one that a hub's client left marks in.
+    """Return whether a folder came from a hub: a policy, or marked by a hub's client.
 
     Such a client writes down, for every file it brings into a folder, where it is from.
     """

@@ -107,7 +107,7 @@ def to_theirs(value: Tensor, name: str, critics: int) -> Array:
 
 @torch.no_grad()
 def load_weights(agent: TDMPC2, weights: Weights) -> None:
-    """Copy an original's weights; every one must have a place, and every place one."""
+    """Copy the official weights; names must match one to one."""
     names = official_names(agent)
     for ours, param in agent.named_parameters():
         theirs = names[ours]
@@ -137,7 +137,7 @@ def config_of(weights: Weights, **more: Any) -> TDMPC2Config:
 
 
 def sizes_of(weights: Weights) -> dict[str, Any]:
-    """Return the options that weights tell."""
+    """Return the options inferred from the weights."""
     shape = {k: v.shape for k, v in weights.items()}
     latent = shape["_dynamics.2.weight"][0]
     out: dict[str, Any] = {
@@ -175,7 +175,7 @@ def obs_dim(weights: Weights) -> int | None:
 
 
 def spec_of(weights: Weights, image: tuple[int, ...] = (64, 64, 9)) -> Spec:
-    """Return what weights act on, as far as they tell."""
+    """Return the input sizes inferred from the weights."""
     dim, numbers = action_dim(weights), obs_dim(weights)
     seen = (
         {"image": ArraySpec(image, "uint8")}

@@ -1,4 +1,4 @@
-"""Networks that tell data from noise: noisy sequences, the time and a condition in."""
+"""Denoising networks: noisy sequences, the time and a condition in."""
 
 from __future__ import annotations
 

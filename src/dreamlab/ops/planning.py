@@ -34,7 +34,7 @@ Score = Callable[[Candidates], Scores]
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """What every planner must be told; each has its own numbers."""
+    """Options that all planners share; each has its own besides."""
 
     horizon: PositiveInt
     """Steps that are planned ahead."""

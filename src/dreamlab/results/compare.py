@@ -19,6 +19,8 @@ from dreamlab.results.stats import Array, Interval
 
 TOLERANCE = 0.01
 """Tolerance for runs that log, evaluate and end at slightly different frames, as a fraction."""
+NEAR = 0.1
+"""A run that has no value yet is compared by its first, if that comes this share later at most."""
 SHORT = {
     "return": ("eval/return", "episode/return"), "success": ("eval/success", "episode/success"),
     "loss": ("train/loss",),
@@ -58,7 +60,7 @@ def find_metrics(name: str, members: Sequence[Member]) -> list[str]:
 
 
 def usual_metrics(groups: Groups) -> list[str]:
-    """Return what is compared unless asked: the return, and success where every run tells it."""
+    """Return the default metrics: the return, and success if every run reports it."""
     members = [m for g in groups.groups for m in g.members]
     tell = any(_common(n, members) for n in SHORT["success"])
     return ["return", "success"] if tell else ["return"]
@@ -68,7 +70,7 @@ def _common(metric: str, members: Sequence[Member]) -> bool:
     """Return whether there is a frame at which every run has a value."""
     check_units(members)
     curves = [m.curve(metric)[0] for m in members]
-    end = (1 + TOLERANCE) * min(m.frames for m in members)
+    end = (1 + NEAR) * min(m.frames for m in members)
     return all(map(len, curves)) and max(c[0] for c in curves) <= end
 
 
@@ -76,10 +78,10 @@ def _common(metric: str, members: Sequence[Member]) -> bool:
 
 
 def value_at(frames: Array, values: Array, at: Array) -> Array:
-    """Return the last value seen at each frame; nothing is known before the first."""
+    """Return the last value seen at each frame; before the first, the first if it is near."""
     last = np.searchsorted(frames, (1 + TOLERANCE) * at, side="right") - 1
-    assert (last >= 0).all(), (frames[0], at)
-    return values[last]
+    assert (frames[0] <= (1 + NEAR) * at).all(), (frames[0], at)
+    return values[np.maximum(last, 0)]
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Comparison:
     at: int
     rule: str = "auto"
     """Normalization of scores, see `normalize.RULES`."""
+    asked: str = ""
+    """What the metric was called by whoever asked for it."""
 
     @property
     def is_return(self) -> bool:
@@ -260,7 +264,7 @@ def compare(
     if normalize not in RULES:
         raise LabError(unknown("normalisation", normalize, RULES, "--normalize"))
     found = find_metrics(name, groups.members)
-    return [_compare(groups, metric, at, normalize) for metric in found]
+    return [_compare(groups, metric, at, (normalize, name)) for metric in found]
 
 
 def compare_all(
@@ -274,21 +278,23 @@ def compare_all(
     return found
 
 
-def _compare(groups: Groups, metric: str, at: int | None, rule: str) -> Comparison:
+def _compare(groups: Groups, metric: str, at: int | None, how: tuple[str, str]) -> Comparison:
     members = groups.members
     check_units(members)
     curves = [m.curve(metric)[0] for m in members]
     first = max(int(c[0]) for c in curves)
     shortest = min(members, key=lambda m: m.frames)
-    late = 1 + TOLERANCE
-    if at is not None and (first > late * at or at > late * shortest.frames):
+    last = shortest.frames
+    if at is not None and (first > (1 + NEAR) * at or at > (1 + TOLERANCE) * last):
+        known = f"from {first:,} to {last:,}" if first <= last else f"at {first:,}"
         raise LabError(
-            f"--at {at:,}: {metric} is known for every run from {first:,} to "
-            f"{shortest.frames:,} {axis_name(shortest.unit)} (the end of {shortest.run.folder})"
+            f"--at {at:,}: {metric} is known for every run {known} "
+            f"{axis_name(shortest.unit)} ({shortest.run.folder} ends at {last:,})"
         )
-    end = shortest.frames if at is None else at
-    grid = _grid(curves, min(first, end), shortest.frames)
-    return Comparison(metric, tuple(groups.groups), grid, end, rule)
+    end = last if at is None else at
+    grid = _grid(curves, min(first, end), last)
+    rule, asked = how
+    return Comparison(metric, tuple(groups.groups), grid, end, rule, asked)
 
 
 def check_units(members: Sequence[Member]) -> None:
@@ -334,7 +340,37 @@ def remarks(groups: Groups, comparisons: Sequence[Comparison]) -> list[str]:
         )
     for c in comparisons:
         notes += [note for m in members if (note := _not_finite(m, c.metric))]
+        notes += [*_instead(c, members), *_nearest(c, members)]
     return notes
+
+
+def _instead(comparison: Comparison, members: Sequence[Member]) -> list[str]:
+    """Return a note if another metric is compared than the one that is meant first."""
+    c = comparison
+    meant, *others = SHORT.get(c.asked, ("",))
+    if c.metric not in others:
+        return []
+    without = [str(m.run.folder) for m in members if not len(m.curve(meant)[0])]
+    if len(without) == len(members):
+        return [f"{c.metric} is compared: no run has {meant}"]
+    if without:
+        return [f"{c.metric} is compared: {meant} has no value in {', '.join(without)}"]
+    first = max(int(m.curve(meant)[0][0]) for m in members)
+    return [
+        f"{c.metric} is compared: {meant} is known for every run only from {first:,} {c.axis} on, "
+        "which not every run reaches"
+    ]
+
+
+def _nearest(comparison: Comparison, members: Sequence[Member]) -> list[str]:
+    """Return a note for each run that is compared by a value from after the frame."""
+    c = comparison
+    firsts = {m.run.folder: int(m.curve(c.metric)[0][0]) for m in members}
+    return [
+        f"{folder}: its first {c.metric} is at {first:,} {c.axis} and is compared at {c.at:,}"
+        for folder, first in firsts.items()
+        if first > (1 + TOLERANCE) * c.at
+    ]
 
 
 def _not_finite(member: Member, metric: str) -> str | None:

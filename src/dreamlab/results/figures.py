@@ -240,7 +240,7 @@ def render(figure: Any, kind: str) -> bytes:
 
 
 def save_all(figures: Mapping[str, Any], folder: Path, metric: str) -> list[Path]:
-    """Write figures as PNG and SVG under names that tell metric and kind."""
+    """Write figures as PNG and SVG, named by metric and kind."""
     paths: list[Path] = []
     for name, figure in figures.items():
         for kind in ("png", "svg"):

@@ -165,7 +165,7 @@ def _given_name(argument: str) -> str | None:
 
 
 def _name(argument: str, among: Sequence[str]) -> str:
-    """Return what a group is called: as the user says, else as much of its path as tells it."""
+    """Return a group's name: the user's, else the shortest unique part of its path."""
     if (name := _given_name(argument)) is not None:
         return name
     parts = Path(argument).resolve().parts

@@ -151,7 +151,7 @@ def changes_between(a: Path, b: Path) -> dict[str, Any]:
 
 
 def compared(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that tell a person how two runs differ."""
+    """Yield the differences of two runs as lines of text."""
     for part in PARTS:
         if found[part]:
             yield part

@@ -142,7 +142,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def remove(root: Path) -> bool:
-    """Delete a folder's index while nobody uses it; return whether that was possible."""
+    """Delete a folder's index if unused; return whether that was possible."""
     with held(root, timeout_s=READ_S) as alone:
         if not alone or _is_foreign(root):
             return False

@@ -61,7 +61,7 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Return the seconds left at the present speed; None where nobody can know."""
+        """Return the seconds left at the present speed; None if unknown."""
         if not self.going or not self.speed or self.total is None:
             return None
         return max(self.total - self.frames, 0) / self.speed
@@ -83,7 +83,7 @@ class Watcher:
         states = {f: live_status(row, f, now) for f, row in found.items()}
         shown = [f for f in found if everything or states[f] in GOING]
         views = [self._view(f, found[f], states[f], now) for f in shown]
-        # by name while they continue: whoever wrote last would jump to the top
+        # by name while they run: otherwise the last writer would jump to the top
         return sorted(views, key=lambda v: (0 if v.going else (v.age_s or 0) + 1, str(v.folder)))
 
     def damage(self) -> list[str]:

@@ -1,7 +1,7 @@
 """What a run directory says, read with care: its manifest, configuration, metrics and events.
 
-Every part of the lab that wants one of these files reads it here. What is whole in them is used,
-what is corrupted is said: by an error that names the file, or, for lines, by their number.
+Every part of the lab that wants one of these files reads it here. Intact parts are used, corruption
+is reported: by an error that names the file, or, for lines, by their number.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def config_if_readable(folder: Path) -> dict[str, Any]:
 
 
 def planned_count(config: Mapping[str, Any]) -> int | None:
-    """Return the progress of a run meant to continue its clock, if its phases say so."""
+    """Return the planned length of a run on its clock, if its phases define it."""
     training = config.get("training")
     if not isinstance(training, dict):
         return None

@@ -71,7 +71,7 @@ class Run:
 
     @property
     def saved(self) -> bool:
-        """Return whether a checkpoint was ever saved; an older run tells it only by its end."""
+        """Return whether a checkpoint was ever saved; older runs record it only at their end."""
         ended = self.manifest.get("status") in ("finished", "interrupted", "imported")
         return self.manifest.get("saved_frames", 0 if ended else None) is not None
 
@@ -95,7 +95,7 @@ class Run:
         write_json(self.manifest_path, self.manifest)
 
     def update(self, **data: Any) -> None:
-        """Change fields of the manifest; this is also the heartbeat that the index hears."""
+        """Change fields of the manifest; this is also the heartbeat for the index."""
         with held(self.folder):
             self._take_tags()
             self.manifest.update(self._with_scores(data), heartbeat=time.time())
@@ -206,13 +206,13 @@ class FolderLock:
         os.close(self.handle)
 
     def _take(self) -> bool:
-        """Take the lock; return False if whoever had it has just removed the file or its folder."""
+        """Take the lock; return False if its former holder has just removed the file."""
         try:
             self.made += make_folders(self.path.parent)
             handle = self._open()
         except FileNotFoundError:
             return False
-        # whoever looks whether a run is alive holds this lock for a moment
+        # a check whether a run is alive holds this lock for a moment
         if not acquire(handle, GLANCE_S):
             holder = _holder(handle)
             os.close(handle)

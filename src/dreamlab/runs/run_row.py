@@ -163,7 +163,7 @@ def _with_text_keys(node: Any) -> Any:
 
 
 def live_status(row: Row, folder: Path | str, now: float) -> str:
-    """Return a run's status, `crashed` if it says it continues and nobody runs it."""
+    """Return a run's status: `crashed` if it claims to be running and no process runs it."""
     if row["status"] not in GOING:
         return row["status"]
     alive = heard_of(row, now) or is_writing(Path(folder))

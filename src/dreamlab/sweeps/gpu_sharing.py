@@ -223,7 +223,7 @@ class Mps:
         return done.returncode
 
     def _ask(self, line: str, ours: dict[str, str]) -> int:
-        """Tell a daemon something; return 0 if it is there."""
+        """Send a command to the daemon; return 0 on success."""
         try:
             return subprocess.run(
                 [MPS], input=f"{line}\n", text=True, env=_environment(ours),

@@ -104,7 +104,7 @@ class Job:
 
     @property
     def stop_file(self) -> Path:
-        """What tells a job on another machine to save and stop."""
+        """The file that makes a job on another machine save and stop."""
         return self.folder / "stop"
 
     def command(self, *options: str) -> list[str]:

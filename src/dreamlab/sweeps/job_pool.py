@@ -137,7 +137,7 @@ class JobPool:
 
 
 def work(pool: JobPool, view: SweepProgress, tick: Callable[[], bool]) -> None:
-    """Call `tick` until it says that nothing is left to do; tell what a Ctrl-C does."""
+    """Call `tick` until nothing is left to do; handle Ctrl-C."""
     view.start()
     told = False
     try:

@@ -99,7 +99,7 @@ class Trial:
 
 
 class Tuner:
-    """Asks the study for trials, runs them, prunes them, and tells it what they were worth.
+    """Asks the study for trials, runs and prunes them, and reports their values.
 
     Several may work on one study, see `Asker`.
     """
@@ -224,7 +224,7 @@ class Tuner:
         self._close(live, f"failed   trial {live.trial.number}  {live.job.folder}\n  {error}")
 
     def _let_go(self, live: Trial) -> None:
-        """Give the trial back: whoever works on the study next resumes its run."""
+        """Give the trial back: the next process on the study resumes its run."""
         put_back(self.study, live.trial)
         self.study.tell(live.trial, state=self.states.FAIL)
         self._close(live, f"stopped  trial {live.trial.number}")
@@ -258,7 +258,8 @@ def best_command(config: SweepConfig, study: Any) -> str:
     space = {k: distribution(k, v) for k, v in config.parameters.items()}
     fixed = _optuna().trial.FixedTrial(best.params)
     own = [f"{k}={text_of(suggest(fixed, k, d))}" for k, d in space.items()]
-    return shlex.join(["dreamlab", "train", *config.base(), *own])
+    shared = [o for o in config.base() if o.partition("=")[0] not in config.parameters]
+    return shlex.join(["dreamlab", "train", *shared, *own])
 
 
 def completed(study: Any) -> list[Any]:

@@ -254,7 +254,7 @@ class PPO(Workflow[PPOConfig]):
 
     @torch.no_grad()
     def diagnose(self, s: Samples) -> Metrics:
-        """Return what tells a healthy run from a sick one."""
+        """Return diagnostics of the update."""
         target, value = s.target[s.mask], s.value[s.mask]
         explained = 1 - (target - value).var() / target.var().clamp(min=1e-8)
         return {

@@ -81,7 +81,7 @@ def chunk_transitions(batch: Batch, gamma: float, horizon: int) -> Transitions:
 
 
 def return_to_go(batch: Batch) -> Float[Tensor, " b"]:
-    """Return the discounted return from each window's first step on, as the source told it."""
+    """Return the discounted return from each window's first step on, as given by the source."""
     if MC_RETURN not in batch.extras:
         raise ConfigError(
             "workflow: a calibrated critic needs the discounted return to go of every step, and "

@@ -1,4 +1,4 @@
-"""A latent world that tells what actions are worth and whether they are what leads where they lead.
+"""A latent world model that predicts values of actions and whether they are controllable.
 
 TD-MPC2's encoder, dynamics and reward, with a value of latents and an inverse model that names the
 action between two of them. An action that the inverse model cannot recover from its own predicted

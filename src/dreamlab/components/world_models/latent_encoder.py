@@ -120,7 +120,7 @@ class LatentEncoder(nn.Module):
         task: Float[Tensor, "*b e"] | None = None,
         shift: Int[Tensor, "*b 2"] | None = None,
     ) -> Float[Tensor, "*b d"]:
-        """Return latents; `task` tells vectors which task it is."""
+        """Return latents; `task` conditions vectors on the task."""
         if self.image is not None:
             return self.net(obs[self.image], shift)
         parts = [flat_obs(obs[k], s) for k, s in self.obs.items()]

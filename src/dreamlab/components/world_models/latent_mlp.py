@@ -22,7 +22,7 @@ from dreamlab.nn.normed import NormedMLP, SimNorm
 from dreamlab.ops.even_bins import EvenBins
 
 TASK = "task"
-"""The observation that tells which of several tasks it is."""
+"""The observation with the task index."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LatentModelConfig(LatentEncoderConfig):
     mlp_dim: Width = 512
     """Of the hidden layers of everything behind the encoder."""
     task_dim: Width = 96
-    """Numbers that tell a task, where there are several."""
+    """Size of a task embedding, if there are several tasks."""
     bins: EvenBins = field(default_factory=EvenBins)
     """Of rewards and values."""
     episodic: bool = False
@@ -103,7 +103,7 @@ class LatentModel(nn.Module):
         z: Float[Tensor, "*b d"],
         action: Float[Tensor, "*b a"] | None = None,
     ) -> Float[Tensor, "*b k"]:
-        """Return a state, what tells its task, and an action if there is one, end to end."""
+        """Return a state, its task embedding, and an action if given, concatenated."""
         parts = [z]
         if self.tasks is not None:
             known = self.tasks(task)
@@ -140,7 +140,7 @@ class LatentModel(nn.Module):
 
     @torch.no_grad()
     def limit_tasks(self) -> None:
-        """Shorten what tells a task to 1, where it is longer.
+        """Limit the norm of task embeddings to 1.
 
         The original does so in every forward pass; a captured graph must not.
         """

@@ -81,7 +81,7 @@ class Posterior(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What is told of windows [b, t] beside codes and actions."""
+    """Flags of windows [b, t], beside codes and actions."""
 
     reward: Float[Tensor, "b t"]
     is_first: Bool[Tensor, "b t"]
@@ -261,5 +261,5 @@ class VMModel(nn.Module):
 
 
 def _after_first(is_first: Bool[Tensor, "b t"]) -> Bool[Tensor, "b t"]:
-    """Tell which steps follow a first one: the memory that enters there is empty."""
+    """Return which steps follow a first one: their recurrent state is empty."""
     return torch.cat([is_first[:, :1], is_first[:, :-1]], 1)

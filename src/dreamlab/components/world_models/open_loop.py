@@ -90,7 +90,7 @@ def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> R
 
 
 def alive(seq: Sequences, context: int) -> Bool[Tensor, "b h"]:
-    """Tell which dreamt steps, those after `context`, belong to the episode the dream began in."""
+    """Return which imagined steps, those after `context`, belong to the first episode."""
     return torch.cumsum(seq.is_first[:, context:].int(), 1) == 0
 
 

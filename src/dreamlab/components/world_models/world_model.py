@@ -135,7 +135,7 @@ class WorldModel(nn.Module):
         return {"dyn": dyn, "rep": rep, **out}, metrics
 
     def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Float[Tensor, " n"]]:
-        """Return how badly states tell each observation, one number per step."""
+        """Return the reconstruction error of each observation, one number per step."""
         flat = seen.latent.flat()
         truth = {k: v.flatten(0, 1) for k, v in obs.items()}
         return self.decoder.losses(self.decoder(flat.deter, flat.stoch), truth)

@@ -100,7 +100,7 @@ class Origin:
 
 
 def gather(origin: Origin, episodes: Iterable[Recorded], broken: Broken | None = None) -> Dataset:
-    """Return the dataset of these episodes; those with a fault are told in `broken`."""
+    """Return the dataset of these episodes; corrupted ones are listed in `broken`."""
     broken = dict(broken or {})
     good: list[Recorded] = []
     for episode in episodes:

@@ -77,7 +77,7 @@ def _read_robomimic(path: Path, file: Any) -> Dataset:
     for index, name in sorted(found.items()):
         try:
             episodes.append(_demo(index, file["data"][name]))
-        except (DataError, OSError, RuntimeError) as error:  # h5py has no its own errors
+        except (DataError, OSError, RuntimeError) as error:  # h5py raises builtin errors
             broken[index] = f"data/{name}: {error}"
     return gather(_origin(path, file, "robomimic hdf5"), episodes, broken)
 

@@ -75,7 +75,7 @@ class Listing:
 
 
 def read_lerobot(root: Path) -> Dataset:
-    """Return a dataset of any version; episodes that cannot be used are told in `broken`."""
+    """Return a dataset of any version; unusable episodes are listed in `broken`."""
     listing = read_listing(root)
     table, good, broken = _read_rows(listing)
     columns = {k: _column(listing, table, k) for k in _plain(listing)}
@@ -157,7 +157,7 @@ def feature_of(node: Any, where: str) -> Feature:
 
 
 def _channels_first(shape: tuple[int, ...], names: Any) -> bool:
-    """Tell whether a picture's shape is channels, height, width, by its names where it has them."""
+    """Return whether an image's shape is channels-first, by its axis names if it has them."""
     if isinstance(names, list) and len(names) == 3:
         return str(names[0]).startswith("channel")
     return shape[0] in (1, 3) and shape[2] not in (1, 3)

@@ -1,4 +1,4 @@
-"""Writes a LeRobotDataset v3.0: whole or not at all."""
+"""Writes a LeRobotDataset v3.0, atomically."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class LeRobotWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Leave nothing of the set."""
+        """Remove the unfinished dataset."""
         self._end_files()
         shutil.rmtree(self.root, ignore_errors=True)
 

@@ -7,7 +7,7 @@ next.*      r1       r2       r3, done
 
 step        0        1        2        3 = T, the last one
 obs         o0       o1       o2       o3, else o2 again
-action      a0       a1       a2       a2 again, void
+action      a0       a1       a2       a2 again, unused
 reward      0        r1       r2       r3
 is_last     0        0        0        1
 is_terminal 0        0        0        1 if done and not truncated
@@ -173,7 +173,7 @@ def _reward(data: Dataset) -> Array:
 
 
 def _terminal(data: Dataset, ends: str) -> Array:
-    """Tell after which frames the task was over, by the rule that was chosen."""
+    """Return after which frames the task terminated, by the configured rule."""
     rows, none = data.num_rows, np.zeros(data.num_rows, bool)
     if ends == "success":
         if SUCCESS not in data.columns:

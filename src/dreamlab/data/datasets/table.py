@@ -24,7 +24,7 @@ EDGE_BYTES = 2**16
 
 
 class DataError(LabError):
-    """A dataset is corrupted, or lacks what is asked of it."""
+    """A dataset is corrupted, or lacks what is needed."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ class Dataset:
         return [f"{self.place}: episode {i} is skipped: {why}" for i, why in broken.items()]
 
     def check_pictures(self, skip: bool) -> list[str]:
-        """Decode everything to leave out episodes whose pictures are damaged, if that is wanted.
+        """Decode everything to skip episodes with corrupted images, if configured.
 
-        Else nothing is decoded here: whoever reads a damaged picture raises.
+        Else nothing is decoded here: reading a corrupted image raises.
         """
         if not skip:
             return []

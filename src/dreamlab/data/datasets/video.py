@@ -63,7 +63,7 @@ class VideoCamera:
     def _decode_file(
         self, number: int, path: Path, rows: Array, put: Callable[[Array, Array], None]
     ) -> tuple[Array, str]:
-        """Decode a file; tell which of the rows were in it, and what was wrong with the others."""
+        """Decode a file; return which rows were in it, and the errors of the others."""
         seen, why = (
             np.zeros(len(rows), bool),
             "it has no frame at a timestamp of the episode",
@@ -117,7 +117,7 @@ class VideoCamera:
             return None
         try:
             whole = len(presentation_times(path)) == len(rows)
-        except (DataError, OSError, ValueError):  # whoever reads its pictures says what is wrong
+        except (DataError, OSError, ValueError):  # reading its images reports the error
             return None
         return path if whole else None
 
@@ -232,7 +232,7 @@ class VideoWriter:
         import av
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("SVT_LOG", "1")  # else the encoder tells its life to the terminal
+        os.environ.setdefault("SVT_LOG", "1")  # else the encoder logs to the terminal
         self.container: Any = av.open(str(path), "w")
         self.rate = Fraction(fps).limit_denominator(10_000)
         self.stream = self.container.add_stream(codec, self.rate, options=dict(CODECS[codec][1]))

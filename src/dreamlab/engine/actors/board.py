@@ -1,4 +1,4 @@
-"""Weights in shared memory: one process writes them, any number reads them, nobody waits."""
+"""Weights in shared memory: one process writes them, any number reads them, without waiting."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Board:
         return payload if zlib.adler32(payload) == checksum else None
 
     def stop(self) -> None:
-        """Tell every reader to end."""
+        """Signal every reader to stop."""
         struct.pack_into("<q", self.buffer, 8, 1)
 
     @property

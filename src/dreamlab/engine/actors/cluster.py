@@ -155,7 +155,7 @@ class RayActors:
         self.version, self.weights = version, self.ray.put(payload)
 
     def _beat(self) -> None:
-        """Tell the actors now and then that the learner is there, whatever it is busy with."""
+        """Send the actors a regular heartbeat of the learner."""
         while not self.closed.wait(self.config.linger_s / BEATS):
             for handle in list(self.handles.values()):
                 handle.actor.hear.remote()
@@ -192,10 +192,10 @@ class RayActors:
             if handle.asked and time.monotonic() - handle.since > self.config.wait_s:
                 free = self.ray.available_resources().get("CPU", 0)
                 raise LabError(
-                    f"actor {index} gave no answer for {self.config.wait_s:g} s (actors.wait_s): "
-                    f"its machine is lost or busy, or the Ray cluster has no room for it ({free:g} "
-                    f"CPUs are free, it asks for {self.config.cpus:g}). What was checkpointed is "
-                    "whole: the same command goes on from there."
+                    f"actor {index} did not respond for {self.config.wait_s:g} s (actors.wait_s): "
+                    f"its machine is lost or busy, or the Ray cluster has too few CPUs ({free:g} "
+                    f"are free, it needs {self.config.cpus:g}). The last checkpoint is complete: "
+                    "the same command resumes from it."
                 )
 
     def close(self) -> None:

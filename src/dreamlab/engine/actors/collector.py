@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dreamlab.engine.orchestrator import Orchestrator
 
 LOOK_S = 0.25
-"""How often a learner that waits for steps looks whether it was told to stop."""
+"""How often a learner that waits for steps checks for a stop."""
 
 
 @dataclass
@@ -190,11 +190,11 @@ class RemoteCollector(Observer):
         if self.deaths[index] > self.config.restarts:
             raise LabError(
                 f"actor {index} died {self.deaths[index]} times without a step: {why}. "
-                "The last checkpoint is whole; actors.restarts says how often it is tried."
+                "The last checkpoint is complete; actors.restarts sets the number of attempts."
             )
         self.generation += 1
         if self.loop is not None:
-            self.loop.parts.terminal.say(f"actor {index} died: {why}; another takes its place")
+            self.loop.parts.terminal.say(f"actor {index} died: {why}; starting another")
             self.loop.run_log.event("actor_replaced", actor=index, why=why, **self._now())
         self.asked[index] = 0
         self.transport.start(index, self.generation)
@@ -248,7 +248,7 @@ class RemoteCollector(Observer):
 
 
 REMEMBERED = 10_000
-"""Versions whose age can be told: no actor is that far behind."""
+"""Versions whose age is known: no actor is that far behind."""
 
 
 class Published:

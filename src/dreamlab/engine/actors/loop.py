@@ -130,7 +130,7 @@ class ActorLoop(Orchestrator):
         return super()._finish()
 
     def save(self) -> Path | None:
-        """Write a checkpoint; an evaluation under way is still due for whoever goes on from it."""
+        """Write a checkpoint; a pending evaluation is repeated after a resume."""
         if self.begun is None:
             return super().save()
         owed, due = self.owed, self.eval_due.get_state()

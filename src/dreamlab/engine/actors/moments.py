@@ -1,4 +1,4 @@
-"""Normalization that all actors share: each tells what it saw, the learner adds it up."""
+"""Normalization shared by all actors: each reports its moments, the learner merges them."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from dreamlab.core.phase import Phase
 from dreamlab.data.source import BufferConfig
 
 NOT_EXACT = (
-    "actors collect in processes of their own: which weights decide a step depends on their timing"
+    "actors collect in separate processes: which weights decide a step depends on their timing"
 )
-"""Why such a run cannot be repeated bit by bit."""
+"""Why such a run is not bit-reproducible."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class ActorsConfig:
     weights_age_s: NonNegative = 1.0
     """Send new weights once those that the actors have were outdated for this long."""
     block_ticks: PositiveInt = 16
-    """Most ticks that are sent to the learner at once."""
+    """Maximum ticks per block sent to the learner."""
     block_s: NonNegative = 0.05
     """Send earlier if a block took this long."""
     queue_ticks: PositiveInt = 64
-    """Most ticks that one actor may be ahead of the learner; then it waits."""
+    """Maximum ticks that an actor may be ahead of the learner before it waits."""
     restarts: Natural = 5
-    """How often an actor is replaced that died without a step; then the run ends."""
+    """Restarts of an actor that dies without a step before the run ends."""
     address: str | None = None
     """The Ray cluster (`auto`, `host:port`); None starts one on this machine, for this run."""
     cpus: Positive = 1.0
@@ -87,11 +87,11 @@ def check_actors(
         if isinstance(options, BufferConfig) and options.window() is None:
             raise ConfigError(
                 f"{where} is on-policy: buffers.{phase.buffer} holds what the newest weights did, "
-                "and is used once; actors act with older weights. Leave actors out, and use "
+                "and is used once; actors act with older weights. Remove actors, and use "
                 "env.num_envs with env.vector=async instead."
             )
         if phase.fresh_episodes:
             raise ConfigError(
-                f"{where} has fresh_episodes: actors do not stop between two collections, so their "
-                "episodes cannot begin with each. Leave one of them out."
+                f"{where} has fresh_episodes: actors do not stop between two collections, so "
+                f"their episodes cannot start with each. Remove one of them."
             )

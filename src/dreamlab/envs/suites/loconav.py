@@ -103,7 +103,7 @@ class LocoNav(gym.Env[Any, Any]):
 
 
 def _arena(rows: tuple[str, ...]) -> Any:
-    """Return the maze with walls of one color per region, so that the ant can tell places."""
+    """Return the maze with walls of one color per region, for orientation."""
     mjcf = require("dm_control.mjcf", "dmc")
     textures = require("dm_control.locomotion.arenas.labmaze_textures", "dmc")
     mazes = require("dm_control.locomotion.arenas.mazes", "dmc")

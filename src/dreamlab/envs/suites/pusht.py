@@ -35,7 +35,7 @@ SPACES: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 class PushT(gym.Wrapper[Any, Any, Any, Any]):
-    """Tells observations by the names of its datasets, and the score beside the reward."""
+    """Names observations as in its datasets, and adds the score to the info."""
 
     def __init__(
         self, env: gym.Env[Any, Any], kind: Literal["state", "keypoints", "pixels"]
