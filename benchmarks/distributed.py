@@ -21,9 +21,9 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = {
-    "PPO": ("ppo_cartpole", 12_000),
-    "SAC": ("sac_pendulum", 1_200),
-    "DreamerV3": ("dreamer_debug", 600),
+    "PPO": ("ppo_cartpole", 6_000),
+    "SAC": ("sac_pendulum", 600),
+    "DreamerV3": ("dreamer_debug", 400),
 }
 COMMON = (
     "device=cpu", "threads=1", "log.terminal=off", "log.every_frames=0", "log.every_updates=0",
@@ -34,7 +34,7 @@ COMMON = (
 
 def worker(out: str, words: list[str]) -> None:
     """Train as one of the processes and write down where the time went."""
-    from dreamlab import build, train
+    from dreamlab import build, training
     from dreamlab.config import compose, load_config
     from dreamlab.core import world
     from dreamlab.engine import processes
@@ -45,7 +45,7 @@ def worker(out: str, words: list[str]) -> None:
     for name, kind in (("_reduce", "reduce"), ("agree", "wait"), ("gather", "wait")):
         _timed(world, name, kind, spent)
     config = load_config(compose(words))
-    with processes.together(config.processes, "cpu", 600.0), train.open_run(config) as opened:
+    with processes.together(config.processes, "cpu", 600.0), training.open_run(config) as opened:
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
         stages = StageTimes()
         loop.observers.add(stages)

@@ -60,7 +60,14 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
     training, env = config.training, config.env
     check_phases(training.phases, cls, config.buffers, training.total_frames)
     check_actors(config.actors, training.phases, config.buffers)
-    check_feasible(training.phases, training.total_frames, config.buffers, env_of_all(config))
+    if config.actors.num and config.processes > 1:
+        raise ConfigError(
+            "actors.num: actors feed one learner: leave it out with several processes "
+            "(distributed.processes, devices)"
+        )
+    frames = training.total_frames
+    each = frames if frames is None else -(-frames // config.processes)
+    check_feasible(training.phases, each, config.buffers, env_of_all(config))
     check_padding(training.phases, config.buffers, cls)
     check_measured(config)
     if config.compile and config.watch.check_every_update:

@@ -328,9 +328,9 @@ def measure(
     trained: Trained, folder: Path, how: EvalConfig, film: bool = False, trust_code: bool = False
 ) -> EvalResult:
     """Play episodes with a policy that was loaded from `folder`, and return what they came to."""
-    dispatch.set_reference(trained.config.accel == "off")
+    reference = dispatch.reference_kernels(trained.config.accel == "off")
     evaluator = build_evaluator(replace(trained.config, eval=how))
-    with strangers.guarded(folder, trust_code):
+    with strangers.guarded(folder, trust_code), reference:
         return evaluator.run(trained.workflow, trained.statistics, film=film)
 
 

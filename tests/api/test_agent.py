@@ -23,14 +23,20 @@ FAST = (
 RUNS = {
     "ppo": ("+experiment=ppo_cartpole", "++env.normalize_obs={}", "workflow.network=rnn"),
     "sac": ("+experiment=sac_pendulum",),
-    "dreamer": ("+experiment=dreamer_pendulum", "training.phases.0.train_ratio=4"),
+    "dreamer": (
+        "+experiment=dreamer_pendulum", "training.phases.0.train_ratio=4", "++env.time_limit=40",
+    ),
     "tdmpc2": ("+experiment=tdmpc2_pendulum",),
     "pixels": (
         "+experiment=ppo_cartpole", "env=dummy", "env.id=pixels", "++env.size=[48,48]",
         "++env.gray=true", "++env.frame_stack=3",
     ),
 }  # fmt: skip
-PLAIN = {"ppo": "CartPole-v1", "sac": "Pendulum-v1", "dreamer": "Pendulum-v1"}
+PLAIN = {
+    "ppo": {"id": "CartPole-v1"},
+    "sac": {"id": "Pendulum-v1"},
+    "dreamer": {"id": "Pendulum-v1", "max_episode_steps": 40},
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,7 @@ NAMES = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RU
 def test_an_episode_by_hand_is_the_evaluation_of_its_seed(name, trained):
     agent = dreamlab.load(trained(name))
     measured = agent.evaluate(1, seed=5)
-    env = gym.make(PLAIN[name]) if name in PLAIN else agent.make_env()
+    env = gym.make(**PLAIN[name]) if name in PLAIN else agent.make_env()
     total, steps = episode(agent, env, 5)
     assert steps == measured.lengths[0]
     assert total == pytest.approx(measured.returns[0], abs=1e-9)

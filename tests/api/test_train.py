@@ -147,10 +147,15 @@ def test_without_pandas_the_error_names_the_extra(run, monkeypatch):
         run.frame()
 
 
-def test_it_is_measured_as_its_agent_is(run):
+def test_it_is_measured_as_its_agent_is(run, tmp_path):
     returns = run.evaluate(2, seed=3).returns
     assert returns == run.agent("latest").evaluate(2, seed=3).returns
-    assert returns != run.evaluate(2, seed=3, deterministic=False).returns
+    filmed = run.evaluate(2, seed=3, deterministic=False, video=tmp_path / "film.mp4")
+    assert returns != filmed.returns
+    assert filmed.video is not None
+    assert filmed.video.stat().st_size > 1000
+    with pytest.raises(dreamlab.LabError, match="episodes: must be"):
+        run.evaluate(0)
 
 
 def test_a_run_is_resumed_for_longer_and_only_for_that(run, tmp_path):
@@ -236,15 +241,15 @@ def test_a_search_learns_from_what_it_is_told_and_goes_on(tmp_path):
 
 
 def test_a_trial_of_a_dead_process_is_asked_for_again(tmp_path):
-    code = (
-        "import dreamlab\n"
-        f"trial = dreamlab.Tuner({SPACE!r}, {str(tmp_path)!r}).ask()\n"
-        "print(trial.folder)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    left = dreamlab.Tuner(SPACE, tmp_path).ask()
     tuner = dreamlab.Tuner(SPACE, tmp_path)
+    other = tuner.ask()
+    assert other.params != left.params, "its process lives: the lock is held"
+    assert left._taken is not None
+    left._taken.owner.release()  # what the system does when a process dies
     trial = tuner.ask()
-    assert str(trial.folder) == done.stdout.strip(), "its run would be resumed"
+    assert (trial.params, trial.folder) == (left.params, left.folder), "its run would be resumed"
+    assert len(tuner) == 2
     tuner.tell(trial, float("nan"))
     assert tuner.trials == []
     assert tuner.ask().params != trial.params, "it failed: it is not tried again"

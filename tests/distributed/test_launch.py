@@ -109,7 +109,7 @@ def test_torchrun_starts_the_same_run(tmp_path):
 def test_compiled_updates_keep_the_weights_of_two_processes_the_same(tmp_path):
     words = (
         "ppo_cartpole", "tiny=true", "training.total_frames=600", "compile=true", "device=cpu",
-        "watch.check_every_update=true", "distributed.check_every_updates=1",
+        "distributed.check_every_updates=1",
         "distributed.processes=2", "eval.episodes=1", "eval.video=false",
     )  # fmt: skip
     child = start(*PYTHON, "train", *words, f"run.dir={tmp_path / 'run'}")

@@ -131,7 +131,7 @@ def test_without_time_for_a_checkpoint_the_last_one_stays(tmp_path):
     run.send_signal(signal.SIGUSR1)
     out, _ = run.communicate(timeout=60)
     assert run.returncode == PREEMPTED
-    assert "too short for a checkpoint; the run goes on from the last one" in out
+    assert "too short for a checkpoint; the run resumes from the last one" in out
     loop = open_loop(tmp_path / "r", *options)
     assert loop.counters.env_frames > 0, "the last checkpoint is whole"
 

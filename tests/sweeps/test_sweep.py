@@ -181,7 +181,7 @@ def test_options_of_the_sweep_and_of_its_jobs_can_be_given(tmp_path, capsys):
         ),
         ("workflow.gama=1", "Did you mean 'gamma'?"),
         ("parameters.workflow.gama=[1]", "Did you mean 'gamma'?"),
-        ("limits.gpus=1.5", "must be an integer above 1"),
+        ("limits.gpus=1.5", "values above 1 must be integers"),
         ("what", "expected key=value"),
     ],
 )

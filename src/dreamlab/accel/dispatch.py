@@ -31,10 +31,10 @@ def set_reference(on: bool) -> None:
 
 
 @contextmanager
-def reference_kernels() -> Iterator[None]:
-    """Compute everything inside the block in its reference form."""
+def reference_kernels(on: bool = True) -> Iterator[None]:
+    """Compute everything inside the block in its reference form, or nothing."""
     before = Forms.reference
-    set_reference(True)
+    set_reference(on)
     try:
         yield
     finally:

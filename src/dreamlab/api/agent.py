@@ -12,13 +12,16 @@ import numpy as np
 from gymnasium import spaces
 
 from dreamlab import training
+from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.config import LabConfig
 from dreamlab.core.affine import ACTION
+from dreamlab.core.config import convert
 from dreamlab.core.errors import LabError, unknown
+from dreamlab.core.limits import EVAL_SEED, PositiveInt, Seed
 from dreamlab.core.rng import Stream
 from dreamlab.core.types import Array, ArraySpec, Mode, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow
-from dreamlab.engine.evaluator import EvalResult
+from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.engine.video import Films
 from dreamlab.envs.action_units import ActionUnits
 from dreamlab.envs.normalize import Normalizer
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
 
 Observation = Any
 """An array, or a dictionary of arrays; of one environment, or of a batch of them."""
-SEED = 20_000
-"""Number of evaluation episodes, as for `dreamlab eval`."""
 
 
 @dataclass(frozen=True)
@@ -117,17 +118,18 @@ class Agent:
         arrays, single = self._batch(obs)
         num = len(next(iter(arrays.values())))
         first, tree = self._begin(num, state, episode_start)
-        step = Step(arrays, np.zeros(num, np.float32), first, ~first & False, ~first & False)
-        with self._stream, self.workflow.averaged():
+        no = np.zeros(num, bool)
+        step = Step(arrays, np.zeros(num, np.float32), first, no, no.copy())
+        with self._stream, reference_kernels(self.config.accel == "off"):
             decision = self.workflow.act(step, tree, self._mode(deterministic))
         actions = self._own_actions(decision.action.cpu().numpy())
         return (actions[0] if single else actions), AgentState(decision.state, num, single)
 
     def evaluate(
         self,
-        episodes: int = 10,
+        episodes: int = EvalConfig.episodes,
         *,
-        seed: int = SEED,
+        seed: int = EVAL_SEED,
         deterministic: bool | None = None,
         video: str | Path | None = None,
     ) -> EvalResult:
@@ -137,7 +139,8 @@ class Agent:
         """
         config = self.config
         sample = config.eval.sample if deterministic is None else not deterministic
-        how = replace(config.eval, episodes=episodes, seed=seed, sample=sample)
+        num, start = convert(episodes, PositiveInt, "episodes"), convert(seed, Seed, "seed")
+        how = replace(config.eval, episodes=num, seed=start, sample=sample)
         film = video is not None
         result = training.measure(self._trained, Path(self.source), how, film, self._trust_code)
         if video is not None and result.frames:

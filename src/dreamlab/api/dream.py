@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.components.world_models.protocol import flatten_time, map_latent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.core.errors import LabError
+from dreamlab.core.limits import EVAL_SEED
 from dreamlab.core.types import Array
 
 if TYPE_CHECKING:
     from dreamlab.api.agent import Agent, AgentState
-
-SEED = 20_000
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def from_state(agent: Agent, horizon: int, state: AgentState, actions: Any = Non
     start = workflow.unpack_state(state.tree)
     given = None if actions is None else _given(agent, actions, horizon, state)
     policy = None if given is None else _in_turn(given)
-    with agent._stream:
+    with agent._stream, reference_kernels(agent.config.accel == "off"):
         latent, taken = workflow.imagine(horizon, start, policy)
         after = map_latent(lambda x: x[:, 1:], latent)
         seen = workflow.view(flatten_time(after))
@@ -109,7 +109,7 @@ def from_episode(agent: Agent, horizon: int, actions: Any, context: int, seed: i
         raise LabError(f"imagine: context must be at least 1, got {context}")
     env = agent.make_env()
     try:
-        obs, _ = env.reset(seed=SEED if seed is None else seed)
+        obs, _ = env.reset(seed=EVAL_SEED if seed is None else seed)
         action, state = agent.predict(obs)
         for step in range(1, context):
             obs, _, terminated, truncated, _ = env.step(action)

@@ -19,7 +19,7 @@ from dreamlab.config_files import choices
 from dreamlab.core.config import convert
 from dreamlab.core.errors import ConfigError, LabError, require
 from dreamlab.core.limits import PositiveInt
-from dreamlab.engine.evaluator import EvalResult
+from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.interop import strangers
 from dreamlab.results.learning_curve import draw_metrics, save_figure
 from dreamlab.runs.find import is_run
@@ -97,7 +97,7 @@ class Run:
         return load(self.folder, checkpoint, trust_code=trust_code)
 
     def evaluate(
-        self, episodes: int = 10, *, checkpoint: str = "latest", **options: Any
+        self, episodes: int = EvalConfig.episodes, *, checkpoint: str = "latest", **options: Any
     ) -> EvalResult:
         """Measure a checkpoint in new episodes; options are those of `Agent.evaluate`."""
         return self.agent(checkpoint).evaluate(episodes, **options)

@@ -22,6 +22,7 @@ from dreamlab.commands.arguments import (
     verb,
 )
 from dreamlab.core.errors import LabError
+from dreamlab.core.limits import EVAL_SEED
 from dreamlab.core.text import print
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Options:
 @run_folder("a run directory, a hub folder, or hub:OWNER/NAME[@REVISION]")
 @click.option("--episodes", type=POSITIVE_INT, default=10, help="Number of episodes.")
 @checkpoint
-@click.option("--seed", type=SEED, default=20_000, help="Seed of the environments.")
+@click.option("--seed", type=SEED, default=EVAL_SEED, help="Seed of the environments.")
 @click.option("--video", is_flag=True, help="Record a video of an episode.")
 @click.option("--out", type=Place(), help="Output folder; default: the run directory.")
 @as_json

@@ -12,17 +12,24 @@ from typing import Any
 
 from dreamlab import build, training
 from dreamlab.config import LabConfig, dump, load_config, read_yaml, to_yaml
+from dreamlab.core import world
 from dreamlab.core.clock import moment_of
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.files import write_text
 from dreamlab.core.text import print
+from dreamlab.engine import processes
 from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.runs import verify as verifying
 from dreamlab.runs.locks import is_writing
-from dreamlab.runs.run import Run
+from dreamlab.runs.run import FollowedRun, Run
+
+LAUNCH = (
+    "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost", "--nproc-per-node",
+)  # fmt: skip
+"""Starts as many processes as the run had."""
 
 
 def prepare(config: LabConfig, second: Path, overrides: Sequence[str]) -> verifying.Rows:
@@ -90,7 +97,9 @@ def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
 
 def run_again(second: Path, links: int) -> None:
     """Train the prepared folder for a number of links in a separate process."""
-    command = [sys.executable, "-m", __name__, str(second), str(links)]
+    number = load_config(read_yaml(second / "config.yaml")).processes
+    agent = [*LAUNCH, str(number)] if number > 1 else []
+    command = [sys.executable, *agent, "-m", __name__, str(second), str(links)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         text = "\n".join(done.stderr.strip().splitlines()[-8:])
@@ -111,12 +120,15 @@ class StopAfterLinks(Observer):
 
 def again(folder: Path, links: int) -> int:
     """Train a prepared folder for a number of links: the entry point of the clean process."""
-    run = Run(folder)
-    config = load_config(read_yaml(run.config_path))
-    loop = build.build(config, run, Terminal("off", config.name))
-    training.begin(training.Opened(run, config, True, lambda: None), loop)
-    loop.observers.add(StopAfterLinks(loop, links))
-    loop.run()
+    config = load_config(read_yaml(folder / "config.yaml"))
+    options = config.distributed
+    with processes.together(config.processes, config.device, options.timeout_s):
+        saved = Run(folder).saved
+        run = Run(folder) if world.is_main() else FollowedRun(folder, saved)
+        loop = build.build(config, run, Terminal("off", config.name))
+        training.begin(training.Opened(run, config, True, lambda: None), loop)
+        loop.observers.add(StopAfterLinks(loop, links))
+        loop.run()
     return 0
 
 

@@ -33,8 +33,8 @@ class Place:
     def __post_init__(self) -> None:
         if self.launcher.name == "local":
             raise ConfigError(
-                "launcher.name: a training runs on this machine by itself: leave `launcher` and "
-                "`limits` out, or use launcher.name=slurm or launcher.name=ray"
+                "launcher.name: local training needs no launcher: remove `launcher` and `limits`, "
+                "or use launcher.name=slurm or launcher.name=ray"
             )
         check_together(self.launcher, self.limits)
 
@@ -66,7 +66,7 @@ def submit(place: Place, words: Sequence[str], config: LabConfig) -> int:
     own = tuple(w for w in words if not w.startswith("run.dir="))
     job = SingleJob(folder, own, {"seed": config.seed})
     if job.status() == "running":
-        raise LabError(f"{folder}: this run is being trained already")
+        raise LabError(f"{folder}: this run is already being trained")
     launcher = make_launcher(place.launcher, place.limits, 1, job.folder)
     if place.launcher.name == "ray":
         return _stay(job, JobPool(launcher, 1))

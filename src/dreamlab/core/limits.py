@@ -84,6 +84,8 @@ AnyInt = Annotated[int, Range()]
 Natural = Annotated[int, Range(0)]
 PositiveInt = Annotated[int, Range(1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
+EVAL_SEED = 20_000
+"""Of the environments of an evaluation that is asked for, on new episodes."""
 Width = Annotated[int, Range(1, 65_536)]
 """Units of a layer; a weight matrix of more would not fit into memory."""
 Depth = Annotated[int, Range(0, 1_000)]

@@ -291,7 +291,7 @@ class Orchestrator:
             if world.is_main():  # the others wait
                 try:
                     with world.alone():
-                        result = self._play(self.parts.evaluator, video)
+                        result = self._evaluate_here(self.parts.evaluator, video)
                 except UnfinishedError:
                     finished = False
         self.score, finished = world.broadcast((self.score, finished))
@@ -299,7 +299,7 @@ class Orchestrator:
             raise UnfinishedError
         return result
 
-    def _play(self, evaluator: Evaluator, video: bool) -> EvalResult:
+    def _evaluate_here(self, evaluator: Evaluator, video: bool) -> EvalResult:
         """Measure the policy on this process alone."""
         path = self.run_log.folder / "videos" / f"eval_{self.scheduler.clock().name}.mp4"
         wanted = video or (self.config.eval.video and self.config.eval.video_every)

@@ -95,7 +95,9 @@ def launch(words: Sequence[str], processes: int, resume: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed"):  # what it has to say we say in a sentence
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(PATIENCE_S))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // processes)))
     with tempfile.TemporaryDirectory(prefix="dreamlab_launch_") as folder:

@@ -40,10 +40,11 @@ def begin_anew(loop: Orchestrator, state: State) -> None:
     seed = zlib.crc32(state["rng"]["torch"].numpy().tobytes())
     random.seed_all(random.derive(seed, world.size(), world.rank()))
     found = list(dict.fromkeys(x for lost in world.gather(state["lost"]) for x in lost))
-    told = {"from": then, "to": world.size(), "lost": [*ALWAYS, *found]}
+    lost = [*ALWAYS, *found]
+    told = {"from": then, "to": world.size(), "lost": lost}
     text = (
-        f"going on with {told['to']} processes instead of {then}: weights, optimizers, counters "
-        f"and replay are kept; not kept: {', '.join(told['lost'])}"
+        f"continuing with {world.size()} processes instead of {then}: weights, optimizers, "
+        f"counters and replay are kept; not kept: {', '.join(lost)}"
     )
     loop.say_and_record(text)
     loop.run_log.update(exact_resume=False, regrouped=told)

@@ -97,13 +97,11 @@ def draw(
     curves: Curves, path: Path, title: str, names: Sequence[str], largest: int = LARGEST
 ) -> Path:
     """Draw truth and dream over time, one small image per number (the first `largest`)."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # without pyplot: the user's backend stays as it is
 
     num = min(curves.truth.shape[1], largest)
-    figure, axes = plt.subplots(num, 1, figsize=(7, 1.5 * num + 0.8), dpi=110, squeeze=False)
+    figure = Figure(figsize=(7, 1.5 * num + 0.8), dpi=110, layout="tight")
+    axes = figure.subplots(num, 1, squeeze=False)
     for i, axis in enumerate(axes[:, 0]):
         axis.plot(curves.truth[:, i], color="black", lw=1.5, label="truth")
         axis.plot(curves.dream[:, i], color="tab:red", lw=1.5, ls="--", label="dream")
@@ -116,7 +114,5 @@ def draw(
     axes[0, 0].legend(loc="upper right", fontsize=8)
     axes[-1, 0].set_xlabel("step")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
     figure.savefig(path)
-    plt.close(figure)
     return path

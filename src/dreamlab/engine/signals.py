@@ -24,7 +24,7 @@ class Deadline:
     def __init__(self, seconds: float | None, say: Callable[[str], None]) -> None:
         self.seconds, self.say = seconds, say
         self.signal = ""
-        """What asked for the stop."""
+        """The signal that requested the stop."""
         self.timer: threading.Timer | None = None
 
     def start(self, number: signal.Signals) -> None:
@@ -44,7 +44,7 @@ class Deadline:
         with suppress(Exception):  # it must end in any case
             self.say(
                 f"checkpoint.deadline_s: {self.seconds:g} s were too short for a checkpoint; "
-                "the run goes on from the last one"
+                "the run resumes from the last one"
             )
         os._exit(PREEMPTED)  # not an exception: the main thread may be in a library for long
 

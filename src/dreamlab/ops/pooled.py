@@ -16,14 +16,14 @@ def pooled_mean(x: Float[Tensor, "*b"]) -> Float[Tensor, ""]:
     """
     if world.size() == 1:
         return x.mean()
-    return x.sum() / world.mean(torch.full((), float(x.numel()), device=x.device))
+    return x.sum() / world.mean(torch.ones_like(x).sum())
 
 
 def pooled_std_mean(x: Float[Tensor, "*b"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return the deviation and the mean of the numbers of all processes, without a gradient."""
     if world.size() == 1:
         return torch.std_mean(x)
-    count = torch.full((), float(x.numel()), device=x.device)
+    count = torch.ones_like(x).sum()
     count, total = world.total(torch.stack([count, x.sum()])).unbind()
     mean = total / count
     square = world.total((x - mean).square().sum())

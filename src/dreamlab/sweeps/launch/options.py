@@ -17,25 +17,25 @@ class Limits:
     """What one job may use."""
 
     cpus: Annotated[int, Range(0, 1_024)] = 0
-    """Cores and threads of each process; 0 leaves both to the run."""
+    """CPU cores and threads per process; 0: decided by the run."""
     gpus: NonNegative | None = None
-    """GPUs (of each node), 0.5 for two jobs on each; 0 hides them. None: on this machine as many
-    jobs share one as its memory holds, elsewhere it is left to the run."""
+    """GPUs per job (and node), 0.5 for two jobs per GPU; 0 hides them. None: locally as many jobs
+    share a GPU as fit in its memory, elsewhere decided by the run."""
     nodes: PositiveInt = 1
-    """Machines that one job runs on together."""
+    """Nodes per job."""
     processes_per_node: PositiveInt = 1
-    """Processes that train one run together on each machine: one for each GPU is usual."""
+    """Processes per node that train one run; usually one per GPU."""
     gpu_memory_gib: Positive | None = None
-    """GPU memory that one job needs, to tell how many share one; None: measured as by `plan`."""
+    """GPU memory per job, which decides how many share a GPU; None: measured as by `plan`."""
     memory_gb: Positive | None = None
-    """Memory of all its processes (of each node); beyond it a job saves, ends and counts as
-    failed."""
+    """Memory limit per job and node over all its processes; beyond it the job saves and fails."""
     time_min: Positive | None = None
-    """Minutes of one attempt, after which it does the same; SLURM queues it again instead."""
+    """Time limit per attempt in minutes, after which the job saves and fails; SLURM requeues it
+    instead."""
 
     def __post_init__(self) -> None:
         if (self.gpus or 0) > 1 and (self.gpus or 0) % 1:
-            raise ValueError("gpus: above 1 only whole GPUs can be had")
+            raise ValueError("gpus: values above 1 must be integers")
         if self.processes > 1 and (self.gpus or 0) % 1:
             raise ValueError("gpus: the processes of one run need whole GPUs")
 
@@ -51,21 +51,21 @@ class LauncherConfig:
 
     name: Literal["local", "slurm", "ray"] = "local"
     cluster: str | None = None
-    """Ray: the cluster's address. SLURM: `local` runs submitit without SLURM."""
+    """Ray: address of the cluster. SLURM: `local` runs submitit without SLURM."""
     partition: str | None = None
     """SLURM: the partition, as in `sbatch --partition`."""
     account: str | None = None
-    """SLURM: who pays, as in `sbatch --account`."""
+    """SLURM: the account, as in `sbatch --account`."""
     qos: str | None = None
     """SLURM: the quality of service, as in `sbatch --qos`."""
     grace_s: Positive = 90.0
     """Seconds between the signal and the end of a job that is preempted or out of time."""
     retries: Annotated[int, Range(0, 10_000)] = 100
-    """How often a job that was preempted or lost its machine is started again."""
+    """Maximum restarts of a job that was preempted or lost its machine."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Handed on: to submitit (`slurm_constraint: a100`) or to `ray.init` (`num_cpus: 2`)."""
+    """Passed to submitit (`slurm_constraint: a100`) or `ray.init` (`num_cpus: 2`)."""
     mps: bool = True
-    """Local: start NVIDIA's MPS where it is installed and jobs share a GPU."""
+    """Local: start NVIDIA MPS if it is installed and jobs share a GPU."""
 
     def __post_init__(self) -> None:
         own = {"partition": self.partition, "account": self.account, "qos": self.qos}

@@ -42,7 +42,7 @@ def _meet(job: Job, ranks: Ranks) -> Ranks:
             return replace(ranks, address=str(read_json(file)["address"]))
         except MissingFileError:
             time.sleep(0.2)
-    raise LabError(f"node {ranks.node} of {job.name}: the first node did not begin: {file}")
+    raise LabError(f"node {ranks.node} of {job.name}: the first node did not start: {file}")
 
 
 class Sent:
