@@ -47,12 +47,21 @@ def test_train_then_eval_then_extend(tmp_path, capsys):
 
 def test_eval_computes_as_the_run_did(tmp_path, capsys, monkeypatch):
     modes: list[bool] = []
+    seen: list[bool] = []
+    play = Evaluator.run
+
+    def watched(*given, **options):
+        seen.append(dispatch.Forms.reference)
+        return play(*given, **options)
+
+    monkeypatch.setattr(Evaluator, "run", watched)
     for accel in ("off", "auto", "off"):
         folder = str(tmp_path / f"{accel}{len(modes)}")
         assert run(capsys, "train", *QUICK, f"accel={accel}", f"run.dir={folder}")[0] == 0
         dispatch.set_reference(accel == "auto")  # as a process may be that has done other things
         assert run(capsys, "eval", folder, "--episodes", "1")[0] == 0
-        modes.append(dispatch.Forms.reference)
+        modes.append(seen[-1])
+        assert dispatch.Forms.reference == (accel == "auto")  # left as it was
     dispatch.set_reference(False)
     assert modes == [True, False, True]
 
@@ -136,7 +145,7 @@ MISTAKES = [
     ([*QUICK, "workflow._target_=dreamlab.workflows.ppo.PP"], "Did you mean 'PPO'?"),
     (["+workflow={_target_: dreamlab.nn.mlp.MLP}"], "is not a Workflow"),
     ([*QUICK, "workflow.optimizer.lr=fast"], "workflow.optimizer.lr: expected float, got 'fast'"),
-    ([*QUICK, "device=gpu"], "there is no choice 'gpu'. Did you mean 'cpu'?"),
+    ([*QUICK, "device=gpu"], "there is no device 'gpu'. Did you mean 'cuda'?"),
     ([*QUICK, "log.terminal=lively"], "there is no choice 'lively'. Did you mean 'live'?"),
     ([*QUICK, "env=CartPoll-v1"], "CartPole"),
     ([*QUICK, "env.suite=gymm"], "there is no suite 'gymm'. Did you mean 'gym'?"),

@@ -109,7 +109,7 @@ def test_the_walk_finds_what_is_known_to_be_there():
         "dreamlab.core.phase.Phase.train_ratio", "dreamlab.core.update_rules.AdamConfig.betas",
         "dreamlab.data.samplers.PrioritisedConfig.eps", "dreamlab.envs.vector.EnvConfig.size",
         "dreamlab.envs.suites.atari.make.repeat", "dreamlab.envs.dummy.Pixels.grid",
-        "dreamlab.nn.mlp.MLPConfig.hidden", "dreamlab.sweeps.launch.local.Limits.gpus",
+        "dreamlab.nn.mlp.MLPConfig.hidden", "dreamlab.sweeps.launch.options.Limits.gpus",
         "dreamlab.sweeps.sweep.TuneConfig.trials", "dreamlab.workflows.dreamer_v3.Scales.rec",
     }  # fmt: skip
     assert not known - found

@@ -58,7 +58,7 @@ def test_the_options_of_the_place_are_no_options_of_the_run():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["limits.gpus=1"], "leave `launcher` and `limits` out"),
+        (["limits.gpus=1"], "remove `launcher` and `limits`"),
         (["launcher.name=slurm", "limits.node=2"], "nodes"),
         (["launcher.name=slurm", "limits.nodes=0"], "at least 1"),
         (["launcher.name=slurm", "limits.gpus=0.5"], "whole GPUs"),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import torch
@@ -60,13 +61,18 @@ class ComputeConfig:
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES and not re.fullmatch(r"cuda:\d{1,3}", self.device):
-            raise ConfigError(
-                f"device: expected one of {', '.join(DEVICES)} or cuda:N, got {self.device!r}"
-            )
+            raise ConfigError(_no_device(self.device))
         if self.devices > 1 and self.device not in ("auto", "cuda"):
             raise ConfigError(f"devices: has no effect with device={self.device}")
         if self.accel == "off" and self.compile:
             raise ConfigError("accel=off disables compilation; remove it, or compile=true")
+
+
+def _no_device(name: str) -> str:
+    """Return the message for a device that does not exist; a GPU is called cuda here."""
+    near = ["cuda"] if "gpu" in name.lower() else get_close_matches(name, DEVICES, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"device: there is no device {name!r}.{hint}\n  known: {', '.join(DEVICES)}, cuda:N"
 
 
 def pick_device(name: str) -> torch.device:
