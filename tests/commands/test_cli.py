@@ -12,6 +12,7 @@ import yaml
 
 from dreamlab.accel import dispatch
 from dreamlab.cli import main
+from dreamlab.engine.evaluator import Evaluator
 
 ROOT = Path(__file__).parents[2]
 QUICK = (
