@@ -142,7 +142,8 @@ def main() -> None:
                     print(learner, json.dumps(tried[-1]), flush=True)
                 rows[learner].append(max(tried, key=lambda r: r["frames_per_s"]))
         machine = hardware()
-        given = f"--seconds {options.seconds:g} --rounds {options.rounds}"
+        given = f"--learners {' '.join(rows)} --seconds {options.seconds:g}"
+        given += f" --rounds {options.rounds}"
         found = {
             "command": f"python benchmarks/actors.py {given}",
             "commit": str(git_state().get("commit"))[:10],

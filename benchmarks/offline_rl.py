@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -31,7 +32,6 @@ from dreamlab.cli import main as dreamlab
 from dreamlab.commands.data import described
 from dreamlab.config import compose, load_config
 from dreamlab.data.datasets.opening import open_dataset
-from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"
@@ -92,6 +92,14 @@ class Lengths:
 
 def is_over(folder: Path) -> bool:
     return (folder / "manifest.json").exists() and "final_eval" in Run(folder).manifest
+
+
+def made_at(folders: Iterable[Path]) -> str:
+    """Return the commits that runs were made at, in order of time."""
+    about = sorted(
+        (m["created"], m["git"]["commit"][:10]) for f in folders if (m := Run(f).manifest)
+    )
+    return ", ".join(dict.fromkeys(commit for _, commit in about))
 
 
 def run_one(folder: Path, options: list[str]) -> dict[str, float]:
@@ -189,8 +197,7 @@ def all_runs(data: Path, seeds: list[int], lengths: Lengths) -> dict[Key, list[s
 
 def record(given: argparse.Namespace) -> dict[str, Any]:
     """Train everything, or what is not in `runs` yet, and return what came of it."""
-    commit, seeds = git_state().get("commit", "")[:10], given.seeds
-    lengths = Lengths(given.minutes / USUAL_MINUTES)
+    seeds, lengths = given.seeds, Lengths(given.minutes / USUAL_MINUTES)
     with tempfile.TemporaryDirectory() as name:
         scratch = given.runs or Path(name)
         behaviour = make_data(scratch / "data")
@@ -201,10 +208,11 @@ def record(given: argparse.Namespace) -> dict[str, Any]:
         with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
             waiting = {k: pool.submit(run_one, places[k], options) for k, options in todo.items()}
             found = {key: job.result() for key, job in waiting.items()}
+        commits = made_at(places[key] for key in found)
     result: dict[str, Any] = {
         "command": f"python benchmarks/offline_rl.py --record --minutes {given.minutes:g} --seeds "
-        + " ".join(map(str, seeds)),
-        "commit": commit, "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
+        + " ".join(map(str, seeds)) + (" --runs DIR --finished" if given.finished else ""),
+        "commit": commits, "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
         "data": behaviour,
         "frames": 2 * EPISODES * 200, "updates": lengths.of(UPDATES),
         "clone": lengths.of(CLONE), "values": lengths.of(VALUES), "online": lengths.of(ONLINE),
@@ -249,7 +257,8 @@ def page(result: dict[str, Any]) -> str:
             found = [r["pa_rl"].get(f"{policy}/{k}") for k in STEPS]
             row = [cells(runs, key) if runs else "not run" for runs in found]
             lines.append(f"| {policy} | {' | '.join(row)} |")
-    lines += ["", result["note"]] if "note" in result else []
+    if len(r["pa_rl"]) < len(POLICIES) * len(STEPS):
+        lines += ["", "`not run`: not trained with every seed when this was recorded."]
     return "\n".join(lines) + "\n"
 
 

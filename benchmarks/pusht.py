@@ -20,7 +20,6 @@ import torch
 
 from dreamlab import training
 from dreamlab.config import compose, load_config
-from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,7 +38,7 @@ PUBLISHED = (
 )
 
 
-def run(name: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
+def run(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Return what a policy scores at the end of its run; one that is there already is read."""
     folder = args.runs / f"{name.split(',')[0].lower()}_{seed}"
     words = [
@@ -53,7 +52,8 @@ def run(name: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
     if not (folder / "manifest.json").exists() or "final_eval" not in finished.manifest:
         finished, _ = training.train(load_config(compose(words)))
     last = [r for r in finished.metrics() if "eval/log/score" in r][-1]
-    found = {k: last[f"eval/{v}"] for k, v in (("score", "log/score"), ("success", "success"))}
+    found: dict[str, Any] = {"score": last["eval/log/score"], "success": last["eval/success"]}
+    found["commit"] = finished.manifest["git"]["commit"][:10]
     print(f"{name:20s} seed {seed} {found}", flush=True)
     return found
 
@@ -82,7 +82,7 @@ def about(args: argparse.Namespace, numbers: dict[str, list[Any]]) -> dict[str, 
     return {
         "command": f"python benchmarks/pusht.py DATA --seeds {seeds} --updates {args.updates} "
         f"--policies {' '.join(repr(n) for n in numbers)} --record",
-        "commit": git_state().get("commit", "")[:10],
+        "commit": ", ".join(dict.fromkeys(r["commit"] for rows in numbers.values() for r in rows)),
         "hardware": f"{machine['cpu']}, {machine['cpus']} cores, torch {torch.__version__}",
         "demonstrations": info["total_episodes"], "frames": info["total_frames"],
         "updates": args.updates, "episodes": args.episodes, "seeds": args.seeds,

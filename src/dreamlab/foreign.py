@@ -9,7 +9,7 @@ from typing import Any
 
 from dreamlab.core.config import dump
 from dreamlab.core.errors import ConfigError, UnknownOptionError
-from dreamlab.core.foreign_words import Found, find, spoken
+from dreamlab.core.foreign_words import BY_NAME, Found, find, spoken
 from dreamlab.core.words import text_of
 from dreamlab.runs.options import flatten
 
@@ -25,7 +25,8 @@ def answered(
 
     `read` makes a configuration of a node: what it has without the unknown options is suggested.
     """
-    flat = without_unknown(error, node, read)
+    misspelt = "Did you mean" in str(error) and error.path not in BY_NAME
+    flat = None if misspelt else without_unknown(error, node, read)
     if flat is None:
         return error
     given = spoken(error.path, _get(node, _keys(error.path)))
@@ -34,10 +35,10 @@ def answered(
         return _told(error, found)
     leaf = error.path.rpartition(".")[2]
     places = [k for k in flat if k.endswith(f".{leaf}")]
-    if "Did you mean" in str(error) or not places:
+    if not places:
         return error
     among = " or ".join(map(repr, places[:MOST_PLACES]))
-    text = f"{error.path}: there is no such option. Did you mean {among}?"
+    text = f"{str(error).partition(chr(10))[0]} Did you mean {among}?"
     return UnknownOptionError(text, error.path)
 
 

@@ -133,7 +133,7 @@ def test_a_damaged_video_is_left_out_only_if_asked(verb: str, tmp_path: Path, ca
     assert main(line) == 2
     assert "episode_000001.mp4: episode 1 of" in capsys.readouterr().err
     assert main([*line, "--skip-damaged"]) == 0
-    assert "episode 1 is left out" in capsys.readouterr().err
+    assert "episode 1 is skipped" in capsys.readouterr().err
 
 
 def test_formats_become_each_other(said: Any, tmp_path: Path):

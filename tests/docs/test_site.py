@@ -33,9 +33,13 @@ def text_of(node: ast.AST) -> str | None:
 
 
 @cache
+def trees() -> dict[Path, ast.Module]:
+    return {p: ast.parse(p.read_text()) for p in (ROOT / "src").rglob("*.py")}
+
+
+@cache
 def texts() -> list[str]:
-    trees = (ast.parse(p.read_text()) for p in (ROOT / "src").rglob("*.py"))
-    found = (text_of(node) for tree in trees for node in ast.walk(tree))
+    found = (text_of(node) for tree in trees().values() for node in ast.walk(tree))
     return [t for t in found if t]
 
 
@@ -97,8 +101,8 @@ def test_an_option_that_another_programs_user_is_told_exists(page):
 def test_no_module_imports_at_its_top_what_only_posix_has():
     """What docs/platforms.md says of Windows; inside a function or behind a condition is fine."""
     posix = {"fcntl", "resource", "termios", "tty", "pty", "pwd", "grp"}
-    for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
+    for path, tree in trees().items():
+        for node in tree.body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not posix & set(names), path

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dreamlab.cli import main
+from dreamlab.commands.jobs import read_sweep
 from dreamlab.core.errors import ConfigError
 from dreamlab.sweeps.sweep import SweepConfig, corners, distribution, make_jobs, telling
 from tests.sweeps.many import write_sweep
@@ -163,3 +164,41 @@ def test_a_distribution_has_finite_ends_and_whole_numbers_for_integers():
     ):
         with pytest.raises(ConfigError, match=text):
             distribution("a", node)
+
+
+def test_an_option_on_the_command_line_takes_the_place_of_the_files(tmp_path):
+    path = write_sweep(tmp_path, parameters={"workflow.gamma": [0.9]})
+    config = read_sweep(path, ["training.total_frames=200", "training.total_frames=400"])
+    lengths = [o for o in config.overrides if o.startswith("training.total_frames=")]
+    assert lengths == ["training.total_frames=400"]
+    merged = read_sweep(path, ["env={repeat: 2}", "env={time_limit: 9}"]).overrides
+    assert [o for o in merged if o.startswith("env=")] == ["env={repeat: 2}", "env={time_limit: 9}"]
+
+
+def test_the_results_of_a_sweep_that_was_run_with_other_options_are_shown(tmp_path, capsys):
+    path = write_sweep(tmp_path, parameters={"workflow.gamma": [0.9, 0.99]})
+    asked = read_sweep(path, ["training.total_frames=200"])
+    for job in make_jobs(asked, asked.folder("sweep")):
+        job.write(status="failed")
+    assert main(["sweep", path, "training.total_frames=200", "--show"]) == 0
+    assert "other options" not in capsys.readouterr().out
+    assert main(["sweep", path, "--show"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("failed") == 2
+    assert "waiting" not in shown
+    assert "training.total_frames" in shown.splitlines()[0]
+    assert f"2 jobs were run with other options than {path} has now; none of the 2" in shown
+    plain = read_sweep(path, [])
+    make_jobs(plain, plain.folder("sweep"))[0].write(status="failed")
+    assert main(["sweep", "--show", path]) == 0
+    shown = capsys.readouterr().out
+    assert (shown.count("failed"), shown.count("waiting")) == (3, 1)
+
+
+def test_a_word_of_another_program_is_answered_in_a_sweep_too(tmp_path, capsys):
+    path = write_sweep(tmp_path, parameters={"workflow.gamma": [0.9]})
+    assert main(["sweep", path, "learning_rate=1e-3", "--dry-run"]) == 2
+    assert f"dreamlab sweep {path} workflow.optimizer.lr=1e-3 --dry-run" in capsys.readouterr().err
+    path = write_sweep(tmp_path, parameters={"n_envs": [2, 4]})
+    assert main(["sweep", path, "--dry-run"]) == 2
+    assert "n_envs: here it is env.num_envs" in capsys.readouterr().err

@@ -199,6 +199,8 @@ def test_the_results_are_a_command_and_pictures(tmp_path):
     add(study, 1e-4, -2.0, state=PRUNED, intermediate_values={1: -2.0})
     words = shlex.split(best_command(config, study))
     assert words[:4] == ["dreamlab", "train", "+experiment=ppo_cartpole", "workflow.gamma=0.5"]
+    keys = [w.partition("=")[0] for w in words[2:]]
+    assert len(keys) == len(set(keys))  # no option is there twice
     best = load_config(compose(words[2:]))
     hidden = best.workflow.config.network.config.hidden
     assert text_of(hidden) == study.best_params["workflow.network.hidden"]

@@ -18,7 +18,9 @@ from dreamlab.core.config import dump, load
 from dreamlab.core.console import ShowConsole
 from dreamlab.core.errors import ConfigError, unknown
 from dreamlab.core.files import write_text
+from dreamlab.core.foreign_words import BY_NAME
 from dreamlab.core.limits import shown
+from dreamlab.core.readers import FileError, read_json
 from dreamlab.core.text import print
 from dreamlab.sweeps.gpu_need import measured_gib
 from dreamlab.sweeps.gpu_sharing import (
@@ -69,11 +71,11 @@ def _apply(node: dict[str, Any], override: str) -> None:
     head, _, rest = key.partition(".")
     if head not in (own := {f.name for f in fields(SweepConfig)}):
         known = {*own, *GROUPS, *(f.name for f in fields(LabConfig))}
-        if (name := head.lstrip("+~")) not in known:
+        if (name := head.lstrip("+~")) not in known and name not in BY_NAME:
             raise ConfigError(unknown("option of a sweep or a run", name, known, override))
         if not isinstance(node.setdefault("overrides", []), list):
             raise ConfigError(f"overrides: expected a list, got {shown(node['overrides'])}")
-        node["overrides"] = [*node["overrides"], override]
+        node["overrides"] = [*_without(node["overrides"], override), override]
         return
     inner = [rest] if head == "parameters" and rest else [k for k in rest.split(".") if k]
     for part in [head, *inner][:-1]:
@@ -82,6 +84,40 @@ def _apply(node: dict[str, Any], override: str) -> None:
             raise ConfigError(f"{part}: expected a mapping, got {shown(inside)}")
         node = inside
     node[inner[-1] if inner else head] = read_value(text, key)
+
+
+def _without(overrides: Sequence[Any], later: str) -> list[Any]:
+    """Return overrides less those that a later one of the same option makes void."""
+    key, _, value = later.partition("=")
+    void = not value.startswith("{")  # options in braces are added to those that there are
+    return [o for o in overrides if not (void and str(o).partition("=")[0] == key)]
+
+
+def recorded_jobs(config: SweepConfig, folder: Path, jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs in a sweep's folder that these are not: begun with other options.
+
+    What tells them from these is among their parameters.
+    """
+    names, shared, found = {j.name for j in jobs}, set(config.base()), list[Job]()
+    for path in sorted((folder / "jobs").glob("*/job.json")):
+        if path.parent.name in names or not (record := _record(path)):
+            continue
+        parameters = record["parameters"]
+        more = [o for o in record["overrides"] if o not in shared and "=" in o]
+        told = dict(o.split("=", 1) for o in more if o.partition("=")[0] not in parameters)
+        found.append(Job(folder, tuple(record["overrides"]), {**told, **parameters}))
+    return [j for j in found if j.folder.is_dir()]
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    """Return what was written down of a job, if it tells what the job was."""
+    try:
+        record = read_json(path)
+    except FileError:
+        return None
+    overrides, parameters = record.get("overrides"), record.get("parameters")
+    whole = isinstance(overrides, list) and isinstance(parameters, dict)
+    return record if whole and all(isinstance(o, str) for o in record["overrides"]) else None
 
 
 def check_jobs(jobs: Sequence[Job]) -> int:

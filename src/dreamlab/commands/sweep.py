@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ def command(ctx: click.Context, **given: Any) -> int:
     if asked.file is None:
         return list_sweeps()
     from dreamlab.commands import jobs as shared
-    from dreamlab.sweeps.progress import results
     from dreamlab.sweeps.sweep import Sweep, make_jobs
 
     config = shared.read_sweep(asked.file, asked.overrides)
@@ -50,10 +49,7 @@ def command(ctx: click.Context, **given: Any) -> int:
         shared.list_jobs(jobs)
         return 0
     if asked.show:
-        table, damage = results(jobs, {j.name: j.status() for j in jobs})
-        shared.console().print(table)
-        warn(damage)
-        return 0
+        return _show(asked, jobs, shared.recorded_jobs(config, folder, jobs))
     shared.check_jobs([j for j in jobs if j.status() != "finished"])
     shared.keep_file(config, folder)
     ends = {"finished"} if asked.retry_failed else {"finished", "failed", "pruned"}
@@ -66,6 +62,23 @@ def command(ctx: click.Context, **given: Any) -> int:
     _report_failures([j for j in jobs if work.states[j.name] == "failed"])
     view.say(_summary(work, folder, shared.again("sweep", typed(ctx))))
     return code
+
+
+def _show(asked: Asked, jobs: Sequence[Job], others: Sequence[Job]) -> int:
+    """Print how far the jobs are; those that were begun with other options as well."""
+    from dreamlab.commands.jobs import console
+    from dreamlab.sweeps.progress import results
+
+    states = {j.name: j.status() for j in (*jobs, *others)}
+    begun = [j for j in jobs if states[j.name] != "waiting"]
+    listed = [*jobs, *others] if begun or not others else others
+    table, damage = results(listed, states)
+    console().print(table)
+    warn(damage)
+    if others:
+        left = "" if len(listed) > len(others) else f"; none of the {len(jobs)} asked for has begun"
+        print(f"{len(others)} jobs were run with other options than {asked.file} has now{left}")
+    return 0
 
 
 def _report_failures(failed: Iterable[Job]) -> None:

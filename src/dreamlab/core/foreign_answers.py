@@ -264,6 +264,11 @@ def switch(key: str) -> Callable[[Any, Flat], Answer]:
     return lambda value, flat: {key: _on(value)}
 
 
+def wandb(key: str) -> Callable[[Any, Flat], Answer]:
+    """Return the answer that sets an option of W&B, which has no effect unless it is on."""
+    return lambda value, flat: {"log.wandb": True, key: value}
+
+
 def none(value: Any, flat: Flat) -> Answer:
     """Answer for what is not an option here; the note says why."""
     return {}

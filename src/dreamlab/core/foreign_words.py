@@ -194,10 +194,10 @@ WORDS: tuple[Word, ...] = (
     _word("track use_wandb enable_wandb wandb.enable wandb", say.switch("log.wandb"), True, "",
           CLEANRL, ZOO, LEROBOT, TDMPC2),
     _word("wandb_project_name wandb_project wandb.project project",
-          say.option("log.wandb_project"), "robots", "with log.wandb=true",
+          say.wandb("log.wandb_project"), "robots", "",
           CLEANRL, ZOO, LEROBOT, TDMPC2),
-    _word("wandb_entity wandb.entity entity", say.option("log.wandb_entity"), "team",
-          "with log.wandb=true", CLEANRL, ZOO, LEROBOT, TDMPC2),
+    _word("wandb_entity wandb.entity entity", say.wandb("log.wandb_entity"), "team",
+          "", CLEANRL, ZOO, LEROBOT, TDMPC2),
     _word("wandb_tags tags", say.option("run.tags"), ["first"], "", ZOO),
     _word("from_checkpoint pretrained_path policy.path load_run trained_agent run.from_checkpoint "
           "training.resume_path policy.pretrained_path",

@@ -103,7 +103,7 @@ def build_sharded(make: Callable[[], M], least: int) -> M:
             "distributed.shard: this workflow cannot be built on the meta device, where nothing is "
             f"computed: {error}"
         ) from error
-    with _heard(_Cutting(follow.last, least).registered), unread():
+    with _heard(_Cutting(follow.last, least).registered), unread(least):
         built = make()
     shard_module(built, least)  # copies of modules have not been followed
     return built

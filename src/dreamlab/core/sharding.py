@@ -89,7 +89,7 @@ class _Gathered:
         self.kept: OrderedDict[tuple[int, bool], tuple[int, Tensor]] = OrderedDict()
         self.origin: dict[int, nn.Parameter] = {}
         self.size = 0
-        self.readable = True
+        self.readable, self.least = True, 0
 
     def get(self, p: nn.Parameter, shard: Shard) -> Tensor:
         """Return the whole of a parameter, with a gradient where one is wanted."""
@@ -130,9 +130,9 @@ def whole(p: nn.Parameter) -> Tensor:
 
 
 @contextmanager
-def unread() -> Iterator[None]:
-    """Raise if a sharded parameter is used inside the block."""
-    _gathered.readable = False
+def unread(least: int) -> Iterator[None]:
+    """Raise if a sharded parameter is used inside the block, in which such ones are built."""
+    _gathered.readable, _gathered.least = False, least
     try:
         yield
     finally:
@@ -190,6 +190,22 @@ def shard_module(root: nn.Module, least: int) -> None:
         for name, p in list(module._parameters.items()):
             if p is not None and (shard_of(p) is not None or p.numel() >= least):
                 shard_parameter(module, name, p)
+
+
+def cut_copies(module: nn.Module) -> dict[int, Any]:
+    """Return, while a sharded workflow is built, this process's parts as copies of parameters.
+
+    They are what `copy.deepcopy` is to take in the place of each: a copy is never whole.
+    """
+    if _gathered.readable:
+        return {}
+    out: dict[int, Any] = {}
+    for p in module.parameters():
+        shard = Shard(p.shape, world.all_processes())
+        if p.numel() >= _gathered.least:
+            out[id(p)] = part = nn.Parameter(shard.cut(p, world.rank()), p.requires_grad)
+            part.shard = shard  # type: ignore[attr-defined]
+    return out
 
 
 def check_module(module: nn.Module) -> None:

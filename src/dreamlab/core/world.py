@@ -258,6 +258,12 @@ def barrier() -> None:
 # -- parts of a tensor, one on each process -------------------------------------------------------
 
 
+_scatter: Any = getattr(
+    collectives, "reduce_scatter_single", collectives.reduce_scatter_tensor
+)  # of newer versions
+_gather: Any = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)
+
+
 def all_processes() -> int:
     """Return how many processes there are, also inside `alone`."""
     return dist.get_world_size() if dist.is_initialized() else 1
@@ -267,18 +273,14 @@ def joined_parts(part: Tensor) -> Tensor:
     """Return the parts [n] of all processes behind one another, without a gradient."""
     group: Any = dist.group.WORLD
     with _heard():
-        return collectives.wait_tensor(
-            collectives.all_gather_tensor(part.detach().contiguous(), 0, group)
-        )
+        return collectives.wait_tensor(_gather(part.detach().contiguous(), 0, group))
 
 
 def own_part_of_mean(x: Tensor) -> Tensor:
     """Return this process's part of the mean of flat tensors over all processes."""
     group: Any = dist.group.WORLD
     with _heard():
-        mine = collectives.wait_tensor(
-            collectives.reduce_scatter_tensor(x.contiguous(), "sum", 0, group)
-        )
+        mine = collectives.wait_tensor(_scatter(x.contiguous(), "sum", 0, group))
     return mine / all_processes()
 
 

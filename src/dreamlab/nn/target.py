@@ -11,12 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dreamlab.core.sharding import cut_copies
+
 M = TypeVar("M", bound=nn.Module)
 
 
 def frozen_copy(module: M) -> M:
     """Return a copy of a module that no gradient reaches."""
-    return copy.deepcopy(module).requires_grad_(False)
+    return copy.deepcopy(module, cut_copies(module)).requires_grad_(False)
 
 
 @contextmanager

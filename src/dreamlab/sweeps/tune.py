@@ -258,7 +258,8 @@ def best_command(config: SweepConfig, study: Any) -> str:
     space = {k: distribution(k, v) for k, v in config.parameters.items()}
     fixed = _optuna().trial.FixedTrial(best.params)
     own = [f"{k}={text_of(suggest(fixed, k, d))}" for k, d in space.items()]
-    return shlex.join(["dreamlab", "train", *config.base(), *own])
+    shared = [o for o in config.base() if o.partition("=")[0] not in config.parameters]
+    return shlex.join(["dreamlab", "train", *shared, *own])
 
 
 def completed(study: Any) -> list[Any]:
