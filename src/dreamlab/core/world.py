@@ -194,8 +194,7 @@ def gathered(x: Tensor) -> Tensor:
 def mean_gradients(grads: Grads) -> list[Tensor | None]:
     """Return the mean of gradients over all processes: one bucket, one reduction.
 
-    Where this process has none and another one has, there is none on any: losses of all processes
-    must pass the same parameters.
+    Losses of all must pass the same parameters: what has no gradient is not in the bucket.
     """
     there = [g for g in grads if g is not None]
     if _here.size == 1 or not there:
