@@ -28,7 +28,7 @@ UNET = (
     " net: {_target_: unet1d, widths: [512, 1024, 2048], time_dim: 128}}"
 )
 MODELS = {
-    "dreamer_v3_400m": ("dreamer_cartpole", "workflow.size=400m"),
+    "dreamer_v3_400m": ("dreamer_dmc_proprio", "workflow.size=400m"),
     "tdmpc2_317m": ("tdmpc2_pendulum", "workflow.size=317m"),
     "unet_251m": ("imitation_pendulum", UNET),
 }
