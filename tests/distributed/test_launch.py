@@ -120,7 +120,7 @@ def test_compiled_updates_keep_the_weights_of_two_processes_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("word", "text"),
     [
-        ("device=gpu", "device: expected one of auto, cpu, cuda, mps or cuda:N"),
+        ("device=gpu", "there is no device 'gpu'. Did you mean 'cuda'"),
         ("devices=2 device=cpu", "devices: has no effect with device=cpu"),
         ("devices=2 distributed.processes=3", "contradict each other"),
         ("distributed.timeout_s=5", "timeout_s has no effect with processes=1"),
