@@ -57,6 +57,7 @@ def test_a_run_is_the_same_when_run_again_and_is_left_as_it_was(name, original, 
     assert contents(original / name) == before
 
 
+@pytest.mark.slow
 def test_as_many_frames_as_asked_for(original, capsys):
     folder = original / "ppo_cartpole"
     recorded = [x["env_frames"] for x in verify.read_chain(folder)]
@@ -104,6 +105,7 @@ def test_a_program_reads_the_verdict(copy, capsys):
     assert (code, told["same"], told["divergence"]["kind"]) == (1, False, "weights")
 
 
+@pytest.mark.slow
 def test_losses_that_differ_are_shown_with_both_values(copy, capsys):
     records = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     at = next(i for i, r in enumerate(records) if "train/policy_loss" in r)
@@ -115,6 +117,7 @@ def test_losses_that_differ_are_shown_with_both_values(copy, capsys):
     assert f"train/policy_loss  expected 77.0  found {true!r}" in out
 
 
+@pytest.mark.slow
 def test_what_differs_between_then_and_now_is_listed(copy, capsys):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["versions"]["torch"], manifest["hardware"]["cpu"] = "1.0", "an abacus"

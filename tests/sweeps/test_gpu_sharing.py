@@ -354,6 +354,7 @@ def test_without_a_gpu_all_is_left_to_the_runs(tmp_path, monkeypatch):
     assert (pool.size, view.size) == (8, 8)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_without_a_gpu_are_as_they_were(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     asked = mps_stand_in(tmp_path, monkeypatch)
