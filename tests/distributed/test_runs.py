@@ -57,7 +57,7 @@ def straight(folder: Path, name: str, *more: str):
     return run
 
 
-@pytest.mark.parametrize("name", some_of(["dqn_cartpole", "ppo_cartpole", "dreamer_cartpole"], 2))
+@pytest.mark.parametrize("name", some_of(["dqn_cartpole", "ppo_cartpole", "dreamer_cartpole"]))
 def test_a_run_in_two_processes_that_was_interrupted_equals_one_that_was_not(name, tmp_path):
     def broken(rank: int):
         for actions in (3, 6):
@@ -83,6 +83,7 @@ def test_a_run_in_two_processes_that_was_interrupted_equals_one_that_was_not(nam
         assert first["stores"] != second["stores"]
 
 
+@pytest.mark.slow
 def test_counters_and_train_ratio_are_those_of_all_processes(tmp_path):
     option = ("training.phases.1.train_ratio=8",)
     more = ["buffers.replay.batch=4", *option]
@@ -174,7 +175,7 @@ def test_processes_normalise_with_what_all_of_them_have_seen(tmp_path):
             np.testing.assert_allclose(found[key], expected[key], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("then", "now"), some_of([(2, 1), (1, 2), (2, 3)], 2))
+@pytest.mark.parametrize(("then", "now"), some_of([(2, 1), (1, 2), (2, 3)]))
 def test_another_number_of_processes_goes_on_with_weights_and_the_same_steps(then, now, tmp_path):
     more = ("training.total_frames=900",)
 

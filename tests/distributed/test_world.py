@@ -94,6 +94,7 @@ def test_an_optimizer_follows_the_mean_of_all_gradients(accumulate, tmp_path):
 
 def test_a_process_whose_peer_is_gone_says_so(tmp_path):
     def run(rank: int):
+        world.barrier()  # both are connected
         if rank == 1:
             import os
 

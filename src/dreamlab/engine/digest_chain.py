@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dreamlab.core import world
 from dreamlab.core.clock import CLOCK
 from dreamlab.core.types import Array, Step
 from dreamlab.core.workflow import Workflow
@@ -58,7 +59,8 @@ class Chain(Observer):
         names = ("env_frames", "decisions", "updates", *((CLOCK,) if CLOCK in record else ()))
         link: dict[str, Any] = {k: int(record[k]) for k in names}
         # decisions that were not recorded: 0 unless the chain was enabled in the middle of a run
-        link["missed"] = link["decisions"] - self.decisions
+        # of several processes each makes as many, and rank 0 watches its own
+        link["missed"] = link["decisions"] // world.size() - self.decisions
         link["transitions"] = f"{self.crc:08x}"
         link["losses"] = digest_of_losses(record)
         link["weights"] = digest_of_weights(self.workflow)
