@@ -244,7 +244,7 @@ def read_tail(path: Path, check: Check) -> Record:
     except MissingFileError:
         return {}
     newest: Record = {}
-    for line in data.split(b"\n"):  # the first line may be cut by the offset, the last may be incomplete
+    for line in data.split(b"\n"):  # the first and last line may be incomplete
         newest |= _record(line, check) or {}
     return newest
 
