@@ -71,9 +71,7 @@ class CompiledMethod:
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors in values, dictionaries, dataclasses and tuples, fast enough for every
-    call.
-    """
+    """Yield the tensors in values, dictionaries, dataclasses and tuples, with little overhead."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -258,7 +258,7 @@ def _record(line: bytes, check: Check) -> Record | None:
 
 
 class Tail:
-    """Reads a growing JSONL file; each call returns the records appended since the last."""
+    """Reads a growing JSONL file; each call parses only what was appended since the last."""
 
     def __init__(self, path: Path, check: Check) -> None:
         self.path, self.check = path, check
@@ -267,7 +267,7 @@ class Tail:
         """Why the last read returned nothing."""
 
     def read(self) -> list[Record]:
-        """Return the new complete records; reread a file that was truncated (by a resume)."""
+        """Return all complete records; reread a file that was truncated (by a resume)."""
         self.problem, lines = None, self.lines
         try:
             if size_of(self.path) < lines.end:

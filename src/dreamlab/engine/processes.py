@@ -180,7 +180,7 @@ def together(processes: int, device: str, timeout_s: float) -> Iterator[world.Wo
 
 
 def leave(code: int) -> int:
-    """Return the exit code of a worker, and report it as success to our launcher.
+    """Return the exit code of a worker, and leave the run's code for our launcher.
 
     An interruption is not a failure: the agent must not kill the others while they save.
     """

@@ -43,9 +43,7 @@ class DQNConfig:
     dueling: bool = False
     """Predict the state value and the action advantages separately."""
     readout: Part = part("huber", HOME, Readout)
-    """What is predicted of the return: its mean (`huber`, `mse`) or its distribution (`c51`,
-    `quantile`).
-    """
+    """Prediction of the return: its mean (`huber`, `mse`) or distribution (`c51`, `quantile`)."""
     minibatch: PositiveInt | None = None
     """Windows per gradient step, to split one batch into several steps; None uses the whole batch.
     The target network is updated between batches only.

@@ -178,7 +178,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         """Run the planner from `mean` for each state."""
         proposed = self.propose(z, task, noise.proposed) if self.config.num_pi_plans else None
         plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
-        plan = replace(plan, elites=plan.elites.contiguous())  # same layout as later ones
+        plan = replace(plan, elites=plan.elites.contiguous())  # one layout: compiled once
         for i in range(self.sizes.planner.iterations):
             plan = self.improve(z, task, plan, proposed, noise.at(i))
         return plan

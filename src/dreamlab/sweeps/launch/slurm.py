@@ -38,7 +38,7 @@ class Errand:
         own = Limits(cpus=self.limits.cpus)  # SLURM enforces the other limits
         where = BufferContext(own, ranks=ranks, deadline_s=self.config.deadline_s)
         if ranks.node:
-            for number in (signal.SIGTERM, signal.SIGUSR1):  # its processes hear of it elsewhere
+            for number in (signal.SIGTERM, signal.SIGUSR1):  # its processes are signaled elsewhere
                 signal.signal(number, signal.SIG_IGN)
             return accompany(self.job, where)
         self.attempt = Attempt(self.job, where)
