@@ -1,5 +1,5 @@
-"""What only makes something faster: kernels, graphs, compilation. Everything runs without it.
+"""Optional acceleration: kernels, graphs, compilation. Everything also runs without it.
 
-`dispatch` decides between the reference and a faster form. Modules of `nn` and functions of `ops`
-ask it; algorithms ask nothing.
+`dispatch` decides between the reference and a faster form. It is called by modules of `nn` and
+functions of `ops`, never by algorithms.
 """

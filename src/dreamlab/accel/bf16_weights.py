@@ -14,9 +14,9 @@ from dreamlab.core.workflow import Workflow
 
 
 class Bf16Weights:
-    """bfloat16 copies of the weights that products read; the optimizers move the full ones.
+    """bfloat16 copies of the weights of matrix products; optimizers update the originals.
 
-    Autocast would make these copies at every use. Gradients arrive at the copies.
+    Autocast would make these copies at every use. Gradients are computed at the copies.
     """
 
     def __init__(self, workflow: Workflow[Any], layout: Layout) -> None:
@@ -32,7 +32,7 @@ class Bf16Weights:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Compute with the copies inside the block; they are fresh at its beginning."""
+        """Compute with fresh copies inside the block."""
         with torch.no_grad():
             self.low.copy_(self.flat)
         of = {id(p): h for p, h in zip(self.full, self.half, strict=True)}
@@ -50,7 +50,7 @@ class Bf16Weights:
 
 
 def product_weights(workflow: Workflow[Any]) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """Return what matrix products read: module, name and parameter."""
+    """Return the weights of matrix products: module, name and parameter."""
     return [
         (module, name, p)
         for module in workflow.modules()

@@ -1,4 +1,4 @@
-"""Methods compiled by torch.compile: whole updates on a CPU, pieces of them inside a CUDA graph."""
+"""Methods compiled by torch.compile: whole updates on a CPU, parts of them inside a CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RECOMPILE_LIMIT = 64
 
 
 def compile_updates(workflow: Workflow[Any]) -> list[CompiledMethod]:
-    """Replace what is marked `@compilable`, optimizer steps included, by compiled functions."""
+    """Compile the methods marked `@compilable`, including optimizer steps."""
     import torch._dynamo.config as dynamo
 
     if not hasattr(dynamo, "trace_autograd_ops"):
         raise ConfigError("compile: needs torch 2.13 or newer, whose compiler follows gradients")
     dynamo.trace_autograd_ops = True  # the backward pass and the optimizer's step as well
-    # what a GPU captures as a whole is compiled in pieces: gradient and optimizer stay outside
+    # methods captured as a whole are compiled in parts, without gradients and optimizer steps
     methods = compile_methods(workflow, except_for=marked(type(workflow), "capturable"))
     if not methods:
         name = type(workflow).__name__
@@ -35,12 +35,12 @@ def compile_updates(workflow: Workflow[Any]) -> list[CompiledMethod]:
 def compile_methods(
     workflow: Workflow[Any], except_for: Sequence[str] = ()
 ) -> list[CompiledMethod]:
-    """Replace the `@compilable` methods of a workflow and its modules, and return them."""
+    """Compile the `@compilable` methods of a workflow and its modules, and return them."""
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
     inductor.fallback_random = True  # the same random numbers as without the compiler
-    # one method of many agents in a process is compiled for each, and counts as compiled again
+    # each agent in a process compiles the method again, which counts as a recompilation
     dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
     found: list[CompiledMethod] = []
     for module in workflow.modules():
@@ -53,7 +53,7 @@ def compile_methods(
 
 
 class CompiledMethod:
-    """A compiled method; while it is not `enabled` it runs as it was written."""
+    """A compiled method; unless `enabled`, it runs uncompiled."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method, self.enabled = method, True
@@ -71,7 +71,7 @@ class CompiledMethod:
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors in values, dictionaries, dataclasses and tuples: cheap, for every call."""
+    """Yield the tensors in values, dictionaries, dataclasses and tuples, with little overhead."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,4 +1,4 @@
-"""Functions that torch's CPU kernels are slow at, computed another way."""
+"""Faster alternatives to slow CPU kernels of torch."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LARGE = 20.0
-"""Beyond this Mish is its argument, to the last digit, and powers of it stay finite."""
+"""Beyond this, Mish equals its argument in float32, and its powers stay finite."""
 
 
 def small_softmax(x: Tensor) -> Tensor:
-    """Return the softmax over a last axis of few entries.
+    """Compute the softmax over a short last axis.
 
-    Over the last axis torch takes 645 us for 512 x 8 x 8 numbers, over the first 29.
+    For 512 x 8 x 8 values torch takes 645 us over the last axis, 29 us over the first.
     """
     return torch.softmax(x.movedim(-1, 0).contiguous(), 0).movedim(0, -1).contiguous()
 
 
 def small_log_softmax(x: Tensor) -> Tensor:
-    """Return the logarithm of `small_softmax`."""
+    """Compute the logarithm of `small_softmax`."""
     return torch.log_softmax(x.movedim(-1, 0).contiguous(), 0).movedim(0, -1).contiguous()
 
 
 def tanh(x: Tensor) -> Tensor:
-    """Return tanh; through a sigmoid it takes a third of the time."""
+    """Compute tanh through a sigmoid, in a third of the time."""
     return torch.sigmoid(2 * x).mul(2).sub(1)
 
 
 def mish(x: Tensor) -> Tensor:
-    """Return x tanh(softplus(x)) with one exponential instead of three functions.
+    """Compute x tanh(softplus(x)) with one exponential instead of three functions.
 
     With e = exp(x) and n = e (e + 2), tanh(softplus(x)) is n / (n + 2).
     """

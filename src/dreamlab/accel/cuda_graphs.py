@@ -1,8 +1,8 @@
-"""Updates on a GPU without the host in the way: captured once as a CUDA graph, then replayed.
+"""GPU updates without host overhead: captured once as a CUDA graph, then replayed.
 
-An update of DreamerV3 is thousands of small kernels; launched one by one by Python they take
-twenty times as long as they run. A graph runs on the same memory each time, so arguments are
-copied in and results copied out.
+An update of DreamerV3 is thousands of small kernels; launched one by one from Python they take
+twenty times their run time. A graph uses the same memory each time, so arguments are copied in and
+results copied out.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dreamlab.core.tree import tree_split
 from dreamlab.core.workflow import Workflow
 
 WARM_UP = 2
-"""Calls before the capture: libraries choose their kernels and compilers compile."""
+"""Calls before the capture, for libraries to choose kernels and compilers to compile."""
 
 Around = Callable[[], AbstractContextManager[None]]
 
 
 class Switch(Protocol):
-    """What has a fast form, and a plain one while it is not `enabled`."""
+    """An object with a fast form, and a plain one unless `enabled`."""
 
     enabled: bool
 
@@ -40,7 +40,7 @@ class Switch(Protocol):
 def graph_methods(
     bf16: bool, workflow: Workflow[Any], names: Sequence[str], compiled: Sequence[Switch]
 ) -> None:
-    """Replace methods by CUDA graphs of themselves; `compiled` are enabled in these only."""
+    """Replace methods by CUDA graphs of themselves; `compiled` are enabled only in these."""
     layout = lay_out(workflow, bf16)
     weights = Bf16Weights(workflow, layout) if bf16 else None
 
@@ -65,7 +65,7 @@ def graph_methods(
 
 @contextmanager
 def enabled(methods: Sequence[Switch]) -> Iterator[None]:
-    """Let methods run in their fast form inside the block."""
+    """Enable the fast form of methods inside the block."""
     for method in methods:
         method.enabled = True
     try:
@@ -76,7 +76,7 @@ def enabled(methods: Sequence[Switch]) -> Iterator[None]:
 
 
 def lay_out(workflow: Workflow[Any], bf16: bool) -> Layout:
-    """Move a workflow's parameters into one array, and let LaProp move them there."""
+    """Move a workflow's parameters into one array, and use fused LaProp on it."""
     low = [p for _, _, p in product_weights(workflow)] if bf16 else []
     known = {id(p) for p in low}
     layout = Layout(low, [p for p in workflow.parameters() if id(p) not in known])
@@ -97,12 +97,12 @@ class CapturedGraph:
     scalars: Tensor | None = None
     outputs: list[Tensor] = field(default_factory=list)
     order: list[tuple[bool, int]] = field(default_factory=list)
-    """For each result, whether it is a scalar, and its place among those."""
+    """For each result, whether it is a scalar, and its index among those."""
     rebuild: Callable[[list[Any]], Any] = lambda new: new
 
 
 class GraphedMethod:
-    """A method that is captured for every form of its arguments, once it has run a few times."""
+    """A method that is captured for each structure of its arguments, after a warm-up."""
 
     def __init__(self, method: Callable[..., Any], around: Around = nullcontext) -> None:
         self.method, self.around = method, around
@@ -133,7 +133,7 @@ class GraphedMethod:
         return self._results(captured)
 
     def _warm_up(self, args: tuple[Any, ...]) -> Any:
-        """Run on its own stream, as a capture must, without capturing."""
+        """Run on a side stream, as a capture requires, without capturing."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), self.around():
             out = self.method(*args)

@@ -1,9 +1,9 @@
-"""A run's first fast update, compared with the reference tensor by tensor before it counts.
+"""Compare a run's first fast update with the reference, tensor by tensor.
 
-Output layers that start at zero let no gradient through, and a learning rate that starts at zero
-moves nothing: both updates start from a copy of the state with these moved off zero. The optimizer
-is compared by what it makes of the same gradients: most divide a first gradient by its size, and a
-number near zero that rounding turned round would count as much as a large one.
+Output layers initialized to zero block gradients, and a warmup learning rate of zero moves nothing:
+both updates start from a copy of the state with these moved off zero. The optimizer is compared on
+identical gradients: most normalize the first gradient, so that a value near zero whose sign is
+flipped by rounding would count as much as a large one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Limits:
-    """How far a fast update may be from the reference."""
+    """Tolerances between a fast update and the reference."""
 
     loss: float
-    """Share of a loss, or of 1 where it is smaller."""
+    """Relative error of a loss, or absolute if it is below 1."""
     cosine: float
-    """Least cosine between both gradients of a tensor."""
+    """Minimum cosine between both gradients of a tensor."""
     small: float
-    """The same for a tensor whose gradient is short beside the longest."""
+    """The same for a tensor with a small gradient relative to the largest."""
     size: float
-    """Share by which their lengths may differ."""
+    """Relative difference of their norms."""
 
 
 LIMITS = {
@@ -48,34 +48,34 @@ LIMITS = {
 choice of a dream that falls otherwise turns the gradients of what learns from dreams. In bfloat16
 some do: those have 0.990 and more, the others 0.997. Lengths differ by up to 4 %."""
 SMALL = 0.02
-"""Share of the longest gradient below which one is short."""
+"""Share of the largest gradient norm below which one is small."""
 FLOOR = 1e-9
-"""Share of the longest gradient below which one is nothing."""
+"""Share of the largest gradient norm below which one is ignored."""
 STEP = Limits(loss=0.0, cosine=0.99, small=0.99, size=0.05)
-"""For what an optimizer makes of the same gradients, in full precision always."""
+"""Tolerances of an optimizer step on identical gradients, always in full precision."""
 HEAD = 0.3
-"""Size of the outputs that a layer of zeros is given, for inputs of size 1."""
+"""Output magnitude of a reinitialized zero layer, for inputs of size 1."""
 SLOPE = 25.0
-"""How much lower logits are at the ends than in the middle: bins grow with the 20th power of e."""
+"""Offset of the outermost logits below the middle ones: bins grow exponentially to e^20."""
 
 
 @dataclass
 class Trial:
-    """What an update did."""
+    """Results of an update."""
 
     losses: dict[str, float]
     grads: dict[str, list[Tensors]]
-    """Of each optimizer, at each of its steps, by the parameter's name."""
+    """Gradients of each optimizer, at each of its steps, by parameter name."""
     change: Tensors
-    """Of every number that is part of the state."""
+    """Change of every floating-point tensor of the state."""
 
 
 def compare_with_reference(
     workflow: Workflow[Any], dtype: torch.dtype, plain: Callable[[], Any], fast: Callable[[], Any]
 ) -> Any:
-    """Return what the fast update gives, or raise if it is not what the reference gives.
+    """Return the result of the fast update, or raise if it differs from the reference.
 
-    The comparison costs one update of each kind and leaves no trace.
+    The comparison costs one update of each kind and has no side effects.
     """
     limits = LIMITS[dtype]
     with undone(workflow) as again:
@@ -102,7 +102,7 @@ def compare_with_reference(
 
 @contextmanager
 def undone(workflow: Workflow[Any]) -> Iterator[Callable[[], None]]:
-    """Undo at the end of the block what was done to a workflow and to chance, or when asked to."""
+    """Restore a workflow and the random state at the end of the block, or on request."""
     copies: Any = tree_map(_copy, workflow.state_dict())
     grads = [(p, p.grad) for p in workflow.parameters()]
     chance = random.get_state()
@@ -120,15 +120,15 @@ def undone(workflow: Workflow[Any]) -> Iterator[Callable[[], None]]:
 
 
 def _copy(x: Any) -> Any:
-    """Return a tensor's copy in the host's memory: the GPU's peak stays what it would be."""
+    """Copy a tensor to host memory, which does not affect the GPU's peak memory."""
     return x.detach().to("cpu", copy=True) if isinstance(x, Tensor) else x
 
 
 @contextmanager
 def as_written(workflow: Workflow[Any], dtype: torch.dtype) -> Iterator[None]:
-    """Compute with reference kernels, optimizers included, in this precision."""
+    """Compute with reference kernels, including optimizers, in this precision."""
     kind = workflow.device.type
-    # nothing cached: weights change between two uses, and outer blocks would not know
+    # no caching: weights change between uses, unnoticed by outer blocks
     low = torch.autocast(kind, torch.bfloat16, dtype == torch.bfloat16, cache_enabled=False)
     fused = [(opt, opt.fused) for opt in workflow.optimizers.values()]
     for opt, _ in fused:
@@ -142,7 +142,7 @@ def as_written(workflow: Workflow[Any], dtype: torch.dtype) -> Iterator[None]:
 
 
 def attempt(workflow: Workflow[Any], update: Callable[[], Any]) -> Trial:
-    """Return what an update does from the present state, moved off zero."""
+    """Run an update from the current state, moved off zero, and return its results."""
     move_off_zero(workflow)
     start = numbers(workflow)
     names = {id(p): name for name, p in workflow.named_parameters()}
@@ -165,10 +165,10 @@ def _named(names: Sequence[str], grads: Sequence[Tensor | None]) -> Tensors:
 
 @torch.no_grad()
 def move_off_zero(workflow: Workflow[Any]) -> None:
-    """Let nothing be zero that would hide a fault.
+    """Change zeros that would hide a fault.
 
-    Layers of zeros get small random weights, copies move away from what they follow, optimizers are
-    past their warm-up.
+    Zero layers get small random weights, target copies move away from their originals, optimizers
+    skip their warmup.
     """
     generator = torch.Generator().manual_seed(0)
     for p in workflow.parameters():
@@ -183,10 +183,10 @@ def move_off_zero(workflow: Workflow[Any]) -> None:
 
 
 def _lower_ends(workflow: Workflow[Any], weight: Tensor) -> None:
-    """Let a layer of logits prefer what is in the middle, as a trained one does.
+    """Lower the outer logits of a layer, as in a trained one.
 
-    Values over bins that reach 4.85e8 would be in the millions, and a single random choice that
-    falls otherwise would decide over the policy's loss.
+    Values over bins that reach 4.85e8 would be in the millions, and a single different random
+    choice would dominate the policy loss.
     """
     owners = [m for m in workflow.modules() if any(p is weight for p in m.parameters(False))]
     for bias in (getattr(owner, "bias", None) for owner in owners):
@@ -195,7 +195,7 @@ def _lower_ends(workflow: Workflow[Any], weight: Tensor) -> None:
 
 
 def numbers(workflow: Workflow[Any]) -> Tensors:
-    """Return copies of all parameters and buffers that are not whole numbers."""
+    """Return copies of all floating-point parameters and buffers."""
     state: Mapping[str, Any] = workflow.state_dict()
     there = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.is_floating_point()}
     return {k: _copy(v) for k, v in there.items()}
@@ -210,7 +210,7 @@ def losses(out: Any) -> dict[str, float]:
 
 
 def as_the_rule_says(workflow: Workflow[Any], grads: dict[str, list[Tensors]]) -> Tensors:
-    """Return by how much gradients move the parameters, the optimizer's step taken as written."""
+    """Compute the reference optimizer step on gradients; return the parameter changes."""
     move_off_zero(workflow)
     start = numbers(workflow)
     with as_written(workflow, torch.float32):
@@ -230,7 +230,7 @@ def _follow(workflow: Workflow[Any], opt: Optimizer, steps: Sequence[Tensors]) -
 
 
 def others(wanted: Tensors, found: Tensors, but: Tensors) -> tuple[Tensors, Tensors]:
-    """Return both without some: what is not an optimizer's to move."""
+    """Return both without the tensors in `but`, which optimizers update."""
     a, b = ({k: v for k, v in x.items() if k not in but} for x in (wanted, found))
     return a, b
 
@@ -238,7 +238,7 @@ def others(wanted: Tensors, found: Tensors, but: Tensors) -> tuple[Tensors, Tens
 def wrong_losses(
     wanted: Mapping[str, float], found: Mapping[str, float], limits: Limits
 ) -> list[str]:
-    """Return what is wrong with the losses."""
+    """Return the differences in losses."""
     pairs = {name: (found[name], value) for name, value in wanted.items()}
     return [
         f"{name} = {a:.6g}, in the reference {b:.6g}"
@@ -250,7 +250,7 @@ def wrong_losses(
 def wrong_grads(
     wanted: Mapping[str, list[Tensors]], found: Mapping[str, list[Tensors]], limits: Limits
 ) -> list[str]:
-    """Return what is wrong with the gradients, the worst first."""
+    """Return the differences in gradients, the worst first."""
     faults: list[str] = []
     for key, steps in wanted.items():
         if len(steps) != len(found[key]):
@@ -264,7 +264,7 @@ def wrong_grads(
 def wrong_tensors(
     what: str, wanted: Tensors, found: Tensors, limits: Limits, longest: float = 0.0
 ) -> list[str]:
-    """Return which tensors are off, and by how much, the worst first."""
+    """Return the tensors that differ, and by how much, the worst first."""
     names = sorted(wanted.keys() | found.keys())
     faults: list[tuple[float, str]] = []
     for name in names:
@@ -276,16 +276,16 @@ def wrong_tensors(
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike two tensors are."""
+    """Similarity of two tensors."""
 
     cosine: float
     size: float
     wanted: float
-    """The length of the reference's."""
+    """Norm of the reference."""
 
     @classmethod
     def of(cls, wanted: Tensor | None, found: Tensor | None) -> Likeness:
-        """Compare two tensors; one that is not there is zero."""
+        """Compare two tensors; a missing one is zero."""
         if wanted is None or found is None:
             length = [0.0 if x is None else float(x.norm()) for x in (wanted, found)]
             return cls(0.0, length[1], length[0])
@@ -295,7 +295,7 @@ class Likeness:
         return cls(float(a @ b) / both if both else 0.0, size, length)
 
     def within(self, limits: Limits, longest: float) -> bool:
-        """Return whether they are alike, or both as good as nothing beside the longest."""
+        """Return whether they are similar, or both negligible relative to the largest."""
         if self.wanted <= FLOOR * longest:
             return self.size <= 2 * FLOOR * longest
         least = limits.small if self.wanted < SMALL * longest else limits.cosine

@@ -1,4 +1,4 @@
-"""LaProp for a GPU: all parameters in one array, moved by three kernels instead of a thousand."""
+"""LaProp for a GPU: all parameters in one array, updated by three kernels instead of a thousand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dreamlab.accel.dispatch import kernels
 from dreamlab.core.update_rules import LaProp, LaPropConfig
 
 ALIGN = 64
-"""Numbers: every parameter starts at a multiple, so that its copies suit matrix products."""
+"""Alignment of parameters in entries, so that copies suit matrix products."""
 CHUNK = 4096
 
 
 class Layout:
-    """Moves parameters into one array; `halved` come first, so that one copy lowers them all."""
+    """Moves parameters into one array; `halved` come first, so that one copy converts them all."""
 
     def __init__(self, halved: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> None:
         self.first: dict[int, int] = {}
@@ -41,13 +41,13 @@ class Layout:
             p.data = view
 
     def view(self, flat: Tensor, p: nn.Parameter) -> Tensor:
-        """Return a parameter's part of an array with this layout."""
+        """Return a parameter's view of an array with this layout."""
         first = self.first[id(p)]
         return flat[first : first + p.numel()].view(p.shape)
 
 
 class FusedLaProp(LaProp):
-    """Computes what `LaProp` and both kinds of clipping do, for parameters without groups."""
+    """Computes `LaProp` and both kinds of clipping, for parameters without groups."""
 
     def __init__(self, config: LaPropConfig, params: list[nn.Parameter], layout: Layout) -> None:
         super().__init__(config, params)
@@ -87,7 +87,7 @@ class FusedLaProp(LaProp):
 
     @torch.no_grad()
     def step_from(self, grads: Sequence[Tensor | None]) -> Tensor:
-        """Move the parameters, clipped; return the norm of all gradients before clipping."""
+        """Clip and update the parameters; return the gradient norm before clipping."""
         k = kernels("laprop")
         c, count = self.config, self.allocate()
         assert self.rate is not None
@@ -106,7 +106,7 @@ class FusedLaProp(LaProp):
             MOST=1 << (self.most - 1).bit_length(),
         )  # fmt: skip
         norm = self.sums.sum().sqrt()
-        if c.clip:  # of both limits the stricter one divides
+        if c.clip:  # the stricter limit applies
             torch.maximum(self.limits, (norm + 1e-6) / c.clip, out=self.limits)
         if c.weight_decay:
             torch._foreach_mul_(tuple(self.params), (1 - rate * c.weight_decay).float())
@@ -124,13 +124,13 @@ class FusedLaProp(LaProp):
         if not parts:
             return self.nothing[0]
         kinds = {p.dtype for p in parts}
-        if len(kinds) > 1:  # one without a gradient
+        if len(kinds) > 1:  # a missing gradient
             low = min(kinds, key=lambda d: d.itemsize)
             parts = [p.to(low) for p in parts]
         return torch.cat(parts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy into the arrays that the kernels know."""
+        """Copy the state into the arrays that the kernels use."""
         self.set_lr(state["lr"])
         count = self.allocate()
         count.fill_(0 if state["count"] is None else state["count"])

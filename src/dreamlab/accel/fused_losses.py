@@ -1,4 +1,4 @@
-"""Losses as one node of the graph: on small batches the nodes are the cost."""
+"""Losses as single autograd nodes: on small batches the node overhead dominates."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class _Surrogate(torch.autograd.Function):
 
 
 def fused_surrogate(change: Tensor, advantage: Tensor, clip: Any) -> Tensor:
-    """Return what `ops.losses.clipped_surrogate` does."""
+    """Compute `ops.losses.clipped_surrogate`."""
     result: Any = _Surrogate.apply(change, advantage, clip)
     return result

@@ -1,9 +1,8 @@
-"""A whole MLP as one node of the graph: for networks so small that bookkeeping is the cost.
+"""A whole MLP as one autograd node, for networks so small that overhead dominates.
 
-On the CPU an update of a 64 x 64 network spends most of its time between the products: in nodes of
-the graph, in torch's tanh (ten times slower than numpy's) and in products with a narrow result,
-which the library behind torch computes up to ten times slower than the one behind numpy. The
-results are the same.
+On the CPU an update of a 64 x 64 network spends most of its time between the products: in autograd
+nodes, in torch's tanh (ten times slower than numpy's) and in products with a narrow result, which
+torch's BLAS computes up to ten times slower than numpy's. The results are the same.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from dreamlab.accel.dispatch import use_cpu_kernels
 
 NARROW = 32
 BLOCK_ROWS = 512
-"""Rows that go through all layers together where no gradient is wanted: they stay in the cache."""
+"""Rows per block without gradients, so that activations stay in the cache."""
 
 
 def usable(x: Tensor) -> bool:
-    """Return whether an input may take this way."""
+    """Return whether an input can use the fused form."""
     return _plain_cpu(x) and not torch.compiler.is_compiling()
 
 
 def compiled(x: Tensor) -> bool:
-    """Return whether the compiler is given `compiled_mlp`: not where a policy is exported."""
+    """Return whether to compile `compiled_mlp`: not when a policy is exported."""
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and _plain_cpu(x)
 
 
@@ -40,8 +39,8 @@ def _plain_cpu(x: Tensor) -> bool:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b, by numpy where the result has few columns."""
-    if a.shape[-1] == 1 and a.ndim > 2:  # an outer product, for which a batched one takes 8 times
+    """Compute a @ b, by numpy if the result has few columns."""
+    if a.shape[-1] == 1 and a.ndim > 2:  # an outer product; a batched one is 8 times slower
         return a * b
     if b.shape[-1] <= NARROW < a.shape[-2] and a.shape[-1] > 1:
         return torch.from_numpy(np.matmul(a.detach().numpy(), b.detach().numpy()))
@@ -51,8 +50,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def layers(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> list[Tensor]:
     """Return the input and the output of every layer; a head has no activation.
 
-    `params` are weights and biases in turn: [out, in] and [out], or [n, in, out] and [n, 1, out]
-    for n networks at once.
+    `params` alternates weights and biases: [out, in] and [out], or [n, in, out] and [n, 1, out] for
+    n networks at once.
     """
     outputs = [x]
     last = len(params) - 2
@@ -90,7 +89,7 @@ class _FusedMLP(torch.autograd.Function):
         num = len(saved) // 2
         outputs, weights = [*saved[:num], *saved[2 * num :]], saved[num : 2 * num]
         learn, pass_on = ctx.needs_input_grad[3], ctx.needs_input_grad[0]
-        ours = False  # the gradient that came in belongs to others and must stay as it is
+        ours = False  # the incoming gradient is not ours and must not be modified
         grads: list[Tensor | None] = []
         for i in reversed(range(num)):
             if not (ctx.head and i == num - 1):
@@ -108,7 +107,7 @@ class _FusedMLP(torch.autograd.Function):
 
 
 def _through(act: str, grad: Tensor, output: Tensor, in_place: bool) -> Tensor:
-    """Return the gradient before an activation with this output."""
+    """Compute the gradient before an activation with this output."""
     out = grad if in_place else torch.empty_like(output)
     if act == "tanh":
         return torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=out)
@@ -116,14 +115,14 @@ def _through(act: str, grad: Tensor, output: Tensor, in_place: bool) -> Tensor:
 
 
 def _of_layer(grad: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
-    """Return the gradients of a layer's bias and weight."""
+    """Compute the gradients of a layer's bias and weight."""
     if weight.ndim == 3:
         return [grad.sum(1, keepdim=True), product(x.mT, grad)]
     return [grad.sum(0), product(grad.t(), x)]
 
 
 def fused_mlp(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> Tensor:
-    """Return what an MLP makes of rows [b, in] (or of [n, b, in] by n networks)."""
+    """Apply an MLP to rows [b, in] (or n networks to [n, b, in])."""
     if torch.is_grad_enabled():
         out: Any = _FusedMLP.apply(x, act, head, *params)
         return out
@@ -133,7 +132,7 @@ def fused_mlp(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> Tens
 
 
 def compiled_mlp(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> Tensor:
-    """Return the same, written so that the compiler makes fast code of it, gradient included."""
+    """Compute `fused_mlp` in a form that compiles to fast code, including its gradient."""
     last = len(params) - 2
     for i in range(0, len(params), 2):
         x = _compiled_layer(x, params[i], params[i + 1])
@@ -143,8 +142,8 @@ def compiled_mlp(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> T
 
 
 def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return a linear layer; products with a narrow side are slow in the library behind torch."""
-    if weight.ndim == 3 and weight.shape[-1] == 1:  # loops, joined with what is around them
+    """Apply a linear layer; products with a narrow side are slow in torch's BLAS."""
+    if weight.ndim == 3 and weight.shape[-1] == 1:  # loops, fused with their surroundings
         return (x * weight.mT).sum(-1, keepdim=True) + bias
     if weight.ndim == 3:
         return torch.baddbmm(bias, x, weight)

@@ -1,6 +1,6 @@
-"""5x5 convolutions before a pool or after a doubling, as 3x3 ones over maps of half the size.
+"""5x5 convolutions before pooling or after upsampling, as 3x3 ones at half the resolution.
 
-The 2 x 2 pixels that lie together become channels: tensor cores are idle with few of them.
+Each 2 x 2 block of pixels becomes channels: tensor cores are idle with few of them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 EIGHT = 8
-"""Tensor cores want channels in multiples; others would be copied first."""
+"""Channel multiple of tensor cores; others would be copied first."""
 
 
 def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return what `nn.image.PoolConv` does, by a 3x3 convolution over maps of half the size.
+    """Compute `nn.image.PoolConv` by a 3x3 convolution at half the resolution.
 
-    Its channels are the 2 x 2 pixels that lie together, its results the four that pooling compares.
+    Its input channels are 2 x 2 blocks of pixels, its outputs the four values that are pooled.
     """
     n, h, w, c = x.shape
     out = weight.shape[0]
@@ -33,9 +33,9 @@ def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def double_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return what `nn.image.DoubleConv` does, by a 3x3 convolution to four times the channels.
+    """Compute `nn.image.DoubleConv` by a 3x3 convolution to four times the channels.
 
-    Of the five taps that see doubled pixels, some see the same one: they become one tap.
+    Taps that see the same upsampled pixel are merged into one.
     """
     n, h, w, _ = x.shape
     out, c = weight.shape[:2]

@@ -1,4 +1,4 @@
-"""A linear recurrence backwards in time as one kernel: what returns are made of."""
+"""A linear recurrence backwards in time as one kernel, for computing returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA = "(Tensor target, Tensor decay, Tensor last) -> Tensor"
 
 @torch.library.custom_op("dreamlab::recurrence", mutates_args=(), schema=SCHEMA)
 def recurrence(target: Tensor, decay: Tensor, last: Tensor) -> Tensor:
-    """Return out[:, i] = target[:, i] + decay[:, i] * out[:, i + 1], with `last` after the end."""
+    """Compute out[:, i] = target[:, i] + decay[:, i] * out[:, i + 1], with `last` after the end."""
     out, (rows, steps) = torch.empty_like(target), target.shape
     launch = kernels("recurrence").recurrence_kernel[(-(-rows // 32),)]
     launch(target, decay, last, out, rows, steps, ROWS=32)

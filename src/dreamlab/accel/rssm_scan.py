@@ -1,8 +1,8 @@
-"""DreamerV3's recurrence over a whole sequence as one node of the graph, for GPUs.
+"""DreamerV3's recurrence over a whole sequence as one autograd node, for GPUs.
 
-Following a sequence step by step costs a hundred small kernels per step, and autograd adds each
-step's weight gradient to the last. Here a step is five kernels in each direction, and the weight
-gradients are computed once, from all steps together: the same numbers, less rounding.
+Step by step, a sequence costs a hundred small kernels per step, and autograd accumulates the weight
+gradient at each step. Here a step is five kernels in each direction, and the weight gradients are
+computed once, from all steps together: the same result with less rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TILE = 16
 
 
 class Tuning(NamedTuple):
-    """How a kernel is launched: columns read at once, warps, loads ahead."""
+    """Launch options of a kernel: columns read at once, warps, pipeline stages."""
 
     chunk: int
     warps: int
@@ -43,13 +43,13 @@ TUNING = {
 }
 """Chosen on an H200 by benchmarks/scan_kernels.py."""
 LAYER_ROWS = 64
-"""Rows that one tile of `layer_kernel` sums."""
+"""Rows summed by one tile of `layer_kernel`."""
 SPLIT = 4
-"""Shares in which a sum over all blocks is computed, so that no tile has to read them all."""
+"""Splits of a sum over all blocks, so that no tile has to read them all."""
 
 
 class Weights(NamedTuple):
-    """The layers that a step runs through: weight, bias, and the scale of the norm after it."""
+    """The layers of a step: weight, bias, and the scale of the norm after it."""
 
     memory: Tensor
     memory_bias: Tensor
@@ -100,13 +100,13 @@ class Sizes:
 
 
 def dtype_of(x: Tensor) -> torch.dtype:
-    """Return the precision that matrix products with `x` are computed in now."""
+    """Return the current precision of matrix products with `x`."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def fits(d: int, g: int, u: int, z: int) -> bool:
-    """Return whether layers of these widths can be cut into tiles."""
+    """Return whether layers of these widths divide into tiles."""
     return d % (g * TILE) == u % TILE == z % TILE == 0
 
 
@@ -116,32 +116,33 @@ def chunk(size: int, most: int = 128) -> int:
 
 
 def launch(kernel: str, **sizes: int) -> dict[str, int]:
-    """Return the options of a kernel; `sizes` are the widths that it reads in chunks."""
+    """Return the launch options of a kernel; `sizes` are the widths it reads in chunks."""
     tuned = TUNING[kernel]
     chunks = {k: chunk(s, tuned.chunk) for k, s in sizes.items()}
     return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
 def turned(weight: Tensor) -> Tensor:
-    """Return a weight with its last two dimensions exchanged, in memory too."""
+    """Transpose the last two dimensions of a weight, contiguously."""
     return weight.transpose(-1, -2).contiguous()
 
 
 def power(size: int) -> int:
-    """Return the smallest power of two that is not below `size`."""
+    """Return the smallest power of two of at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
 @dataclass
 class Saved:
-    """What the forward pass leaves for the backward pass: [steps, rows, ...] unless said."""
+    """Tensors saved for the backward pass: [steps, rows, ...] unless noted."""
 
     h: Tensor
-    """Memories, with the one before the first step: [steps + 1, rows, d]; `z` likewise."""
+    """Deterministic states, including the initial one: [steps + 1, rows, d]; `z` likewise."""
     z: Tensor
     p0: Tensor
-    """What the input layers of memory and random part put out, `q` the hidden layer, `o` the
-    posterior's: all before their norm. `inv` [4, steps, rows] are the norms' factors."""
+    """Outputs of the input layers of deterministic and stochastic part, `q` of the hidden layer,
+    `o` of the posterior: all before their norm. `inv` [4, steps, rows] are the norms' factors.
+    """
     p1: Tensor
     q: Tensor
     o: Tensor
@@ -203,27 +204,28 @@ def forward(
 
 @dataclass
 class Slopes:
-    """Gradients [steps, rows, ...] of what each layer puts out, before its norm."""
+    """Gradients [steps, rows, ...] of each layer's output, before its norm."""
 
     logit: Tensor
     o_out: Tensor
-    """Of the posterior's first layer after its activation."""
+    """Gradient of the posterior's first layer after its activation."""
     o: Tensor
     gate: Tensor
     y: Tensor
-    """Of the hidden layer after its norm, before the activation."""
+    """Gradient of the hidden layer after its norm, before the activation."""
     q: Tensor
     p0: Tensor
     p1: Tensor
     x: Tensor
-    """Of the input layers of memory and random part, after their activation, in shares:
-    [steps, shares, rows, 2 u]."""
+    """Gradient of the input layers of deterministic and stochastic part, after their activation, in
+    splits: [steps, shares, rows, 2 u].
+    """
 
 
 def backward(
     w: Weights, n: Sizes, v: Saved, keep: Tensor, grads: tuple[Tensor, Tensor, Tensor]
 ) -> Slopes:
-    """Run every step backwards, from the gradients of memories, samples and logits."""
+    """Backpropagate through every step, from gradients of states, samples and logits."""
     k = kernels("rssm_scan_back")
     gh, gz, gl = grads
     t, b, dtype, device = n.steps, n.rows, v.q.dtype, v.q.device
@@ -272,7 +274,7 @@ def backward(
 def layer_grads(
     p: Tensor, inv: Tensor, scale: Tensor, back: Tensor, dp: Tensor, act: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a layer put out in all steps, and the gradients of its scale and bias.
+    """Return a layer's output in all steps, and the gradients of its scale and bias.
 
     `back` [rows, n] or [shares, rows, n] is the gradient of its output, `dp` that before the norm.
     """
@@ -291,7 +293,7 @@ def layer_grads(
 def weight_grads(
     w: Weights, n: Sizes, v: Saved, x2: Tensor, keep: Tensor, d: Slopes
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the gradients of the action's layer and of every weight, from all steps at once."""
+    """Compute the gradients of the action's layer and of every weight, from all steps at once."""
     num, dtype = n.steps * n.rows, v.q.dtype
     flat = lambda x: x.reshape(num, -1)  # noqa: E731
     kept = keep.reshape(num, 1).to(dtype)
@@ -322,7 +324,7 @@ def weight_grads(
 
 
 def _hidden_grad(memories: Tensor, shared: Tensor, dq: Tensor) -> Tensor:
-    """Return the hidden layer's gradient: each block read its own memory and the same inputs."""
+    """Return the hidden layer's gradient: each block reads its own state and the shared inputs."""
     own = memories.transpose(1, 2) @ dq
     g, num, w = dq.shape
     common = (shared.t() @ dq.transpose(0, 1).reshape(num, g * w)).view(-1, g, w)

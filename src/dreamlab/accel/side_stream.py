@@ -1,4 +1,4 @@
-"""Work that a GPU may do beside other work."""
+"""Concurrent work on a second GPU stream."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import Any
 import torch
 
 MAIN_PRIORITY = -1
-"""Of what is captured; a number below it goes first, as far as both want the same processors."""
+"""Priority of captured work; lower numbers go first if both compete for processors."""
 
 
 class SideStream:
-    """On a GPU, what is computed inside the block runs beside the rest of what was requested
-    between making this and `join`.
+    """Runs the block on a GPU concurrently with work launched between creation and `join`.
 
-    Gradients take the same ways back. Tensors made before the block and used in it must be kept
-    until the end; elsewhere than on a GPU nothing happens.
+    The backward pass uses the same streams. Tensors created before the block and used in it must be
+    kept until the end; without a GPU this does nothing.
     """
 
     streams: dict[tuple[torch.device, bool], Any] = {}  # noqa: RUF012 (made when needed)
 
     def __init__(self, device: torch.device, urgent: bool) -> None:
-        """Take the stream for what is more urgent than what follows, or for what is less."""
+        """Choose the stream with higher priority than what follows if `urgent`, else lower."""
         self.stream: Any = None
         self.inside: Any = None
         if device.type == "cuda":
@@ -42,6 +41,6 @@ class SideStream:
             self.inside.__exit__(*error)
 
     def join(self) -> None:
-        """Let what follows wait for the block."""
+        """Make subsequent work wait for the block."""
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)

@@ -1,7 +1,7 @@
-"""Encoders, world models, policies and critics: what knows of observations and actions.
+"""Encoders, world models, policies and critics: parts that depend on observations and actions.
 
-The parts that configuration can name; `kinds` says what those of world models must be able to do,
-`policies.protocol` what policies must.
+These parts can be named in a configuration; `kinds` defines the interfaces of world model parts,
+`policies.protocol` that of policies.
 """
 
 PARTS = {
@@ -23,4 +23,4 @@ PARTS = {
     "autoregressive": "dreamlab.components.policies.autoregressive.AutoregressivePolicy",
 }
 HOME = "dreamlab.components"
-"""Where configuration looks up their short names."""
+"""Package in which a configuration looks up short names."""

@@ -1,7 +1,7 @@
-"""Better actions than a policy's, by a critic: the best of several, then gradient steps from there.
+"""Improve a policy's actions with a critic: best of N, then gradient ascent.
 
-The two steps of PA-RL (Mark et al. 2024, arXiv:2412.06685). The first alone is best-of-N, as IDQL
-acts. Nothing here knows what kind of policy made the candidates.
+The two steps of PA-RL (Mark et al. 2024, arXiv:2412.06685). The first alone is best-of-N, as in
+IDQL. Independent of the kind of policy that proposes the candidates.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from dreamlab.components.critics.ensemble import Aggregate
 from dreamlab.core.limits import Natural, NonNegative, Positive, PositiveInt
 
 Score = Callable[[Float[Tensor, "b n h a"]], Float[Tensor, "b n"]]
-"""What a critic thinks of chunks [b, n, h, a]."""
+"""Maps chunks [b, n, h, a] to values."""
 Choice = Literal["best", "sample"]
 
 
 @dataclass(frozen=True)
 class ActionOptimizerConfig:
-    """Numbers of PA-RL's tasks from states."""
+    """Hyperparameters of PA-RL's state-based tasks."""
 
     samples: PositiveInt = 32
-    """Actions drawn from the policy."""
+    """Actions sampled from the policy."""
     keep: PositiveInt = 10
-    """Of these, the best so many continue."""
+    """Number of best samples to keep."""
     steps: Natural = 10
-    """Gradient steps of each; 0: none."""
+    """Gradient steps on each kept sample; 0 disables them."""
     step_size: NonNegative = 3e-4
     temperature: Positive = 1.0
-    """Values are divided by it where one of the kept is drawn instead of the best."""
+    """Temperature of the softmax over values, if an action is sampled instead of the best."""
     aggregate: Aggregate = "mean"
-    """What counts of the critics' values."""
+    """How the critics' values are aggregated."""
 
     def __post_init__(self) -> None:
         if self.keep > self.samples:
@@ -45,14 +45,14 @@ class ActionOptimizerConfig:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Chunks of each state and what they are worth."""
+    """Action chunks of each state, and their values."""
 
     action: Float[Tensor, "b n h a"]
     value: Float[Tensor, "b n"]
 
 
 class ActionOptimizer:
-    """Ranks, optimizes and chooses actions; it has no state and trains nothing."""
+    """Ranks, optimizes and chooses actions; stateless and without training."""
 
     def __init__(self, config: ActionOptimizerConfig) -> None:
         self.config = config
@@ -64,9 +64,9 @@ class ActionOptimizer:
         data: Float[Tensor, "b h a"] | None = None,
         climb: bool = True,
     ) -> Candidates:
-        """Return the best candidates, each the best that gradient steps from it came by.
+        """Return the best candidates, each the best point along its gradient ascent.
 
-        `data` is what was done in truth: it takes the place of the worst that is kept.
+        `data`, the action of the data, replaces the worst of the kept candidates.
         """
         c = self.config
         with torch.no_grad():
@@ -79,7 +79,7 @@ class ActionOptimizer:
             return Candidates(kept, score(kept))
 
     def choose(self, found: Candidates, how: Choice = "best") -> Float[Tensor, "b h a"]:
-        """Return the best candidate of each state, or one drawn by the softmax of its value."""
+        """Return the best candidate of each state, or one sampled by the softmax of values."""
         value = found.value / self.config.temperature
         if how == "sample":
             value = value - torch.empty_like(value).exponential_().log_()
@@ -87,7 +87,7 @@ class ActionOptimizer:
 
 
 def picked(actions: Float[Tensor, "b n h a"], index: Int[Tensor, " b"]) -> Float[Tensor, "b h a"]:
-    """Return one of the candidates of each state."""
+    """Select one candidate of each state."""
     where = index[:, None, None, None].expand(-1, 1, *actions.shape[2:])
     return actions.gather(1, where)[:, 0]
 
@@ -101,9 +101,9 @@ def best(
 
 
 def ascend(actions: Float[Tensor, "b n h a"], score: Score, steps: int, size: float) -> Candidates:
-    """Follow the critic's gradient within [-1, 1]; return the best place visited by each.
+    """Ascend the critic's gradient within [-1, 1]; return the best point visited by each.
 
-    The start is one of them, so that no candidate is worse than it was.
+    This includes the start, so that no candidate gets worse.
     """
     now = actions.detach()
     top: Candidates | None = None
@@ -121,7 +121,7 @@ def ascend(actions: Float[Tensor, "b n h a"], score: Score, steps: int, size: fl
 
 
 def better(a: Candidates, b: Candidates) -> Candidates:
-    """Return of each two candidates the one with the higher value; of equals, the first."""
+    """Return the candidate with the higher value of each pair; on ties, the first."""
     wins = b.value > a.value
     action = torch.where(wins[..., None, None], b.action, a.action)
     return Candidates(action, torch.where(wins, b.value, a.value))

@@ -1,4 +1,4 @@
-"""An actor and a critic that learn in dreams as DreamerV3's do, whatever the reward is."""
+"""DreamerV3's actor and critic, trained in dreams, for any reward."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from dreamlab.ops.scaling import update_return_range
 
 @dataclass(frozen=True)
 class ActorCriticConfig:
-    """Both networks, and how they learn."""
+    """Both networks and their training options."""
 
     actor: Part = part("latent_policy", HOME, kinds.PolicyHead)
     critic: Part = part("two_hot", HOME, kinds.NumberHead)
     lam: Share = 0.95
     entropy: NonNegative = 3e-4
     slow_rate: SomeShare = 0.02
-    """How far the slow critic moves towards the critic at each update."""
+    """Step size of the slow critic towards the critic at each update."""
     return_rate: SomeShare = 0.01
-    """How fast the range of returns, by which advantages are divided, is followed."""
+    """Update rate of the return range that normalizes advantages."""
 
 
 class ActorCritic(nn.Module):
-    """A policy, its values, a slow copy of these, and the range of returns met so far."""
+    """A policy, a critic with a slow copy, and a running range of returns."""
 
     return_low: Float[Tensor, ""]
     return_high: Float[Tensor, ""]
@@ -51,11 +51,11 @@ class ActorCritic(nn.Module):
         self.register_buffer("quantiles", torch.tensor([0.05, 0.95]), persistent=False)
 
     def learnt(self) -> list[nn.Parameter]:
-        """Return the parameters that an optimizer moves."""
+        """Return the trained parameters."""
         return [*self.actor.parameters(), *self.critic.parameters()]
 
     def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
-        """Return sampled actions for states [n, ...]; the states get no gradient from them."""
+        """Sample actions for states [n, ...], without gradients to the states."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
     def losses(
@@ -67,7 +67,7 @@ class ActorCritic(nn.Module):
     ) -> tuple[dict[str, Float[Tensor, "n t-1"]], Metrics]:
         """Return the losses `policy` and `value` of dreams, and metrics.
 
-        The reward of a state came with it; that of the first is not used.
+        The reward of a state is received on arrival; that of the first is not used.
         """
         c = self.config
         feature, action = feature.detach(), action.detach()
@@ -86,11 +86,11 @@ class ActorCritic(nn.Module):
         return {"policy": policy, "value": weight * error}, metrics
 
     def return_scale(self, ret: Float[Tensor, "n t"]) -> Float[Tensor, ""]:
-        """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
+        """Update the 5th and 95th return percentiles; return their distance, at least 1."""
         return update_return_range(
             ret, self.quantiles, (self.return_low, self.return_high), self.config.return_rate
         )
 
     def update_target(self) -> None:
-        """Move the slow critic, after the critic was moved."""
+        """Update the slow critic, after the critic."""
         self.target_network.update(self.config.slow_rate)

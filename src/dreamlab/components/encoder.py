@@ -1,4 +1,4 @@
-"""Turns a dictionary of observations, images and vectors together, into one feature vector."""
+"""Encodes a dictionary of observations, images and vectors, to one feature vector."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dreamlab.nn.named import NamedModules
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Which network reads the images, and which the vectors (all of them end to end)."""
+    """Networks for images and for the concatenated vectors."""
 
     image: Part = part("cnn")
     vector: Part = part("identity")
 
 
 class Encoder(nn.Module):
-    """Images through one network each, vectors and one-hot classes end to end through another."""
+    """Encodes each image with its own network, and concatenated vectors and one-hot classes."""
 
     def __init__(self, config: EncoderConfig, obs: dict[str, ArraySpec]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Obs) -> Float[Tensor, "*b d"]:
         """Return the features of observations [*b, ...]."""
-        if self.only is not None:  # by far the most common case: one vector, passed on
+        if self.only is not None:  # the most common case: a single vector, passed through
             return obs[self.only]
         parts = [net(obs[k]) for k, net in self.images.items()]
         if self.vector is not None:
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
 
 
 def _only_vector(obs: dict[str, ArraySpec]) -> str | None:
-    """Return the name of the observation if there is one, and it is a plain vector."""
+    """Return the name of the only observation if it is a plain vector."""
     name, spec = next(iter(obs.items()))
     plain = spec.classes is None and len(spec.shape) == 1 and spec.dtype == "float32"
     return name if len(obs) == 1 and plain else None
@@ -65,7 +65,7 @@ def _width(spec: ArraySpec) -> int:
 
 
 def flat_obs(value: Shaped[Tensor, "*b"], spec: ArraySpec) -> Float[Tensor, "... k"]:
-    """Return a vector observation as one row of numbers, classes as one-hot."""
+    """Return a vector observation as one flat row, with classes one-hot."""
     if isinstance(spec.classes, int):
         return F.one_hot(value.long(), spec.classes).float()
     if spec.classes is not None:

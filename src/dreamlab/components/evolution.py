@@ -1,4 +1,4 @@
-"""Ask/tell searches over weight vectors: propose candidates, get their scores."""
+"""Ask/tell evolution strategies over weight vectors."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from dreamlab.core.limits import Positive, Range
 from dreamlab.core.tree import to_plain
 
 EVOLUTIONS = __name__
-"""Where a `_target_` finds them."""
+"""Module in which `_target_` looks up evolution strategies."""
 
 
 class Evolution(Protocol):
-    """A `torch.nn.Module`, built with the number of weights; what it knows is in its state."""
+    """A `torch.nn.Module` built with the number of weights; its state dict holds the search."""
 
     candidates: Float[Tensor, "p n"]
-    """What is to be tried now."""
+    """Current candidates."""
 
     def tell(self, fitness: Float[Tensor, " p"]) -> None:
-        """Learn how good the candidates were (more is better), and draw the next ones."""
+        """Update the search with the candidates' fitness (higher is better); sample new ones."""
         ...
 
     def mean(self) -> Float[Tensor, " n"]:
-        """Return where the search is: the weights to use, if some must be named."""
+        """Return the search mean, the weights to use for acting."""
         ...
 
     def step_size(self) -> Float[Tensor, ""]:
-        """Return how far candidates are from the mean."""
+        """Return the step size of the search."""
         ...
 
 
 @dataclass(frozen=True)
 class CMAESConfig:
-    """Numbers of World Models (Ha and Schmidhuber 2018)."""
+    """Hyperparameters of World Models (Ha and Schmidhuber 2018)."""
 
     population: Annotated[int, Range(4, 65_536)] = 64
     sigma: Positive = 0.1
-    """Deviation of the first candidates around zero."""
+    """Initial standard deviation of the candidates around zero."""
 
 
 class CMAES(nn.Module):
-    """CMA-ES with a full covariance, by the package `cmaes`; it computes on the CPU.
+    """CMA-ES with a full covariance, by the package `cmaes`; it runs on the CPU.
 
-    Its random numbers come from torch's generator, one seed per generation, so that a resumed run
-    draws the same candidates.
+    Each generation is seeded from torch's generator, so that a resumed run samples the same
+    candidates.
     """
 
     Config = CMAESConfig
     candidates: Float[Tensor, "p n"]
     UNUSED = ("_rng", "_funhist_values", "_Emean", "_ESigma")
-    """What the package keeps for its own stopping rule and for another variant."""
+    """State of the package's own stopping rule and of another variant."""
 
     def __init__(self, config: CMAESConfig, dim: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class CMAES(nn.Module):
         self._draw()
 
     def _draw(self) -> None:
-        """Draw all candidates at once: the package's `ask` multiplies matrices for each of them."""
+        """Sample all candidates at once: the package's `ask` is slower, one by one."""
         rng = np.random.default_rng(world.broadcast(int(torch.randint(2**62, ()))))
         vectors, lengths = self.search._eigen_decomposition()
         noise = rng.standard_normal(self.candidates.shape)
@@ -78,17 +78,17 @@ class CMAES(nn.Module):
 
     @torch.no_grad()
     def tell(self, fitness: Float[Tensor, " p"]) -> None:
-        """Learn how good the candidates were, and draw the next ones; the package minimises."""
+        """Update the search and sample new candidates; the package minimizes."""
         tried, cost = self.candidates.double().cpu().numpy(), (-fitness).tolist()
         self.search.tell(list(zip(tried, cost, strict=True)))
         self._draw()
 
     def mean(self) -> Float[Tensor, " n"]:
-        """Return the mean of what is drawn next."""
+        """Return the mean of the sampling distribution."""
         return torch.from_numpy(self.search._mean).to(self.candidates)
 
     def step_size(self) -> Float[Tensor, ""]:
-        """Return the overall deviation, without the covariance."""
+        """Return the overall step size, without the covariance."""
         return torch.tensor(float(self.search._sigma), device=self.candidates.device)
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is read off a latent state: rewards and values as distributions, continuation, actions."""
+"""Heads on latent states: rewards and values as distributions, continuation, actions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dreamlab.ops.scaling import Bins, symexp, symexp_bins, symlog, symmetric_me
 
 @dataclass(frozen=True)
 class TwoHotConfig(NetConfig):
-    """Layers, and the bins of the number."""
+    """Layers, and the bins of the value."""
 
     num_bins: Annotated[int, Range(2, 65_536)] = 255
     bins: Bins = "symexp"
-    """`symlog` is that of DreamerV3 of 2023."""
+    """`symlog` is that of DreamerV3 in 2023."""
 
 
 @dataclass(frozen=True)
 class PolicyConfig(NetConfig):
-    """Layers, and what bounds the chance in actions."""
+    """Layers, and bounds on the randomness of actions."""
 
     unimix: Decay = 0.0
-    """Share of the uniform distribution in classes; 0.01 in DreamerV3 until 2024."""
+    """Uniform share of categorical actions; 0.01 in DreamerV3 until 2024."""
     min_std: Positive = 0.1
     max_std: Positive = 1.0
 
@@ -41,10 +41,10 @@ class PolicyConfig(NetConfig):
 
 
 class TwoHotHead(nn.Module):
-    """A number as a distribution over bins; it starts at exactly 0.
+    """A scalar as a distribution over bins; its initial output is exactly 0.
 
-    `symexp` bins lie far apart where numbers are large, and the number is their mean; `symlog`
-    bins are even in symlog space, and the number is symexp of their mean (DreamerV3 of 2023).
+    `symexp` bins are far apart for large values, and the value is their mean; `symlog` bins are
+    even in symlog space, and the value is symexp of their mean (DreamerV3 in 2023).
     """
 
     Config = TwoHotConfig
@@ -61,23 +61,23 @@ class TwoHotHead(nn.Module):
         self.register_buffer("bins", bins, persistent=False)
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b n"]:
-        """Return the logits of bins."""
+        """Return the bin logits."""
         return filled_up(self.out, self.net(feature)).float()
 
     def mean(self, logits: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-        """Return the number that logits stand for."""
+        """Decode logits to scalars."""
         mean = symmetric_mean(logits, self.bins)
         return mean if self.kind == "symexp" else symexp(mean)
 
     def loss(
         self, logits: Float[Tensor, "*b n"], target: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b"]:
-        """Return the cross-entropy to a number."""
+        """Return the cross-entropy to the two-hot target."""
         return two_hot_loss(logits, target if self.kind == "symexp" else symlog(target), self.bins)
 
 
 class BinaryHead(nn.Module):
-    """The logit of a probability."""
+    """Predicts the logit of a probability."""
 
     Config = NetConfig
 
@@ -91,14 +91,14 @@ class BinaryHead(nn.Module):
         return self.out(self.net(feature)).float()[..., 0]
 
     def loss(self, logits: Float[Tensor, "*b"], target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the cross-entropy to a probability."""
+        """Return the binary cross-entropy."""
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
 
 class LatentPolicy(nn.Module):
-    """Actions from latent states: classes, or normals with a bounded mean and deviation.
+    """Policy on latent states: categorical, or Gaussian with bounded mean and deviation.
 
-    Continuous samples are neither squashed nor clipped; the environment clips what it executes.
+    Continuous samples are neither squashed nor clipped; the environment clips executed actions.
     """
 
     Config = PolicyConfig
@@ -118,7 +118,7 @@ class LatentPolicy(nn.Module):
             self.logits = dense(self.net.out_dim, self.dim, scale=0.01)
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> Dist:
-        """Return the policy; log-probabilities are summed over an action's entries."""
+        """Return the action distribution; log-probabilities are summed over action entries."""
         x = self.net(feature)
         if self.action.classes is None:
             low, high = self.config.min_std, self.config.max_std

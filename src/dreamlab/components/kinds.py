@@ -1,7 +1,7 @@
-"""What a part of DreamerV3's world model, its actor or its critic must be able to do.
+"""Interfaces of the parts of DreamerV3: world model, actor and critic.
 
-Each is a `torch.nn.Module` built with its config, then with the sizes named here. A state is a
-`Latent`; whatever a part computes may have any number of leading axes `*b`.
+Each is a `torch.nn.Module` built with its config and the sizes named here. A state is a `Latent`;
+inputs may have any number of leading axes `*b`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Encoder(Module, Protocol):
     out_dim: int
 
     def forward(self, obs: Obs) -> Float[Tensor, "*b e"]:
-        """Return tokens of observations [*b, ...]."""
+        """Return the tokens of observations [*b, ...]."""
         ...
 
     def __call__(self, obs: Obs) -> Float[Tensor, "*b e"]: ...
@@ -42,14 +42,14 @@ class Dynamics(Module, Protocol):
     deter_dim: int
     stoch_dim: int
     out_dim: int
-    """Of a state's `feature`."""
+    """Size of a state's `feature`."""
 
     def initial(self, num: int, device: Any) -> Latent:
-        """Return the states before the first step."""
+        """Return the initial states."""
         ...
 
     def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Float[Tensor, " ..."]:
-        """Return the chance that states of this shape need."""
+        """Sample the noise for states of this shape."""
         ...
 
     def observe_step(
@@ -60,7 +60,7 @@ class Dynamics(Module, Protocol):
         is_first: Bool[Tensor, " n"],
         noise: Float[Tensor, "n ..."],
     ) -> tuple[Latent, Float[Tensor, "n ..."]]:
-        """Return the next states [n, ...] and what describes the posterior."""
+        """Return the next states [n, ...] and the posterior parameters."""
         ...
 
     def observe(
@@ -71,17 +71,17 @@ class Dynamics(Module, Protocol):
         is_first: Bool[Tensor, "b t"],
         noise: Float[Tensor, "t b ..."] | None = None,
     ) -> tuple[Latent, Float[Tensor, "b t ..."]]:
-        """Follow sequences; return states and what describes their posteriors."""
+        """Filter sequences; return states and posterior parameters."""
         ...
 
     def imagine_step(
         self, state: Latent, action: Float[Tensor, "n a"], noise: Float[Tensor, "n ..."]
     ) -> Latent:
-        """Return the next states [n, ...] without looking."""
+        """Sample the next states [n, ...] from the prior."""
         ...
 
     def prior(self, deter: Float[Tensor, "*b d"]) -> Float[Tensor, " ..."]:
-        """Return what describes the priors."""
+        """Return the prior parameters."""
         ...
 
     def kl(
@@ -91,11 +91,11 @@ class Dynamics(Module, Protocol):
         ...
 
     def compress(self, latent: Latent) -> dict[str, Shaped[Tensor, " ..."]]:
-        """Return states as a replay keeps them."""
+        """Return states in the replay's format."""
         ...
 
     def decompress(self, extras: dict[str, Shaped[Tensor, " ..."]]) -> Latent:
-        """Return the states that `compress` wrote down."""
+        """Return the states stored by `compress`."""
         ...
 
 
@@ -103,7 +103,7 @@ class Decoder(Module, Protocol):
     """Built with the observations' specs and the sizes of a state's two parts."""
 
     decoded: dict[str, ArraySpec]
-    """The observations that are predicted."""
+    """Specs of the predicted observations."""
 
     def forward(self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n s"]) -> Obs:
         """Return predictions [n, ...]."""
@@ -112,11 +112,11 @@ class Decoder(Module, Protocol):
     def __call__(self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n s"]) -> Obs: ...
 
     def natural(self, predicted: Obs) -> Obs:
-        """Return predictions in the observations' own units; images in (0, 1)."""
+        """Return predictions in the units of the observations; images in (0, 1)."""
         ...
 
     def losses(self, predicted: Obs, obs: Obs) -> Obs:
-        """Return the error [n] of each prediction."""
+        """Return the loss [n] of each prediction."""
         ...
 
 
@@ -124,19 +124,19 @@ class NumberHead(Module, Protocol):
     """Rewards or values; built with the size of a state."""
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, " ..."]:
-        """Return what describes the number of states."""
+        """Return the distribution parameters of states."""
         ...
 
     def __call__(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, " ..."]: ...
 
     def mean(self, logits: Float[Tensor, " ..."]) -> Float[Tensor, "*b"]:
-        """Return the number."""
+        """Return the mean."""
         ...
 
     def loss(
         self, logits: Float[Tensor, " ..."], target: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b"]:
-        """Return the distance from a number."""
+        """Return the loss against a scalar target."""
         ...
 
 
@@ -150,7 +150,7 @@ class ProbabilityHead(Module, Protocol):
     def __call__(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]: ...
 
     def loss(self, logits: Float[Tensor, "*b"], target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the distance from a probability."""
+        """Return the loss against a probability."""
         ...
 
 
@@ -158,7 +158,7 @@ class PolicyHead(Module, Protocol):
     """Built with the size of a state and the action's spec."""
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> Dist:
-        """Return the policy in states."""
+        """Return the action distribution."""
         ...
 
     def __call__(self, feature: Float[Tensor, "*b d"]) -> Dist: ...

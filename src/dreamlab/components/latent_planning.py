@@ -1,6 +1,6 @@
-"""The chance in a plan of TD-MPC2: drawn at once, before anything is computed.
+"""Random numbers of TD-MPC2's planner, drawn at once before a decision.
 
-A decision is then a function of tensors, which a GPU can capture, and which can be repeated.
+A decision is then a pure tensor function, which a GPU can capture, and is reproducible.
 """
 
 from __future__ import annotations
@@ -15,60 +15,60 @@ from dreamlab.components.critics.two_hot import draw_pairs
 from dreamlab.ops.planning import Plan, PlannerConfig
 
 TIE = 1e-5
-"""By how much an earlier candidate is better than a later one with the same score."""
+"""Score advantage of earlier candidates over later ones, to break ties."""
 
 
 @dataclass(frozen=True)
 class PlanSizes:
-    """What a planner of a kind needs."""
+    """Sizes of a planner."""
 
     planner: PlannerConfig
     proposed: int
-    """Plans of the policy, among the samples."""
+    """Number of the policy's plans among the samples."""
     action: int
     critics: int
 
     @property
     def drawn(self) -> int:
-        """Return how many candidates are drawn in an iteration."""
+        """Return the number of candidates sampled per iteration."""
         return self.planner.samples - self.proposed
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The chance in one iteration of a search."""
+    """Random numbers of one search iteration."""
 
     candidates: Float[Tensor, "n k h a"]
     last: Float[Tensor, "n samples a"]
-    """Of the policy's action where a plan ends."""
+    """Noise of the policy's action at the end of a plan."""
     pair: Int[Tensor, " 2"]
-    """The critics that are asked where a plan ends."""
+    """Indices of the critics used at the end of a plan."""
     ties: Float[Tensor, " samples"] | None
-    """Added to scores where none may be equal."""
+    """Added to scores to break ties."""
 
 
 @dataclass(frozen=True)
 class PlanNoise:
-    """Standard normals and pairs of critics, for n plans; with n = 1 they are for any number."""
+    """Noise and critic pairs for n plans; n = 1 broadcasts to any number."""
 
     proposed: Float[Tensor, "h n p a"]
-    """Of the policy's plans."""
+    """Noise of the policy's plans."""
     candidates: Float[Tensor, "iterations n k h a"]
     last: Float[Tensor, "iterations n samples a"]
     pairs: Int[Tensor, "iterations 2"]
     choice: Float[Tensor, "n e"]
-    """Gumbel's, for drawing one of the elites."""
+    """Gumbel noise for sampling an elite."""
     action: Float[Tensor, "n a"]
-    """What is added to the action in training."""
+    """Exploration noise."""
     ties: Float[Tensor, " samples"] | None = None
 
     def at(self, i: int) -> Draws:
-        """Return what iteration i needs."""
+        """Return the random numbers of iteration i."""
         return Draws(self.candidates[i], self.last[i], self.pairs[i], self.ties)
 
 
 def draw_noise(sizes: PlanSizes, num: int, device: torch.device) -> PlanNoise:
-    """Return fresh noise for plans of `num` environments."""
+    """Sample noise for plans of `num` environments."""
     c = sizes.planner
     shapes = _shapes(sizes, num)
     flat = torch.randn(sum(_size(s) for s in shapes), device=device)
@@ -94,21 +94,21 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def draw_elite(plan: Plan, gumbel: Float[Tensor, "m e"]) -> Float[Tensor, "n a"]:
-    """Return the first action of an elite, drawn by its weight."""
+    """Return the first action of an elite, sampled by its weight."""
     index = (plan.weight.log() + gumbel).argmax(1)
     first = plan.elites[:, :, 0]
     return first.gather(1, index[:, None, None].expand(-1, 1, first.shape[-1]))[:, 0]
 
 
 class FixedNoise(nn.Module):
-    """The same noise at every decision, for any number of environments; nothing of it is saved."""
+    """The same noise at every decision, for any number of environments; not saved."""
 
     def __init__(self, sizes: PlanSizes) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(0)
             noise = draw_noise(sizes, 1, torch.device("cpu"))
-            # before anything is learned all scores are 0: which are best must not be left open
+            # before training all scores are 0, and the choice of elites must be deterministic
             ties = TIE * torch.arange(sizes.planner.samples).flip(0)
         noise = replace(noise, ties=ties, choice=torch.zeros_like(noise.choice))
         self.names = list(vars(noise))
@@ -116,5 +116,5 @@ class FixedNoise(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self) -> PlanNoise:
-        """Return it; of the elites the best is taken."""
+        """Return the noise; it selects the best elite."""
         return PlanNoise(**{name: getattr(self, name) for name in self.names})

@@ -1,4 +1,4 @@
-"""Rewards that are known, for models that need not learn them."""
+"""Known reward functions, for models that need not learn them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RewardFunction(Protocol):
-    """Computes the reward of a step from what was seen before and after it."""
+    """Computes the reward of a step from the observations before and after it."""
 
     def reward(
         self,
@@ -19,17 +19,17 @@ class RewardFunction(Protocol):
         action: Float[Tensor, "*b a"],
         after: Float[Tensor, "*b d"],
     ) -> Float[Tensor, "*b"]:
-        """Return rewards; observations are numbers end to end, actions in [-1, 1]."""
+        """Compute rewards; observations are concatenated vectors, actions in [-1, 1]."""
         ...
 
 
 @dataclass(frozen=True)
 class PendulumRewardConfig:
-    """Has no options."""
+    """No options."""
 
 
 class PendulumReward:
-    """That of Pendulum-v1: angle, speed and torque before the step, squared."""
+    """Reward of Pendulum-v1: squared angle, speed and torque before the step."""
 
     Config = PendulumRewardConfig
 
@@ -41,7 +41,7 @@ class PendulumReward:
         action: Float[Tensor, "*b a"],
         after: Float[Tensor, "*b d"],
     ) -> Float[Tensor, "*b"]:
-        """Return rewards of observations (cosine, sine, speed)."""
+        """Compute rewards of observations (cosine, sine, speed)."""
         cosine, sine, speed = obs.unbind(-1)
         angle, torque = torch.atan2(sine, cosine), 2 * action[..., 0]
         return -(angle.square() + 0.1 * speed.square() + 0.001 * torque.square())

@@ -1,4 +1,4 @@
-"""Options of TD-MPC2 and of what is made of it: sizes, weights of losses, discounts."""
+"""Options of TD-MPC2 and its variants: sizes, loss weights, discounts."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from dreamlab.ops.planning import PLANNERS, Planner
 
 Size = Literal["1m", "5m", "19m", "48m", "317m"]
 MANY_ACTIONS = 20
-"""Entries of an action from which on a plan takes `more_iterations`."""
+"""Action size from which plans use `more_iterations`."""
 
 
 def _sizes(enc: int, mlp: int, latent: int, layers: int, num_q: int) -> dict[str, Any]:
-    """Return the options that make an agent as large as this."""
+    """Return the options of an agent of this size."""
     widths = {"enc_dim": enc, "mlp_dim": mlp, "latent_dim": latent}
     return {**widths, "enc_layers": layers, "num_q": num_q}
 
 
 SIZES: dict[str, dict[str, Any]] = {
     "1m": _sizes(256, 384, 128, 2, 2),
-    "5m": {},  # as the defaults have it
+    "5m": {},  # the defaults
     "19m": _sizes(1024, 1024, 768, 3, 5),
     "48m": _sizes(1792, 1792, 768, 4, 5),
     "317m": _sizes(4096, 4096, 1376, 5, 8),
@@ -44,7 +44,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Scales:
-    """Weights of the model's losses."""
+    """Loss weights of the model."""
 
     consistency: NonNegative = 20.0
     reward: NonNegative = 0.1
@@ -54,52 +54,52 @@ class Scales:
 
 @dataclass(frozen=True)
 class DiscountConfig:
-    """The discount that fits episodes of T decisions: 1 - denom / T, between two limits."""
+    """Discount for episodes of T decisions: 1 - denom / T, clipped to a range."""
 
     denom: Positive = 5.0
     low: Share = 0.95
     high: Share = 0.995
 
     def of(self, length: int) -> float:
-        """Return the discount of an episode of this length."""
+        """Return the discount for episodes of this length."""
         return min(max(1 - self.denom / length, self.low), self.high)
 
 
 @dataclass(frozen=True)
 class TDMPC2Config(LatentModelConfig):
-    """Defaults of the original; a size stands for widths and the number of critics."""
+    """Defaults of the original; `size` sets widths and the number of critics."""
 
     size: Size | None = "5m"
-    """None: every width is given, or that of 5m."""
+    """None uses the given widths, else those of 5m."""
     num_q: Annotated[int, Range(2, 1_000)] = 5
-    """Critics, of which two are drawn whenever a value is requested."""
+    """Number of critics; each value uses a random pair."""
     dropout: Decay = 0.01
-    """In the critics' first layer, while they learn."""
+    """Dropout in the critics' first layer, in training."""
     log_std: tuple[Finite, Finite] = (-10.0, 2.0)
-    """Limits of the policy's log-deviation."""
+    """Bounds of the policy's log-deviation."""
     rho: SomeShare = 0.5
-    """How much less each further step of a window counts."""
+    """Discount of the loss per step of a window."""
     scales: Scales = field(default_factory=Scales)
     entropy: NonNegative = 1e-4
     """Weight of the policy's entropy."""
     scale_rate: SomeShare = 0.01
-    """How fast the range of values that the policy's loss is divided by is followed."""
+    """Update rate of the value range that normalizes the policy loss."""
     tau: SomeShare = 0.01
-    """How far the target critics move towards the critics at each update."""
+    """Step size of the target critics towards the critics at each update."""
     gamma: Share | None = None
-    """None: from the length of episodes, by `discount`."""
+    """Discount; None derives it from the episode length, by `discount`."""
     discount: DiscountConfig = field(default_factory=DiscountConfig)
     mpc: bool = True
-    """Plan; if not, the policy prior acts alone."""
+    """Plan; otherwise the policy prior acts alone."""
     planner: Part = part("mppi", PLANNERS, Planner)
     more_iterations: Natural = 2
-    """Iterations added to the planner's where actions have 20 entries or more."""
+    """Additional planner iterations for actions with 20 entries or more."""
     num_pi_plans: Natural = 24
     """Plans of the policy among the samples of every iteration."""
     optimizer: Part = optimizer_field(
         "adam", lr=3e-4, clip=20.0, groups={"model.encoder": {"lr_scale": 0.3}}
     )
-    """Of the model and the critics."""
+    """Optimizer of the model and the critics."""
     policy_optimizer: Part = optimizer_field("adam", lr=3e-4, eps=1e-5, clip=20.0)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"size": SIZES}
 
@@ -114,7 +114,7 @@ class TDMPC2Config(LatentModelConfig):
 
 
 def discounts_of(spec: Spec, gamma: float | None, discount: DiscountConfig) -> list[float]:
-    """Return the discount of each task, or of the one there is."""
+    """Return the discount of each task, or of the only one."""
     lengths = [t.episode_length for t in spec.tasks] or [spec.episode_length]
     if gamma is not None:
         return [gamma] * len(lengths)

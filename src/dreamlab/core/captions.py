@@ -1,4 +1,4 @@
-"""Words around the images of a video: what a row or column shows, and which step it is."""
+"""Captions for video frames: row and column labels, and the step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dreamlab.core.types import Array
 
 Color = tuple[int, int, int]
 CONTEXT, IMAGINED = (0, 200, 0), (220, 0, 0)
-"""The border of steps that a model has seen, and of those that it has imagined."""
+"""Border colors of observed and of imagined steps."""
 BACKGROUND, INK = (24, 24, 27), (235, 235, 235)
 TILE_PIXELS = 96
-"""Rows are enlarged until they are at least this high."""
+"""Minimum height of a row; smaller ones are enlarged."""
 
 
 @dataclass(frozen=True)
 class Captions:
-    """What is written beside rows, above columns, and above each frame."""
+    """Labels of rows and columns, and a title for each frame."""
 
     heads: Sequence[tuple[str, Color]]
     rows: Sequence[str] = ()
@@ -28,7 +28,7 @@ class Captions:
 
 
 def step_head(step: int, context: int, length: int) -> tuple[str, Color]:
-    """Return what to write above a step of an open-loop prediction, and its color."""
+    """Return the title of a step of an open-loop prediction, and its color."""
     where = f"step {step + 1} of {length}"
     if step < context:
         return f"{where}: context (the model sees it)", CONTEXT
@@ -36,7 +36,7 @@ def step_head(step: int, context: int, length: int) -> tuple[str, Color]:
 
 
 def captioned(frames: Array, captions: Captions) -> Array:
-    """Return frames [t, h, w, 3], enlarged where they are small, with the words around them."""
+    """Add captions to frames [t, h, w, 3], enlarging small ones."""
     rows = max(1, len(captions.rows))
     scale = max(1, round(TILE_PIXELS * rows / frames.shape[1]))
     big = frames.repeat(scale, 1).repeat(scale, 2)
@@ -75,7 +75,7 @@ class _Canvas:
 
 
 def _words(shape: tuple[int, int], size: int, text: str, color: Color) -> _Canvas:
-    """Return a canvas with a line at its top."""
+    """Return a canvas with one line of text at its top."""
     canvas = _Canvas(shape, size)
     bright = tuple(min(255, c + 60) for c in color)
     canvas.text((size // 2, round(0.85 * size)), text, "lm", (bright[0], bright[1], bright[2]))

@@ -1,4 +1,4 @@
-"""What progress, records, checkpoints, videos and comparisons are measured in."""
+"""The time axis of progress, records, checkpoints, videos and comparisons."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 Unit = Literal["frames", "updates"]
 CLOCK = "clock"
-"""The key of a record's position on the axis, for runs counted in updates."""
+"""Key of a record's position on the axis, for runs counted in updates."""
 
 LATE = "late"
-"""In a record of an earlier moment than those before it: what took until now to measure."""
+"""Marks a record that was measured late, for an earlier moment than the records before it."""
 
 
 @dataclass
 class Counters:
-    """How far a run has come."""
+    """Progress of a run."""
 
     env_frames: int = 0
     decisions: int = 0
@@ -27,7 +27,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Clock:
-    """The count of one unit: env frames where a run collects, updates where it does not."""
+    """The count of one unit: env frames if a run collects, else updates."""
 
     unit: Unit = "frames"
     count: int = 0
@@ -35,25 +35,25 @@ class Clock:
     moving: bool = True
     """False in a phase without collection, in a run counted in frames."""
     alone: bool = True
-    """The count alone identifies the point: no update happened since without collecting."""
+    """Whether the count alone identifies the point: no update since then without collecting."""
 
     @property
     def name(self) -> str:
-        """Return a name for this moment; names sort by time, and no two moments share one."""
+        """Return a unique name for this moment; names sort by time."""
         return f"{self.count:012d}" if self.alone else f"{self.count:012d}_{self.updates:012d}"
 
     @property
     def words(self) -> str:
-        """Return this moment for a person."""
+        """Return this moment in human-readable form."""
         return f"{self.count:,} {self.unit}"
 
     def record(self) -> dict[str, int]:
-        """Return what a record needs beside its counters to be found on the axis of its run."""
+        """Return the fields that place a record on the axis of its run, besides its counters."""
         return {CLOCK: self.count} if self.unit == "updates" else {}
 
 
 def moment_of(record: Mapping[str, Any]) -> int:
-    """Return where a record of metrics lies on the axis of its run."""
+    """Return the position of a metrics record on the axis of its run."""
     return int(record.get(CLOCK, record["env_frames"]))
 
 
@@ -63,5 +63,5 @@ def unit_of(record: Mapping[str, Any]) -> Unit:
 
 
 def axis_name(unit: Unit) -> str:
-    """Return what an axis of this unit is called."""
+    """Return the label of an axis of this unit."""
     return "env frames" if unit == "frames" else "updates"

@@ -1,4 +1,4 @@
-"""Turns configuration nodes into frozen dataclasses, strictly: an unknown key is an error."""
+"""Strict loading of config nodes into frozen dataclasses: an unknown key is an error."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Part:
-    """A swappable component: the class a `_target_` names, and the config it will be built with.
+    """A swappable component: the class named by `_target_`, and its config.
 
     In YAML a part is its name (`encoder: cnn`), or its options with or without a `_target_`
     (`encoder: {_target_: my_package.MyEncoder, depth: 32}`). Short names are looked up in the
-    `PARTS` table of the package `home`; anything with a dot is imported. Only a class of the wanted
-    `kind` is accepted: one derived from it or, if it is a protocol, one with its methods.
+    `PARTS` table of the package `home`; dotted names are imported. Only a class of the required
+    `kind` is accepted: a subclass or, for a protocol, a class with its methods.
     """
 
     target: str
     config: Any
-    """The loaded `Config` of the class; for a class without one, its keyword arguments."""
+    """The loaded `Config` of the class, or keyword arguments if it has none."""
     home: str = "dreamlab.nn"
     kind: type | None = None
-    """None: a `torch.nn.Module`."""
+    """None requires a `torch.nn.Module`."""
 
     @classmethod
     def load(
         cls, target: str, options: Mapping[str, Any] | None = None, home: str = "dreamlab.nn",
         kind: type | None = None, where: str = "", base: Any = None,
     ) -> Part:  # fmt: skip
-        """Return the part that a name and options mean; what is not given is that of `base`."""
+        """Load a part from its name and options; missing options are taken from `base`."""
         where = where or target
         found = Part(target, None, home, kind).cls(where)
         return Part(target, _options(found, options or {}, where, base), home, kind)
 
     def cls(self, where: str = "part") -> Any:
-        """Return the class, or raise naming the nearest one that exists."""
+        """Return the class, or raise an error that suggests the nearest existing name."""
         found = locate(self.target, where, self.home)
         check_kind(found, self.kind, self.target, where)
         return found
 
     def but(self, **options: Any) -> Part:
-        """Return the same part with some options changed."""
+        """Return a copy of this part with some options changed."""
         return replace(self, config=_options(self.cls(), options, self.target, self.config))
 
     def build(self, *args: Any) -> Any:
-        """Return the component; sizes that depend on other parts come as arguments."""
+        """Build the component; sizes that depend on other parts are passed as arguments."""
         cls = self.cls()
         return cls(self.config, *args) if is_dataclass(self.config) else cls(*args, **self.config)
 
 
 def _options(cls: Any, options: Mapping[str, Any], where: str, base: Any) -> Any:
-    """Return what a part of this class is built with, or raise if it does not take the options."""
+    """Return the validated options for building this class."""
     if is_dataclass(schema := getattr(cls, "Config", None)):
         return load(schema, options, where, base)  # type: ignore[arg-type]
     return {**(base or {}), **arguments(cls, options, where)}
 
 
 def part(target: str, home: str = "dreamlab.nn", kind: type | None = None, **options: Any) -> Any:
-    """Declare a dataclass field that holds a part of a kind, with its default."""
+    """Declare a dataclass field for a part of a kind, with its default."""
     return field(default_factory=lambda: Part.load(target, options, home, kind))
 
 
 def optional_part(home: str = "dreamlab.nn", kind: type | None = None) -> Any:
-    """Declare a dataclass field that holds a part of a kind or, by default, None."""
+    """Declare a dataclass field for an optional part of a kind, None by default."""
     return field(default=None, metadata={"base": Part("", None, home, kind)})
 
 
 def load(cls: type[T], node: Mapping[str, Any], where: str, base: T | None = None) -> T:
-    """Return a `cls` filled from `node`; `where` is the config path shown in errors.
+    """Load a `cls` from `node`; `where` is the config path shown in errors.
 
-    What `node` does not give is that of the preset it names, else that of `base`, else the default.
-    A config's `presets` have, for each value of an option, the options it stands for.
+    Missing options are taken from the chosen preset, else from `base`, else from the defaults. A
+    config's `presets` map each value of an option to the options it implies.
     """
     known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
     values = {} if base is None else {k: getattr(base, k) for k in known}
@@ -97,7 +97,7 @@ def load(cls: type[T], node: Mapping[str, Any], where: str, base: T | None = Non
 def _presets(
     cls: type, node: Mapping[str, Any], known: Mapping[str, Field[Any]], base: Any
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the options that the chosen presets stand for; those of `base` are in it already."""
+    """Yield the options of the chosen presets, except those already applied to `base`."""
     for name, table in getattr(cls, "presets", {}).items():
         chosen = node.get(name, None if base is not None else known[name].default)
         if isinstance(chosen, str) and chosen in table:
@@ -105,7 +105,7 @@ def _presets(
 
 
 def check_presets(config: Any) -> None:
-    """Raise ValueError if nothing that a chosen preset stands for is in a config."""
+    """Raise ValueError if a chosen preset has no effect on a config."""
     for name, table in type(config).presets.items():
         wanted = table.get(getattr(config, name), {})
         if wanted and not any(_has(getattr(config, k), v) for k, v in wanted.items()):
@@ -116,7 +116,7 @@ def check_presets(config: Any) -> None:
 
 
 def _has(value: Any, wanted: Any) -> bool:
-    """Return whether a value, or an option in it, is as a preset says."""
+    """Return whether a value, or any option in it, matches a preset."""
     if not isinstance(wanted, Mapping):
         return dump(value) == dump(wanted)
     options = value.config if isinstance(value, Part) else value
@@ -127,7 +127,7 @@ def _has(value: Any, wanted: Any) -> bool:
 def _fields(
     cls: type, node: Mapping[str, Any], where: str, below: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the given options as what they must be, each over the value that is `below` it."""
+    """Convert the given options to their types, each merged over the value in `below`."""
     hints = get_type_hints(cls, include_extras=True)
     known = {f.name: f for f in fields(cls) if f.init}
     values: dict[str, Any] = {}
@@ -143,13 +143,13 @@ def _fields(
 
 
 def _below(f: Field[Any], below: Mapping[str, Any]) -> Any:
-    """Return the value that an option has where it is not given."""
+    """Return the value of an option that is not given."""
     under = below[f.name] if f.name in below else _default(f)
     return f.metadata.get("base") if under is None else under
 
 
 def _inside(key: str, values: Mapping[str, Any]) -> list[str]:
-    """Return where, within parts and nested configs, there is an option of this name."""
+    """Return the paths, within parts and nested configs, of options with this name."""
     configs = {k: getattr(v, "config", v) for k, v in values.items()}
     nested = {k: v for k, v in configs.items() if is_dataclass(v) and not isinstance(v, type)}
     return [f"{k}.{key}" for k, v in nested.items() if key in {f.name for f in fields(v)}]
@@ -167,9 +167,9 @@ def _default(f: Field[Any]) -> Any:
 
 
 def convert(value: Any, hint: Any, path: str, base: Any = None) -> Any:
-    """Return `value` as what `hint` says it must be; an int passes for a float.
+    """Convert `value` to the type `hint`; an int is accepted as a float.
 
-    Options of a dataclass or a part that are not given are those of `base`.
+    Missing options of a dataclass or a part are taken from `base`.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -196,7 +196,7 @@ def convert(value: Any, hint: Any, path: str, base: Any = None) -> Any:
 
 
 def _within(value: Any, limits: Sequence[Any], path: str) -> Any:
-    """Return the value if it obeys every limit written beside its type."""
+    """Return the value if it satisfies every limit in its annotation."""
     for limit in limits:
         if isinstance(limit, Limit):
             limit.check(value, path)
@@ -277,7 +277,7 @@ def _convert_part(value: Any, path: str, base: Any) -> Part:
 
 
 def _same_options(cls: Any, base: Part) -> bool:
-    """Return whether options of a part say something of this class: its own, or one like it."""
+    """Return whether the options of `base` apply to this class: the same or a compatible one."""
     return cls is base.cls() or getattr(cls, "Config", None) is type(base.config)
 
 
@@ -288,9 +288,9 @@ def arguments(
     kind: str = "",
     given: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the options as the types that `function` declares; raise on what it does not take.
+    """Convert options to the parameter types of `function`; raise on unknown ones.
 
-    `given` are parameters that come from elsewhere; `kind` is what errors call an option.
+    `given` are parameters passed by the caller; `kind` is the word for an option in errors.
     """
     hints, parameters = _hints(function), _parameters(function, path)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -310,21 +310,21 @@ def arguments(
 def _parameters(function: Callable[..., Any], path: str) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except (ValueError, TypeError):  # something built in, or not even a function
+    except (ValueError, TypeError):  # a builtin, or not a function
         raise ConfigError(f"{path}: {shown(function)} has no inspectable signature") from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of a function's or a constructor's parameters, if they can be resolved."""
+    """Return the parameter types of a function or constructor, if they can be resolved."""
     called: Any = function.__init__ if isinstance(function, type) else function
     try:
         return get_type_hints(called, include_extras=True)
-    except NameError:  # a name that only a type checker imports
+    except NameError:  # a name imported under TYPE_CHECKING only
         return {}
 
 
 def dump(config: Any) -> Any:
-    """Return a config as plain data, with every default written out, ready for YAML."""
+    """Convert a config, including defaults, to plain data for YAML."""
     if isinstance(config, Part):
         return {"_target_": config.target, **dump(config.config)}
     if is_dataclass(config) and not isinstance(config, type):

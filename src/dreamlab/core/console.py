@@ -1,4 +1,4 @@
-"""Terminals that may be closed while we write: rich's own would end the process."""
+"""Consoles that survive a closed terminal; rich's own would end the process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from rich.console import Console
 
 
 class WorkConsole(Console):
-    """For output that may be closed: training continues silently."""
+    """For progress output: if it is closed, training continues silently."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 class ShowConsole(Console):
-    """For output that is the result: the command ends, as with `print`."""
+    """For results: if the output is closed, the command ends, as with `print`."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

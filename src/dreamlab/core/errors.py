@@ -1,4 +1,4 @@
-"""Errors a user can act on. Each names the place, the fault, and the nearest remedy."""
+"""Errors that users can act on. Each names the place, the fault, and the nearest remedy."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from dreamlab.core.text import one_line
 
 
 class LabError(Exception):
-    """Raised for a mistake in the caller's input, never for a bug of ours."""
+    """Raised for invalid user input, never for an internal bug."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: the message says what to change, our stack does not."""
+        """Return the message for a notebook, without our stack trace."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(LabError):
-    """The configuration requests something that does not exist or does not fit."""
+    """The configuration names something that does not exist or does not fit."""
 
 
 class UnknownOptionError(ConfigError):
-    """An option has a name that does not exist; says what to type, if that is known."""
+    """An option name does not exist; suggests an alternative if known."""
 
     def __init__(self, text: str, path: str) -> None:
         super().__init__(text)
         self.path, self.said = path, text
         self.instead: dict[str, Any] | None = None
-        """Options that say the same; None if nothing is known, empty if there are none."""
+        """Equivalent options; None if unknown, empty if there are none."""
 
 
 class MissingExtraError(LabError):
@@ -50,11 +50,11 @@ class DivergedError(LabError):
 
 
 class Stopped(KeyboardInterrupt):
-    """The user wants to stop at once; no environment and no library raises this."""
+    """The user requested an immediate stop; no environment or library raises this."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str) -> str:
-    """Return the text for a name that is not among the known ones."""
+    """Return the error text for an unknown name, with suggestions."""
     name, names = one_line(name), sorted(map(one_line, known))
     near = get_close_matches(name, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -62,7 +62,7 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str) -> str:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import and return `module`, or say in one line which extra brings it."""
+    """Import and return `module`, or raise an error that names the extra to install."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

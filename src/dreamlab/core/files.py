@@ -1,4 +1,4 @@
-"""Atomic writes: files are written under a temporary name, flushed to disk, renamed."""
+"""Atomic writes: write to a temporary name, flush to disk, rename."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_BYTES = 2**20
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Call `write` with an open file that becomes `path` only when everything is on the disk."""
+    """Call `write` with an open file that becomes `path` only once it is flushed to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -35,7 +35,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 class _Summed:
-    """A file that is written from its beginning to its end, and sums up what passes."""
+    """A sequentially written file that computes a checksum of its content."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.crc = file, 0
@@ -51,7 +51,7 @@ class _Summed:
 def write_summed(folder: Path, stem: str, suffix: str, write: Callable[[Any], Any]) -> Path:
     """Write a file whose name ends with the checksum of its content; return its path.
 
-    Name and content become true together; a checksum in a second file would not.
+    The name and content appear atomically, unlike with a separate checksum file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{stem}{suffix}.{os.getpid()}.tmp"
@@ -66,7 +66,7 @@ def write_summed(folder: Path, stem: str, suffix: str, write: Callable[[Any], An
 
 
 def checksum_of(path: Path) -> str:
-    """Return the checksum that `write_summed` would give a file of this content."""
+    """Return the checksum of a file, as `write_summed` computes it."""
     crc = 0
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -75,26 +75,26 @@ def checksum_of(path: Path) -> str:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write plain data as JSON, whole or not at all."""
+    """Write plain data as JSON, atomically."""
     text = json.dumps(data, indent=2, sort_keys=False) + "\n"
     write_atomic(path, lambda f: f.write(text.encode()))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text, whole or not at all."""
+    """Write text, atomically."""
     write_atomic(path, lambda f: f.write(text.encode()))
 
 
 @contextmanager
 def disk_errors(advice: str = "", every: bool = False) -> Iterator[None]:
-    """Turn a disk that is full, or that cannot be written to, into one message with advice.
+    """Turn a full or read-only disk into one error message with advice.
 
-    `every` takes any other fault of a file for one too, but a pipe that closed. torch hides the
-    error of the file it writes to behind one of its own.
+    `every` covers all other file errors too, except a closed pipe. torch hides errors of the file
+    it writes to behind its own.
     """
     try:
         yield
-    except BrokenPipeError:  # nobody reads on: that is for `main`
+    except BrokenPipeError:  # the reader is gone: left to `main`
         raise
     except (OSError, RuntimeError) as error:
         reason = error if isinstance(error, OSError) else error.__context__

@@ -1,4 +1,4 @@
-"""What a check found: of an environment, a machine, a training loop."""
+"""Results of checks: of an environment, a machine, a training loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; an error is a defect, a warning may be one."""
+    """Result of one check; an error is a defect, a warning may be one."""
 
     level: Literal["ok", "warning", "error"]
     text: str

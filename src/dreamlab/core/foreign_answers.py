@@ -1,4 +1,4 @@
-"""What to type here instead of another program's option: functions of its value and the options.
+"""Equivalents of other programs' options, as functions of the value and this configuration.
 
 An answer depends on the configuration: `learning_rate` is `workflow.optimizer.lr` for PPO and
 `workflow.model_optimizer.lr` for DreamerV2.
@@ -13,7 +13,7 @@ from typing import Any
 Flat = Mapping[str, Any]
 """Every option of a configuration by its dotted name."""
 Answer = dict[str, Any]
-"""Options to set instead; empty if this configuration has none that says the same."""
+"""Options to set instead; empty if this configuration has no equivalent."""
 Change = Callable[[Any, Flat], Any]
 ENGINE_HOOKS = ("collect", "evaluate", "checkpoint")
 SUITES = {
@@ -22,14 +22,14 @@ SUITES = {
     "memorymaze": "memorymaze", "procgen": "procgen", "bsuite": "bsuite", "loconav": "loconav",
     "pinpad": "pinpad", "minigrid": "minigrid",
 }  # fmt: skip
-"""How tasks of DreamerV3 start, and which group of environments here has them."""
+"""Task prefixes of DreamerV3, and the matching environment groups here."""
 
 
 # -- what a configuration has ---------------------------------------------------------------------
 
 
 def _hooks(flat: Flat) -> list[list[str]]:
-    """Return what each phase calls."""
+    """Return the hooks of each phase."""
     out: list[list[str]] = []
     while (key := f"training.phases.{len(out)}.workflow_hooks") in flat:
         out.append(list(flat[key]))
@@ -45,7 +45,7 @@ def _collects(flat: Flat) -> bool:
 
 
 def _phase(flat: Flat, name: str) -> str:
-    """Return an option of the phase that learns: the last one that collects, else the last."""
+    """Return an option of the training phase: the last one that collects, else the last."""
     learning = [i for i, hooks in enumerate(_hooks(flat)) if _learns(hooks)]
     online = [i for i in learning if "collect" in _hooks(flat)[i]]
     found = (online or learning)[-1:]
@@ -53,7 +53,7 @@ def _phase(flat: Flat, name: str) -> str:
 
 
 def _buffer(flat: Flat, name: str) -> str:
-    """Return an option of the buffer that the learning phase draws from."""
+    """Return an option of the buffer that the training phase samples from."""
     at = _phase(flat, "")
     own, sources = flat.get(f"{at}buffer"), flat.get(f"{at}sources") or []
     among = [own, *(sources if isinstance(sources, list | tuple) else [])]
@@ -62,14 +62,14 @@ def _buffer(flat: Flat, name: str) -> str:
 
 
 def _updates_per_decision(flat: Flat) -> float | None:
-    """Return how many gradient steps there are for a decision, where a train ratio says so."""
+    """Return the gradient steps per decision, if a train ratio is set."""
     ratio = flat.get(_phase(flat, "train_ratio"))
     per = _replayed(flat)
     return float(ratio) / per if ratio and per else None
 
 
 def _replayed(flat: Flat) -> int:
-    """Return the replayed steps of one gradient step: what a train ratio counts."""
+    """Return the replayed steps per gradient step, the unit of a train ratio."""
     batch = flat.get("workflow.minibatch") or flat.get(_buffer(flat, "batch"))
     length, context = flat.get(_buffer(flat, "length")), flat.get(_buffer(flat, "context")) or 0
     return int(batch) * (int(length) - int(context)) if batch and length else 0
@@ -83,7 +83,7 @@ def same(value: Any, flat: Flat) -> Any:
 
 
 def option(*patterns: str, change: Change = same) -> Callable[[Any, Flat], Answer]:
-    """Return the answer that sets the first option that there is; `*` stands for one name."""
+    """Return the answer that sets the first existing option; `*` matches one name."""
 
     def answer(value: Any, flat: Flat) -> Answer:
         for pattern in patterns:
@@ -117,7 +117,7 @@ def length(value: Any, flat: Flat) -> Answer:
 
 
 def every(section: str) -> Callable[[Any, Flat], Answer]:
-    """Return the answer for how often something happens, by the clock of the run."""
+    """Return the answer for an interval, in the clock of the run."""
 
     def answer(value: Any, flat: Flat) -> Answer:
         unit = "frames" if _collects(flat) else "updates"
@@ -148,7 +148,7 @@ def batch(value: Any, flat: Flat) -> Answer:
 
 
 def rollout(value: Any, flat: Flat) -> Answer:
-    """Answer for PPO's steps of each environment between two updates."""
+    """Answer for PPO's rollout length per environment."""
     length, ticks = _buffer(flat, "length"), _phase(flat, "collect_ticks")
     if flat.get(f"{length.rpartition('.')[0]}._target_") != "rollout":
         return {}
@@ -156,7 +156,7 @@ def rollout(value: Any, flat: Flat) -> Answer:
 
 
 def starts(value: Any, flat: Flat) -> Answer:
-    """Answer for the steps before the first update: a phase that only collects, or a minimum."""
+    """Answer for the steps before the first update: a collect-only phase, or a minimum."""
     hooks = _hooks(flat)
     if hooks and hooks[0] == ["collect"] and len(hooks) > 1:
         return {"training.phases.0.duration_steps": whole(value, flat)}
@@ -164,7 +164,7 @@ def starts(value: Any, flat: Flat) -> Answer:
 
 
 def whole(value: Any, flat: Flat) -> Any:
-    """Return a count without a decimal point: 1e6 is 1000000."""
+    """Return a count as an integer: 1e6 is 1000000."""
     number = float(value) if isinstance(value, str) and _is_number(value) else value
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
@@ -178,24 +178,24 @@ def _is_number(text: str) -> bool:
 
 
 def ratio(value: Any, flat: Flat) -> float | None:
-    """Return the train ratio of so many gradient steps for each decision."""
+    """Convert gradient steps per decision to a train ratio."""
     count = float(value)
     return count * _replayed(flat) if count > 0 and _replayed(flat) else None
 
 
 def ratio_of_period(value: Any, flat: Flat) -> float | None:
-    """Return the train ratio of one gradient step every so many decisions."""
+    """Convert decisions per gradient step to a train ratio."""
     return _replayed(flat) / float(value) if float(value) > 0 and _replayed(flat) else None
 
 
 def gradient_steps(value: Any, flat: Flat) -> int | None:
-    """Return an interval in decisions as one in gradient steps."""
+    """Convert an interval in decisions to gradient steps."""
     each = _updates_per_decision(flat)
     return max(1, round(float(value) * each)) if each else None
 
 
 def decisions(value: Any, flat: Flat) -> int | None:
-    """Return a fraction of the training as a number of decisions."""
+    """Convert a fraction of training to decisions."""
     planned = [flat.get(f"training.phases.{i}.duration_steps") for i in range(len(_hooks(flat)))]
     frames = flat.get("training.total_frames") or sum(p or 0 for p in planned)
     repeat = int(flat.get("env.repeat") or 1)
@@ -207,7 +207,7 @@ def with_context(value: Any, flat: Flat) -> int:
 
 
 def layers(value: Any, flat: Flat) -> Any:
-    """Return the sizes of hidden layers from `policy_kwargs`, in whatever form they are given."""
+    """Return the hidden layer sizes from `policy_kwargs`, in any of its forms."""
     sizes = value
     while isinstance(sizes, Mapping):
         sizes = sizes.get("net_arch", sizes.get("pi", next(iter(sizes.values()), None)))
@@ -218,7 +218,7 @@ def layers(value: Any, flat: Flat) -> Any:
 
 
 def task(value: Any, flat: Flat) -> Answer:
-    """Answer for an environment's name: one of Gymnasium, or `dmc_walker_walk`, `walker-walk`."""
+    """Answer for an environment name: Gymnasium's, or `dmc_walker_walk`, `walker-walk`."""
     text = str(value)
     prefix, _, rest = text.partition("_")
     suite = str(flat.get("env.suite", ""))
@@ -239,7 +239,7 @@ def device(value: Any, flat: Flat) -> Answer:
 
 
 def dtype(value: Any, flat: Flat) -> Answer:
-    """Answer for a name of a number's type, or for whether to use a shorter one."""
+    """Answer for a dtype name, or for a flag for reduced precision."""
     text = str(value).lower()
     return {"precision": "bf16" if text in ("true", "1", "bf16", "bfloat16") else "fp32"}
 
@@ -265,17 +265,17 @@ def switch(key: str) -> Callable[[Any, Flat], Answer]:
 
 
 def wandb(key: str) -> Callable[[Any, Flat], Answer]:
-    """Return the answer that sets an option of W&B, which has no effect unless it is on."""
+    """Return the answer that sets a W&B option, which only applies if W&B is enabled."""
     return lambda value, flat: {"log.wandb": True, key: value}
 
 
 def none(value: Any, flat: Flat) -> Answer:
-    """Answer for what is not an option here; the note says why."""
+    """Answer for options without an equivalent; the note says why."""
     return {}
 
 
 def data_path(value: Any, flat: Flat) -> str:
-    """Return a folder for what another program names by its place on a hub."""
+    """Return a local folder for a dataset that another program names by its hub path."""
     text = str(value)
     return text if text.startswith((".", "/", "~", "data/")) else f"data/{text.rpartition('/')[2]}"
 

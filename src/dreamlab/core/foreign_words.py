@@ -1,4 +1,4 @@
-"""Words of other programs for what an option says here: one table, asked when a name is unknown."""
+"""Names of options in other programs: one table, consulted for unknown names."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BOTH = (SB3, CLEANRL)
 
 @dataclass(frozen=True)
 class Word:
-    """What one thing is called elsewhere, and how to say it here."""
+    """An option's names in other programs, and its equivalent here."""
 
     names: tuple[str, ...]
     answer: Callable[[Any, Flat], Answer]
     example: Any
-    """A value that it could have."""
+    """Example value."""
     note: str = ""
-    """What differs: a unit, a meaning, or why it is not an option here."""
+    """Difference: a unit, a meaning, or why there is no equivalent."""
     programs: tuple[str, ...] = BOTH
 
 
@@ -41,7 +41,7 @@ LR = tuple(f"{o}.lr" for o in OPTIMIZERS)
 FRAMES = "counted in env frames, action repeat included"
 
 WORDS: tuple[Word, ...] = (
-    # what is trained, how long, where
+    # task and duration
     _word("total_timesteps n_timesteps timesteps total_steps max_timesteps num_timesteps",
           say.length, 100_000, FRAMES, SB3, ZOO, CLEANRL),
     _word("steps run.steps num_steps_total max_steps train_steps num_train_steps num_updates",
@@ -219,14 +219,14 @@ BY_NAME = {name: word for word in WORDS for name in word.names}
 
 @dataclass(frozen=True)
 class Found:
-    """What a word of another program is here."""
+    """The equivalent of another program's option."""
 
     word: Word
     answer: Answer
 
     @property
     def text(self) -> str:
-        """Return what to know, as a part of a sentence."""
+        """Return the explanation, as part of a sentence."""
         note = f" ({self.word.note})" if self.word.note else ""
         if not self.answer:
             why = self.word.note or "this algorithm has no such option"
@@ -235,26 +235,26 @@ class Found:
 
 
 def find(name: str, value: Any, flat: Flat) -> Found | None:
-    """Return what another program's option is in a configuration; None if it is unknown."""
+    """Find the equivalent of another program's option; None if unknown."""
     for part in _endings(name):
         if word := BY_NAME.get(part):
             try:
                 answer = word.answer(value, flat)
-            except (TypeError, ValueError):  # a value that is none of its kind
+            except (TypeError, ValueError):  # a value of the wrong type
                 answer = word.answer(word.example, flat)
             return Found(word, {k.removesuffix("._target_"): v for k, v in answer.items()})
     return None
 
 
 def _endings(name: str) -> Iterator[str]:
-    """Yield a dotted name as other programs may have it: whole, then less and less of its front."""
+    """Yield a dotted name as other programs may spell it: whole, then without leading parts."""
     parts = name.lower().lstrip("+~-").replace("-", "_").split(".")
     for i in range(len(parts)):
         yield ".".join(parts[i:])
 
 
 def spoken(path: str, value: Any) -> dict[str, Any]:
-    """Return the single options in what was given under a name: `wandb.enable` in `wandb`."""
+    """Flatten a nested value to single options: `wandb.enable` in `wandb`."""
     takes_options = path in BY_NAME and isinstance(BY_NAME[path].example, list)  # policy_kwargs
     if not isinstance(value, Mapping) or not value or takes_options:
         return {path: value}

@@ -1,7 +1,7 @@
-"""Gradients of several losses, taken apart from one another and followed together.
+"""Gradients of several losses, computed separately and applied together.
 
-A GPU computes at the same time what does not wait for each other: so each loss gives its gradients
-as soon as it can, those that meet at the same states are added there, and go back from there once.
+A GPU can overlap independent computations: each loss computes its gradients as soon as it can;
+those that meet at the same states are summed there and backpropagated once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class Followed:
-    """Losses, and the gradients of their weighted sum: for each optimizer, and at `HERE`."""
+    """Losses, and the gradients of their weighted sum: per optimizer, and at `HERE`."""
 
     losses: dict[str, Tensor]
     metrics: Metrics
@@ -30,7 +30,7 @@ class Followed:
 
 
 class Gathering:
-    """The optimizers that take one step together, and the weight of each loss by its name."""
+    """The optimizers that step together, and the weight of each loss by name."""
 
     def __init__(
         self, optimizers: Mapping[str, Optimizer], scale: Callable[[str], float], device: Any
@@ -44,7 +44,7 @@ class Gathering:
     def follow(
         self, losses: dict[str, Tensor], metrics: Metrics, here: Sequence[Tensor] = ()
     ) -> Followed:
-        """Return losses with the gradients of their weighted sum at all weights, and at `here`."""
+        """Compute the gradients of the weighted loss at all weights, and at `here`."""
         places = {**self.weights, HERE: here}
         weighted = [v.mean() * self.scale(k) for k, v in losses.items()]
         if not weighted:
@@ -56,12 +56,12 @@ class Gathering:
         return Followed(losses, metrics, total, grads)
 
     def go_back(self, states: Sequence[Tensor], *followed: Followed) -> dict[str, Grads]:
-        """Return the gradients of what made `states`, from those that were gathered there."""
+        """Backpropagate the gradients gathered at `states` to the weights."""
         pulls = add_grads([f.grads[HERE] for f in followed])
         return gradients_at(self.weights, states, pulls)
 
     def move(self, *grads: dict[str, Grads]) -> dict[str, Tensor]:
-        """Take one step along the sum of gradients; return each optimizer's norm."""
+        """Take one step along the summed gradients; return each optimizer's gradient norm."""
         return {
             name: opt.follow(add_grads([g[name] for g in grads]))
             for name, opt in self.optimizers.items()

@@ -1,7 +1,7 @@
-"""Limits of options, written beside their defaults: `gamma: Share = 0.99`.
+"""Limits of options, declared with their defaults: `gamma: Share = 0.99`.
 
-The strict loader checks them before anything is allocated. A number of a config says its limits by
-one of the names below, or by its own `Annotated[int, Range(2)]`.
+The strict loader checks them before anything is allocated. A config declares limits with one of the
+names below, or with its own `Annotated[int, Range(2)]`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from dreamlab.core.errors import ConfigError
 
 LARGEST_INT = 2**63 - 1
-LARGEST_FLOAT = 3.4e38  # weights are of 32 bits: what is larger is infinite there
+LARGEST_FLOAT = 3.4e38  # weights are float32: larger values overflow to infinity
 SHOWN_CHARACTERS = 60
 
 
 @runtime_checkable
 class Limit(Protocol):
-    """What a value must obey beyond its type."""
+    """A constraint on a value beyond its type."""
 
     def check(self, value: Any, where: str) -> None:
         """Raise a ConfigError that names the option, the limit and the value."""
@@ -29,7 +29,7 @@ class Limit(Protocol):
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from `low` to `high`; an open end is not included itself."""
+    """Finite numbers from `low` to `high`; open ends are excluded."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -37,9 +37,9 @@ class Range:
     open_high: bool = False
 
     def check(self, value: float, where: str) -> None:
-        """Raise if the number is outside."""
+        """Raise if the number is out of range."""
         most = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
-        if not abs(value) <= most:  # so that nan fails too
+        if not abs(value) <= most:  # written so that nan fails too
             bits = "a 64-bit integer" if isinstance(value, int) else "a finite number"
             raise ConfigError(f"{where}: must be {bits}, got {shown(value)}")
         below = value <= self.low if self.open_low else value < self.low
@@ -62,7 +62,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Items:
-    """A list of at least so many values."""
+    """Minimum length of a list."""
 
     least: int = 1
 
@@ -73,7 +73,7 @@ class Items:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error shows it: on one line, and not all of a long one."""
+    """Format a value for an error: on one line, truncated if long."""
     if isinstance(value, int) and abs(value) > LARGEST_INT:
         return f"a {value.bit_length()}-bit number"
     text = f"{value:.12g}" if isinstance(value, float) else repr(value)
@@ -85,9 +85,9 @@ Natural = Annotated[int, Range(0)]
 PositiveInt = Annotated[int, Range(1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 EVAL_SEED = 20_000
-"""Of the environments of an evaluation that is asked for, on new episodes."""
+"""Base seed of the environments of a requested evaluation, for new episodes."""
 Width = Annotated[int, Range(1, 65_536)]
-"""Units of a layer; a weight matrix of more would not fit into memory."""
+"""Units of a layer; a larger weight matrix would not fit into memory."""
 Depth = Annotated[int, Range(0, 1_000)]
 """Layers of a network."""
 Side = Annotated[int, Range(1, 4_096)]

@@ -1,4 +1,4 @@
-"""Finds the class that a name in a configuration means; one of another kind is refused."""
+"""Resolve class names in a configuration, and reject classes of the wrong kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS_ONLY: ContextVar[bool] = ContextVar("ours_only", default=False)
 
 @contextmanager
 def ours_only() -> Iterator[None]:
-    """While open, a name of a class outside of this package is refused before it is imported."""
+    """Inside the block, reject classes outside of this package before importing them."""
     token = _OURS_ONLY.set(True)
     try:
         yield
@@ -27,7 +27,7 @@ def ours_only() -> Iterator[None]:
 
 
 def locate(name: str, where: str, home: str = "") -> Any:
-    """Return what `name` means: a short name from `home`, or `package.module.Class`."""
+    """Resolve `name`: a short name from `home`, or `package.module.Class`."""
     table = getattr(importlib.import_module(home), "PARTS", {}) if home else {}
     path = table.get(name, name)
     words = path.replace(":", ".").split(".")
@@ -46,9 +46,9 @@ def locate(name: str, where: str, home: str = "") -> Any:
 
 
 def check_kind(found: Any, kind: type | None, name: str, where: str) -> None:
-    """Raise if what a name means is not a class of the wanted kind; nothing is called."""
+    """Raise unless `found` is a class of the required kind; nothing is called."""
     if kind is None:
-        from torch import nn  # listing runs shall not wait for torch
+        from torch import nn  # listing runs must not import torch
 
         kind = nn.Module
     path = f"{kind.__module__}.{kind.__name__}".replace("torch.nn.modules.module", "torch.nn")

@@ -1,4 +1,4 @@
-"""What may be called what: names that become parts of files' names, and tags."""
+"""Validation of tags and of names that become parts of file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TAG = re.compile(r"[\w.:/+-]{1,100}")
 
 
 def check_word(name: str, where: str) -> str:
-    """Return a name that can be part of a file's; raise with one that could be, otherwise."""
+    """Return a name valid in a file name; otherwise raise and suggest one."""
     if WORD.fullmatch(name):
         return name
     better = re.sub(r"[^\w.+-]+", "_", name).lstrip(".+-_")[:100] or "run"
@@ -22,7 +22,7 @@ def check_word(name: str, where: str) -> str:
 
 
 def check_tag(name: str, where: str) -> str:
-    """Return a tag, or raise saying what one is made of."""
+    """Return a valid tag; otherwise raise and list the allowed characters."""
     if TAG.fullmatch(name):
         return name
     raise ConfigError(f"{where}: {name!r} is not a valid tag: use letters, digits and . : / + - _")

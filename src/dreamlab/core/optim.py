@@ -1,7 +1,7 @@
-"""An optimizer that clips, accumulates, steps, averages and reports the gradient norm.
+"""An optimizer with clipping, gradient accumulation, weight averaging and gradient norms.
 
 In YAML it is a part: its kind, its options, or both (`optimizer: {_target_: adamw, lr: 1e-3}`).
-Each kind has its own options and refuses those of others.
+Each kind has its own options and rejects those of others.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ KINDS: dict[type, type[Rule]] = {r.Config: r for r in (Adam, AdamW, LaProp, RMSp
 
 
 def optimizer_part(kind: str, **options: Any) -> Part:
-    """Return an optimizer's config as YAML would give it: kind and options."""
+    """Return an optimizer's config as loaded from YAML: kind and options."""
     return Part.load(kind, options, OPTIMIZERS, Rule)
 
 
 def optimizer_field(kind: str, **options: Any) -> Any:
-    """Declare a dataclass field that holds an optimizer's config, with its default."""
+    """Declare a dataclass field for an optimizer's config, with its default."""
     return part(kind, OPTIMIZERS, Rule, **options)
 
 
 def optional_optimizer() -> Any:
-    """Declare a dataclass field that holds an optimizer's config or, by default, None."""
+    """Declare a dataclass field for an optional optimizer's config, None by default."""
     return optional_part(OPTIMIZERS, Rule)
 
 
 def without_groups(config: Part) -> Part:
-    """Return an optimizer's config for other parameters than those it names."""
+    """Return an optimizer's config without its parameter groups."""
     return config.but(groups={})
 
 
 class Optimizer:
-    """Moves `params` along gradients. With `accumulate` = k, only every k-th `step` does."""
+    """Updates `params` along gradients. With `accumulate` = k, only every k-th `step` does."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Optimizer:
         params: Iterable[nn.Parameter],
         names: Mapping[int, str] | None = None,
     ) -> None:
-        """Start with no step taken; `names` of parameters, by their `id`, are for groups."""
+        """Create an optimizer; `names` maps the `id` of parameters to names, for groups."""
         rule, self.config = _kind_of(config)
         self.params = list(params)
         self.accumulate = 1
@@ -102,13 +102,13 @@ class Optimizer:
         self.inner.set_lr(lr)
 
     def at(self, progress: float) -> None:
-        """Set the learning rate for this moment of the training, if it follows a schedule."""
+        """Set the learning rate for this progress of training, if scheduled."""
         factor = self.inner.schedule.at(progress)
         if factor is not None:
             self.set_lr(self.config.lr * factor)
 
     def allocate(self) -> None:
-        """Make room for everything a step changes, once the parameters are where they will stay."""
+        """Allocate the optimizer state, once the parameters are on their final device."""
         self.inner.allocate()
         if self.config.ema and not self.average:
             self.average = [p.detach().clone() for p in self.params]
@@ -116,23 +116,23 @@ class Optimizer:
     # -- a step -----------------------------------------------------------------------------------
 
     def step(self, loss: Tensor) -> Tensor:
-        """Follow the gradient of `loss` and return its norm before clipping.
+        """Take a gradient step on `loss` and return the gradient norm before clipping.
 
-        Only this optimizer's parameters receive a gradient, whatever else the loss went through.
+        Only this optimizer's parameters receive a gradient.
         """
         return self.follow(self.gradients(loss))
 
     def gradients(self, loss: Tensor, keep_graph: bool = False) -> Grads:
-        """Return the gradient of `loss` at each parameter; nothing moves."""
+        """Compute the gradient of `loss` at each parameter, without a step."""
         scaled = loss / self.accumulate if self.accumulate > 1 else loss
         return torch.autograd.grad(
             scaled, self.sources, allow_unused=True, retain_graph=keep_graph or None
         )
 
     def follow(self, new: Grads) -> Tensor:
-        """Clip gradients and move the weights along them; return the norm before clipping.
+        """Clip gradients and update the weights; return the norm before clipping.
 
-        Of several processes each brings its own; all of them follow the mean.
+        With several processes, all of them use the mean of their gradients.
         """
         if world.size() > 1:
             new = sharding.mean_gradients(self.params, new)
@@ -140,7 +140,7 @@ class Optimizer:
             self.heard(new)
         if self.grad_norms is not None:
             self._note(new, self.grad_norms)
-        if self.config.ema:  # the average starts with the weights that nothing has moved yet
+        if self.config.ema:  # the average starts from the initial weights
             self.allocate()
         if self.fused is not None:
             norm = self.fused(new)
@@ -150,7 +150,7 @@ class Optimizer:
             new = _widened(new, self.params)
         if torch.compiler.is_compiling():
             assert self.accumulate == 1
-            grads: list[Tensor | None] = list(new)  # None where the loss did not pass
+            grads: list[Tensor | None] = list(new)  # None for parameters unused by the loss
             norm = self.grad_norm([g for g in grads if g is not None])
             self.apply(grads, norm)
             return norm
@@ -164,14 +164,14 @@ class Optimizer:
         return norm
 
     def _norm(self, grads: Grads) -> Tensor:
-        """Return the global norm, over all processes where each has a part."""
+        """Return the global norm, over all processes if sharded."""
         there = [(p, g) for p, g in zip(self.params, grads, strict=True) if g is not None]
         if not any(sharding.shard_of(p) for p, _ in there):
             return self.grad_norm([g for _, g in there])
         return torch.linalg.vector_norm(sharding.norms(*zip(*there, strict=True)))
 
     def watch_grads(self) -> None:
-        """Keep `grad_norms` from now on, in one place that recorded steps may write to."""
+        """Record `grad_norms` from now on, at a fixed address that captured steps can write to."""
         self.grad_norms = torch.zeros(len(self.params), device=self.params[0].device)
 
     @torch.no_grad()
@@ -182,14 +182,14 @@ class Optimizer:
 
     @staticmethod
     def grad_norm(grads: list[Tensor]) -> Tensor:
-        """Return the global norm of these gradients."""
-        if torch.compiler.is_compiling():  # loops that the compiler joins with others
+        """Compute the global norm of these gradients."""
+        if torch.compiler.is_compiling():  # loops that the compiler can fuse
             return torch.stack([g.square().sum() for g in grads]).sum().sqrt()
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
     def apply(self, grads: Grads, norm: Tensor) -> None:
-        """Clip by `norm`, then each gradient by its own, and move the weights."""
-        # where reading the norm is free, gradients that are short enough are left alone
+        """Clip by `norm`, then each gradient by its own norm, and update the weights."""
+        # where reading the norm is free, skip clipping of small gradients
         if self.config.clip > 0 and (_unread(norm) or norm > self.config.clip):
             scale = computed_once((self.config.clip / (norm + 1e-6)).clamp_(max=1.0))
             torch._foreach_mul_([g for g in grads if g is not None], scale)
@@ -201,7 +201,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Forget the steps taken, where weights continue to learn something else; they stay."""
+        """Reset the optimizer state but keep the weights, for a new training objective."""
         self.pending = 0
         if self.inner.steps is not None:
             moments = [x for name in self.inner.names for x in getattr(self.inner, name)]
@@ -223,7 +223,7 @@ class Optimizer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the averages, if there are any, in the place of the weights inside the block."""
+        """Swap in the averaged weights, if any, inside the block."""
         self._swap()
         try:
             yield
@@ -232,7 +232,7 @@ class Optimizer:
 
     @torch.no_grad()
     def adopt_average(self) -> None:
-        """Continue with the averages, if there are any, as weights."""
+        """Replace the weights by their averages, if any."""
         for p, average in zip(self.params, self.average, strict=False):
             p.copy_(average)
 
@@ -246,7 +246,7 @@ class Optimizer:
     # -- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything the next step depends on, gradients half accumulated included."""
+        """Return everything the next step depends on, including accumulated gradients."""
         grads = [None if p.grad is None else p.grad.clone() for p in self.params]
         state = {
             "inner": self.inner.state_dict(),
@@ -256,7 +256,7 @@ class Optimizer:
         return {**state, "average": self.average} if self.config.ema else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore the state from `state_dict`."""
         self.inner.load_state_dict(state["inner"])
         self.pending = int(state["pending"])
         for p, grad in zip(self.params, state["grads"], strict=False):
@@ -269,9 +269,10 @@ class Optimizer:
 def gradients_at(
     places: Mapping[str, Sequence[Tensor]], outputs: Sequence[Tensor], pulls: Grads = ()
 ) -> dict[str, Grads]:
-    """Return the gradients of numbers at tensors, by the name of their place; nothing moves.
+    """Compute the gradients of outputs at tensors, keyed by place, without a step.
 
-    Other outputs than numbers are pulled at; one that is not, or that has no past, is left out.
+    Non-scalar outputs use `pulls` as output gradients; those without one, or without a graph, are
+    skipped.
     """
     pairs: Any = zip(outputs, pulls or [None] * len(outputs), strict=True)
     if pulls:
@@ -283,7 +284,7 @@ def gradients_at(
 
 
 def add_grads(grads: Sequence[Grads]) -> list[Tensor | None]:
-    """Return the sum of gradients, None where no loss passed."""
+    """Sum gradients; None for parameters unused by all losses."""
     total = list(grads[0])
     for more in grads[1:]:
         both = [i for i, (a, b) in enumerate(zip(total, more, strict=True)) if _both(a, b)]
@@ -301,7 +302,7 @@ def _both(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def clip_each(grads: Grads, params: Sequence[Tensor], share: float) -> list[Tensor | None]:
-    """Return gradients no longer than a fraction of their parameters (Brock et al. 2021)."""
+    """Clip each gradient to a fraction of its parameter's norm (AGC, Brock et al. 2021)."""
     used = [i for i, g in enumerate(grads) if g is not None]
     there: Any = [grads[i] for i in used]
     with torch.no_grad():
@@ -321,7 +322,7 @@ def _kind_of(config: OptimConfig | Part) -> tuple[type[Rule], Any]:
 def _groups(
     config: OptimConfig, params: Sequence[nn.Parameter], names: Mapping[int, str]
 ) -> list[Group]:
-    """Return the parameters by what is said of them; the rest is the first group."""
+    """Assign parameters to groups; the rest is the first group."""
     if not config.groups:
         return []
     members: dict[str, list[int]] = {"": [], **{key: [] for key in config.groups}}
@@ -335,7 +336,7 @@ def _groups(
 
 
 def _group(config: OptimConfig, key: str, index: list[int], names: Iterable[str]) -> Group:
-    """Return a group, or say why it would have no effect."""
+    """Create a group, or raise if it would have no effect."""
     where, options = f"optimizer.groups.{key}", config.groups[key]
     if not index:
         known = {n.rpartition(".")[0] for n in names} - {""}
@@ -366,7 +367,7 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _widened(grads: Grads, params: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return gradients in full precision and laid out as parameters, converted all at once."""
+    """Convert gradients to full precision and the parameters' layout, all at once."""
     pairs = zip(grads, params, strict=True)
     there = [(g, torch.empty_like(p)) for g, p in pairs if g is not None]
     wide = [w for _, w in there]
@@ -376,7 +377,7 @@ def _widened(grads: Grads, params: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _unread(x: Tensor) -> bool:
-    """Return whether looking at a number would cost more than not knowing it."""
+    """Return whether reading a tensor's value would cost a device synchronization."""
     return torch.compiler.is_compiling() or x.device.type != "cpu"
 
 

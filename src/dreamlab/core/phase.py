@@ -1,4 +1,4 @@
-"""A phase: one stretch of a training curriculum, written in YAML."""
+"""A phase: one stage of a training curriculum, written in YAML."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ENGINE_HOOKS = ("collect", "evaluate", "checkpoint")
 class Phase:
     """Which hooks to call, on which buffer, and for how long.
 
-    The hooks run in order, again and again (a cycle), until the duration has ended. One duration is
-    given: `duration_steps` counts env frames, `duration_updates` calls of update hooks,
+    The hooks run in order, repeatedly (a cycle), until the duration is over. Exactly one duration
+    is given: `duration_steps` counts env frames, `duration_updates` calls of update hooks,
     `duration_cycles` rounds through the hooks.
     """
 
@@ -55,7 +55,7 @@ class Phase:
 
     @property
     def draws_from(self) -> tuple[str, ...]:
-        """Return the names of the buffers that batches come from."""
+        """Return the names of the buffers that batches are sampled from."""
         return (self.buffer,) if self.sources is None else tuple(self.sources)
 
     @property

@@ -1,8 +1,8 @@
-"""Readers, one for each kind of file that a run leaves: text, JSON, YAML, JSONL, a pointer.
+"""Readers for each file type in a run folder: text, JSON, YAML, JSONL, a pointer.
 
-A file that cannot be used is one line that names it and says why, whatever is wrong with it: it is
-missing, a folder, a pipe, not readable for us, not UTF-8, cut off, nested without end. In a JSONL
-file only the lines that are corrupted are lost; they are counted.
+An unusable file raises a one-line error with its name and the reason: missing, a folder, a pipe,
+unreadable, not UTF-8, truncated, too deeply nested. In a JSONL file only corrupted lines are
+skipped, and counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPONENT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"
 
 
 class FileError(LabError):
-    """A file is corrupted, cannot be reached, or is not what it should be."""
+    """A file is corrupted, inaccessible, or of the wrong type."""
 
     def __init__(self, path: Path, reason: str) -> None:
         gap = "" if reason[:1] in (" ", ",", ":") else " "
@@ -44,11 +44,11 @@ class FileError(LabError):
 
 
 class MissingFileError(FileError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether a value is a finite number that every calculation of ours can stand."""
+    """Return whether a value is a finite number small enough for all calculations."""
     return type(value) in (int, float) and -LARGEST < value < LARGEST
 
 
@@ -58,7 +58,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 def read_bytes(path: Path, start: int = 0) -> bytes:
     """Return a file's bytes from `start` on."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would keep us waiting for ever
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block forever
             raise FileError(path, "is not a file")
         with path.open("rb") as file:
             file.seek(start)
@@ -90,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_pointer(path: Path) -> str | None:
-    """Return the name in a file that points to its neighbour; None if there is no such file."""
+    """Return the name in a pointer file; None if the file does not exist."""
     try:
         name = read_text(path).strip()
     except MissingFileError:
@@ -102,7 +102,7 @@ def read_pointer(path: Path) -> str | None:
 
 
 def _parse(text: str) -> Any:
-    """Return what a JSON text says; raise `ValueError` if it is unusable."""
+    """Parse JSON text; raise `ValueError` if it is unusable."""
     node = json.loads(text)
     if text.count("[") + text.count("{") > MOST_DEPTH and _depth_beyond(node, MOST_DEPTH):
         raise ValueError("it is nested too deeply")
@@ -121,7 +121,7 @@ def _inner(node: Any) -> list[Any]:
 
 
 def _encodable(node: Any) -> Any:
-    """Return a tree without lone surrogates, which JSON allows but which cannot be printed."""
+    """Replace lone surrogates in a tree, which JSON allows but which cannot be printed."""
     if isinstance(node, dict):
         return {_encodable(k): _encodable(v) for k, v in node.items()}
     if isinstance(node, list):
@@ -142,7 +142,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, its keys as text; nothing in it is executed."""
+    """Return the mapping in a YAML file with string keys; nothing in it is executed."""
     text = read_text(path)
     try:
         return parse_yaml(text.removeprefix("\ufeff"), str(path), fast=True)
@@ -151,9 +151,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str, fast: bool = False) -> dict[str, Any]:
-    """Return the mapping that a YAML text holds; raise naming `where` if it is not plain.
+    """Parse a YAML mapping; raise an error with `where` if it is not plain YAML.
 
-    The fast parser is stricter about what people type: `{a:{b: 1}}` needs a space.
+    The fast parser is stricter about hand-written input: `{a:{b: 1}}` needs a space.
     """
     import yaml
 
@@ -172,7 +172,7 @@ def parse_yaml(text: str, where: str, fast: bool = False) -> dict[str, Any]:
 
 @cache
 def _yaml_loader(fast: bool) -> Any:
-    """Return a loader that reads scalars as OmegaConf does, which writes these files.
+    """Return a loader that parses scalars like OmegaConf, which writes these files.
 
     `1e-3` is a number, and a date is text.
     """
@@ -193,7 +193,7 @@ def _yaml_loader(fast: bool) -> Any:
 
 @dataclass
 class Lines:
-    """The records of a JSONL file, and what was not fit to be one."""
+    """The records of a JSONL file, and a count of invalid lines."""
 
     records: list[Record] = field(default_factory=list[Record])
     damaged: int = 0
@@ -202,7 +202,7 @@ class Lines:
     """Byte offset of the end of the last complete line."""
 
     def told(self, path: Path) -> list[str]:
-        """Return the sentence about corrupted lines, if there are any."""
+        """Return a sentence about corrupted lines, if any."""
         plural = "" if self.damaged == 1 else "s"
         return [f"{path}: {self.damaged} corrupted line{plural} skipped"] if self.damaged else []
 
@@ -222,7 +222,7 @@ def read_jsonl(path: Path, check: Check) -> Lines:
 
 
 def read_lines(path: Path, check: Check, start: int = 0) -> Lines:
-    """Return the records of the whole lines after `start` bytes; none if there is no file yet."""
+    """Return the records in complete lines after byte `start`; none if there is no file yet."""
     try:
         found = _lines(read_bytes(path, start), check)
     except MissingFileError:
@@ -238,13 +238,13 @@ def _lines(data: bytes, check: Check) -> Lines:
 
 
 def read_tail(path: Path, check: Check) -> Record:
-    """Return the newest value of every key, from the end of the file alone."""
+    """Return the latest value of every key, reading only the end of the file."""
     try:
         data = read_bytes(path, max(0, size_of(path) - TAIL_BYTES))
     except MissingFileError:
         return {}
     newest: Record = {}
-    for line in data.split(b"\n"):  # the first may be cut by us, the last by whoever writes it
+    for line in data.split(b"\n"):  # the first and last line may be incomplete
         newest |= _record(line, check) or {}
     return newest
 
@@ -258,7 +258,7 @@ def _record(line: bytes, check: Check) -> Record | None:
 
 
 class Tail:
-    """Reads a JSONL file that grows; each look reads what was appended since the last."""
+    """Reads a growing JSONL file; each call parses only what was appended since the last."""
 
     def __init__(self, path: Path, check: Check) -> None:
         self.path, self.check = path, check
@@ -267,7 +267,7 @@ class Tail:
         """Why the last read returned nothing."""
 
     def read(self) -> list[Record]:
-        """Return every whole record; a file that was cut back (a resume) is reread."""
+        """Return all complete records; reread a file that was truncated (by a resume)."""
         self.problem, lines = None, self.lines
         try:
             if size_of(self.path) < lines.end:

@@ -1,4 +1,4 @@
-"""Random number generators: one seed in, every stream out, all of them saved and restored."""
+"""Random number generators: all streams derive from one seed and are saved and restored."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def seed_all(seed: int) -> None:
 def derive(seed: int, *path: int) -> int:
     """Return a seed for one stream (an env, an episode, a buffer).
 
-    Different paths give different streams but for one thing, kept for the runs that rely on it:
-    (k, 0) is that of (k,).
+    Different paths give different streams, with one exception kept for existing runs: (k, 0) equals
+    (k,).
     """
-    # trailing zeros do not count for numpy; for new streams the length does
+    # numpy ignores trailing zeros, so new streams include the length
     words = path if len(path) in (1, 2) else (0, 0, len(path) + 1, *path)
     return int(np.random.SeedSequence([seed, *words]).generate_state(1)[0])
 
@@ -44,7 +44,7 @@ def get_state() -> dict[str, Any]:
 
 
 def set_state(state: dict[str, Any]) -> None:
-    """Put every global generator back to where `get_state` saw it."""
+    """Restore every global generator from `get_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, pos, has_gauss, cached = state["numpy"]
@@ -56,7 +56,7 @@ def set_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def fork(seed: int) -> Iterator[None]:
-    """Run a block on its own seed and leave every global generator as it was."""
+    """Run a block with its own seed and restore every global generator after it."""
     state = get_state()
     seed_all(seed)
     try:
@@ -66,7 +66,7 @@ def fork(seed: int) -> Iterator[None]:
 
 
 class Stream:
-    """A stream of torch's random numbers: drawn from inside `with`, the others are left alone."""
+    """A stream of torch random numbers, active inside `with`; other streams are unaffected."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.cuda = [device] if device.type == "cuda" else []
@@ -97,7 +97,7 @@ def generator_state(generator: np.random.Generator) -> dict[str, Any]:
 
 
 def set_generator_state(generator: np.random.Generator, state: dict[str, Any]) -> None:
-    """Put a numpy generator back to where `generator_state` saw it."""
+    """Restore a numpy generator from `generator_state`."""
     generator.bit_generator.state = _map_ints(state, None)
 
 

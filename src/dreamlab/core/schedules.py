@@ -1,4 +1,4 @@
-"""How a learning rate falls: over the training, or over the first steps of an optimizer."""
+"""Learning rate decay over the training, or over the first steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dreamlab.core.limits import PositiveInt, Share
 
 @dataclass(frozen=True)
 class ConstantConfig:
-    """Nothing to choose."""
+    """No options."""
 
 
 @dataclass(frozen=True)
 class FallConfig:
-    """Where a learning rate ends, and when."""
+    """Final value and duration of the decay."""
 
     final: Share = 0.0
     """Final value as a fraction of the initial one."""
@@ -28,7 +28,7 @@ class FallConfig:
 
 
 class Constant:
-    """Stays as it is."""
+    """Constant learning rate."""
 
     Config = ConstantConfig
 
@@ -40,12 +40,12 @@ class Constant:
         return None
 
     def after(self, count: Tensor) -> Tensor | float:
-        """Return the factor after so many steps."""
+        """Return the factor after `count` steps."""
         return 1.0
 
 
 class Linear(Constant):
-    """Falls evenly."""
+    """Linear decay."""
 
     Config: Any = FallConfig
     config: Any
@@ -62,16 +62,16 @@ class Linear(Constant):
         return 1.0 - (1.0 - self.config.final) * self.bend_tensor(share)
 
     def bend(self, share: float) -> float:
-        """Return how much of the way down is gone after this share of the time."""
+        """Return the completed fraction of the decay after this share of the time."""
         return share
 
     def bend_tensor(self, share: Tensor) -> Tensor:
-        """Do the same on a device."""
+        """Compute `bend` on a device."""
         return share
 
 
 class Cosine(Linear):
-    """Falls slowly, then fast, then slowly: half a wave (Loshchilov & Hutter 2017)."""
+    """Cosine decay: half a wave (Loshchilov & Hutter 2017)."""
 
     def bend(self, share: float) -> float:
         return 0.5 - 0.5 * math.cos(math.pi * share)

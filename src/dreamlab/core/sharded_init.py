@@ -1,8 +1,8 @@
-"""Builds a workflow of which no process ever holds all weights, with the weights of its seed.
+"""Builds a sharded workflow without ever holding all weights in one process, from its seed.
 
-It is built twice. On the meta device, where nothing is allocated, it is noted how many parameters
-there are when each one is used last; then for real, and each parameter is cut to this process's
-part as soon as the next one comes after that. Random numbers are drawn in the same order as ever.
+It is built twice. On the meta device, where nothing is allocated, it records how many parameters
+exist at the last use of each one; then for real, cutting each parameter to this process's part as
+soon as that count is exceeded. Random numbers are drawn in the usual order.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class _Following(TorchFunctionMode):
-    """Follows parameters, in the order in which modules get them, through all that uses them.
+    """Tracks all uses of parameters, in the order of their registration.
 
-    That a function looks at what one is counts too: some do nothing on the meta device.
+    Reading a parameter's attributes counts too: some functions do nothing on the meta device.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.places: dict[int, int] = {}
-        """The number of the parameter that lies in a storage."""
+        """Index of the parameter in a storage."""
         self.last: list[int] = []
-        """For each parameter, how many there were when it was used last."""
+        """For each parameter, the number of parameters at its last use."""
 
     def registered(self, module: nn.Module, name: str, p: Any) -> None:
-        """Follow a parameter from now on."""
+        """Track a new parameter."""
         if p is not None:
             self.places[_place(p)] = len(self.last)
             self.last.append(len(self.last) + 1)
@@ -59,7 +59,7 @@ def _place(x: Tensor) -> int:
 
 
 class _Cutting:
-    """Cuts a parameter when the first one comes after which nothing is done with it any more."""
+    """Cuts each parameter once a later one is registered after its last use."""
 
     def __init__(self, last: list[int], least: int) -> None:
         self.due: dict[int, list[int]] = {}
@@ -69,7 +69,7 @@ class _Cutting:
         self.seen: list[tuple[nn.Module, str, nn.Parameter] | None] = []
 
     def registered(self, module: nn.Module, name: str, p: Any) -> None:
-        """Cut what is over, and take note of a parameter."""
+        """Cut finished parameters, and record the new one."""
         if p is None:
             return
         for number in self.due.get(len(self.seen), ()):
@@ -93,7 +93,7 @@ def _heard(registered: Any) -> Iterator[None]:
 
 
 def build_sharded(make: Callable[[], M], least: int) -> M:
-    """Return what `make` builds, each parameter cut to this process's part once it has begun."""
+    """Build a module with each parameter cut to this process's part after initialization."""
     follow = _Following()
     try:
         with rng.fork(0), torch.device("meta"), _heard(follow.registered), follow:
@@ -105,5 +105,5 @@ def build_sharded(make: Callable[[], M], least: int) -> M:
         ) from error
     with _heard(_Cutting(follow.last, least).registered), unread(least):
         built = make()
-    shard_module(built, least)  # copies of modules have not been followed
+    shard_module(built, least)  # copies of modules were not tracked
     return built

@@ -1,12 +1,12 @@
-"""Weights of which each process keeps a part: fully sharded data parallelism.
+"""Fully sharded data parallelism: each process keeps a part of the weights.
 
-A sharded parameter holds its process's part, flat; so does whatever follows it, like the moments of
-an optimizer, an average or a target network. Reading it from its module (`self.weight`) gathers the
-whole; the gradient that flows back into that is averaged over the processes and cut into parts. The
-whole is not kept for the way back: it is gathered once more.
+A sharded parameter holds its process's flat part; so does everything derived from it, like the
+moments of an optimizer, an average or a target network. Reading it from its module (`self.weight`)
+gathers the whole; its gradient is averaged over the processes and cut into parts. The gathered
+weight is not kept for the backward pass: it is gathered again.
 
 `torch.distributed.fsdp.fully_shard` does this with hooks on `forward` and on `.grad`. Updates here
-call other methods as well and take gradients of several losses by `torch.autograd.grad`, which
+also call other methods and compute gradients of several losses with `torch.autograd.grad`, which
 those hooks do not see: it would return whole gradients of this process alone.
 """
 
@@ -30,21 +30,21 @@ from dreamlab.core.errors import ConfigError
 
 Grads = Sequence[Tensor | None]
 KEPT_BYTES = 256 << 20
-"""How much of gathered weights is kept for the next use; weights that move are gathered anew."""
+"""Size of the cache of gathered weights; updated weights are gathered again."""
 
 
 @dataclass
 class Shard:
-    """What a sharded parameter is a part of."""
+    """Describes the whole tensor of a sharded parameter."""
 
     shape: torch.Size
     parts: int
     whole: bool = False
-    """That the parameter holds all of it for a while."""
+    """Whether the parameter temporarily holds the whole tensor."""
 
     @property
     def part_size(self) -> int:
-        """How many numbers a process has; the last ones of the last process may be padding."""
+        """Return the entries per process; those at the end of the last one may be padding."""
         return math.ceil(self.shape.numel() / self.parts)
 
     def cut(self, full: Tensor, rank: int) -> Tensor:
@@ -54,12 +54,12 @@ class Shard:
         return torch.cat([part, part.new_zeros(size - part.numel())])
 
     def join(self, flat: Tensor) -> Tensor:
-        """Return the whole of the parts behind one another."""
+        """Return the whole tensor from concatenated parts."""
         return flat[: self.shape.numel()].view(self.shape)
 
 
 def shard_of(p: Tensor) -> Shard | None:
-    """Return what a parameter is a part of; None if every process has all of it."""
+    """Return the shard of a parameter; None if it is not sharded."""
     return getattr(p, "shard", None)
 
 
@@ -67,7 +67,7 @@ def shard_of(p: Tensor) -> Shard | None:
 
 
 class _Gather(torch.autograd.Function):
-    """From a part to the whole; back from the whole to the part of the mean over processes."""
+    """Gathers the whole from parts; the gradient is this process's part of the mean."""
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, shard: Shard) -> Tensor:
@@ -83,7 +83,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Gathered:
-    """Gathered weights that may be used again, the latest ones, and where they came from."""
+    """Cache of the most recently gathered weights, and their origins."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[tuple[int, bool], tuple[int, Tensor]] = OrderedDict()
@@ -92,7 +92,7 @@ class _Gathered:
         self.readable, self.least = True, 0
 
     def get(self, p: nn.Parameter, shard: Shard) -> Tensor:
-        """Return the whole of a parameter, with a gradient where one is wanted."""
+        """Return the whole parameter, with a gradient if required."""
         assert self.readable, f"a parameter {list(shard.shape)} was cut before it was initialised"
         key = (id(p), torch.is_grad_enabled() and p.requires_grad)
         version, full = self.kept.get(key, (-1, p))
@@ -102,7 +102,7 @@ class _Gathered:
         self._drop(key)
         full = _Gather.apply(p, shard)
         place = full.untyped_storage().data_ptr()
-        self.origin[place] = p  # valid as long as this tensor lives
+        self.origin[place] = p  # valid while this tensor is alive
         weakref.finalize(full, self.origin.pop, place, None).atexit = False
         self.kept[key] = (p._version, full)
         self.size += full.nbytes
@@ -115,7 +115,7 @@ class _Gathered:
             self.size -= self.kept.pop(key)[1].nbytes
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Clear the cache."""
         self.kept.clear()
         self.size = 0
 
@@ -124,14 +124,14 @@ _gathered = _Gathered()
 
 
 def whole(p: nn.Parameter) -> Tensor:
-    """Return a parameter as its module uses it; all processes must ask for it."""
+    """Return a parameter as its module uses it; all processes must call this."""
     shard = shard_of(p)
     return p if shard is None or shard.whole else _gathered.get(p, shard)
 
 
 @contextmanager
 def unread(least: int) -> Iterator[None]:
-    """Raise if a sharded parameter is used inside the block, in which such ones are built."""
+    """Raise if a sharded parameter is used inside the block, during construction."""
     _gathered.readable, _gathered.least = False, least
     try:
         yield
@@ -140,7 +140,7 @@ def unread(least: int) -> Iterator[None]:
 
 
 def _pack(x: Tensor) -> Any:
-    """Remember where a gathered weight came from in place of the weight itself."""
+    """Save the origin of a gathered weight instead of the weight itself."""
     p = _gathered.origin.get(x.untyped_storage().data_ptr()) if x.device.type != "meta" else None
     if p is None:
         return x
@@ -158,13 +158,13 @@ def _unpack(kept: Any) -> Tensor:
 
 
 def regathered() -> saved_tensors_hooks:
-    """Return a block in which what is computed does not keep gathered weights for the way back."""
+    """Return a context in which autograd does not save gathered weights."""
     return saved_tensors_hooks(_pack, _unpack)
 
 
 @cache
 def _reading(cls: type, names: tuple[str, ...]) -> type:
-    """Return a subclass whose attributes of these names are gathered parameters."""
+    """Return a subclass whose attributes of these names return gathered parameters."""
 
     def reader(name: str) -> property:
         return property(lambda self: whole(self._parameters[name]))
@@ -173,7 +173,7 @@ def _reading(cls: type, names: tuple[str, ...]) -> type:
 
 
 def shard_parameter(module: nn.Module, name: str, p: nn.Parameter) -> None:
-    """Keep this process's part of a module's parameter from now on."""
+    """Replace a module's parameter by this process's part."""
     cls = getattr(module, "plain_class", type(module))
     held = {n for n, q in module._parameters.items() if q is not None and shard_of(q) is not None}
     if shard_of(p) is None:
@@ -184,7 +184,7 @@ def shard_parameter(module: nn.Module, name: str, p: nn.Parameter) -> None:
 
 
 def shard_module(root: nn.Module, least: int) -> None:
-    """Keep this process's part of every parameter of at least so many numbers."""
+    """Shard every parameter with at least `least` entries."""
     for module in root.modules():
         check_module(module)
         for name, p in list(module._parameters.items()):
@@ -193,9 +193,9 @@ def shard_module(root: nn.Module, least: int) -> None:
 
 
 def cut_copies(module: nn.Module) -> dict[int, Any]:
-    """Return, while a sharded workflow is built, this process's parts as copies of parameters.
+    """Return copies of this process's parts, for building a sharded workflow.
 
-    They are what `copy.deepcopy` is to take in the place of each: a copy is never whole.
+    `copy.deepcopy` uses them in place of the parameters, so that a copy is never whole.
     """
     if _gathered.readable:
         return {}
@@ -209,7 +209,7 @@ def cut_copies(module: nn.Module) -> dict[int, Any]:
 
 
 def check_module(module: nn.Module) -> None:
-    """Raise if a module reads its weights in another way than by their names."""
+    """Raise if a module reads its weights other than by attribute name."""
     if isinstance(module, nn.RNNBase | nn.ParameterList | nn.ParameterDict):
         raise ConfigError(f"distributed.shard: {type(module).__name__} cannot be sharded")
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -222,7 +222,7 @@ def check_module(module: nn.Module) -> None:
 
 
 def mean_gradients(params: Sequence[Tensor], grads: Grads) -> list[Tensor | None]:
-    """Return the mean over processes; at sharded parameters the gradients are that already."""
+    """Average gradients over processes; those of sharded parameters already are."""
     split = [g is not None and shard_of(p) is not None for p, g in zip(params, grads, strict=True)]
     if not any(split):
         return world.mean_gradients(grads)
@@ -231,7 +231,7 @@ def mean_gradients(params: Sequence[Tensor], grads: Grads) -> list[Tensor | None
 
 
 def norms(params: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of each tensor [n], of a sharded one over its parts on all processes."""
+    """Compute the norm of each tensor [n], over the parts on all processes if sharded."""
     local = torch.stack(torch._foreach_norm(list(tensors)))
     split = [shard_of(p) is not None for p in params]
     if not any(split):
@@ -245,7 +245,7 @@ def norms(params: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _on_main(p: Tensor, part: Tensor | None) -> Tensor | None:
-    """Return on rank 0 the whole of what follows a parameter, in memory of the host."""
+    """Gather a parameter-shaped tensor on rank 0, in host memory."""
     shard = shard_of(p)
     if part is None or shard is None:
         return part
@@ -259,7 +259,7 @@ def _own(p: Tensor, full: Tensor | None) -> Tensor | None:
 
 
 def _mapped(workflow: Any, state: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """Return a workflow's state with everything changed that has the shape of a parameter."""
+    """Apply `change` to everything in a workflow's state that has the shape of a parameter."""
     out = dict(state)
     for name, p in workflow.named_parameters():
         out[name] = change(p, state[name])
@@ -279,12 +279,12 @@ def _mapped(workflow: Any, state: Mapping[str, Any], change: Any) -> dict[str, A
 
 
 def is_sharded(workflow: nn.Module) -> bool:
-    """Tell whether processes keep parts of a workflow."""
+    """Return whether a workflow is sharded."""
     return any(shard_of(p) is not None for p in workflow.parameters())
 
 
 def whole_state(workflow: Any) -> dict[str, Any]:
-    """Return a workflow's state as one process would have it: on rank 0; the others get nothing."""
+    """Return the unsharded state of a workflow on rank 0, and nothing on the others."""
     if not is_sharded(workflow):
         return workflow.state_dict()
     state = _mapped(workflow, workflow.state_dict(), _on_main)
@@ -292,14 +292,14 @@ def whole_state(workflow: Any) -> dict[str, Any]:
 
 
 def take_state(workflow: Any, state: Mapping[str, Any]) -> None:
-    """Take this process's part of a whole state."""
+    """Load this process's part of an unsharded state."""
     if is_sharded(workflow):
         state = _mapped(workflow, state, _own)
     workflow.load_state_dict(state)
 
 
 def own_weights(workflow: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whole weights as a workflow holds them: of sharded ones its part, if they fit."""
+    """Convert whole weights to a workflow's format: its part of sharded ones, if they fit."""
     out = dict(weights)
     for name, p in workflow.named_parameters():
         shard = shard_of(p)
@@ -310,7 +310,7 @@ def own_weights(workflow: nn.Module, weights: Mapping[str, Any]) -> dict[str, An
 
 @contextmanager
 def assembled(workflow: Any) -> Iterator[None]:
-    """Let rank 0 have all of the weights inside the block: what it does there, it does alone."""
+    """Give rank 0 the whole weights inside the block, which it runs alone."""
     split = [p for p in workflow.parameters() if shard_of(p) is not None]
     averages = [(opt, opt.average) for opt in workflow.optimizers.values() if opt.average]
     parts = [p.data for p in split]

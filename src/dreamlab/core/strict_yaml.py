@@ -18,7 +18,7 @@ MOST_VALUES = 300_000
 
 @dataclass
 class _Open:
-    """A mapping or list that is being read."""
+    """A mapping or list being read."""
 
     is_mapping: bool
     anchor: str | None
@@ -31,8 +31,8 @@ class _Open:
 def check_yaml(text: str, where: str, loader: Any = yaml.SafeLoader) -> None:
     """Raise if the text is not one plain YAML document.
 
-    Refused are errors of syntax, keys given twice, tags, aliases that contain themselves or expand
-    to too much, and nesting that is too deep. It reads events alone, so nothing is ever expanded.
+    Rejects syntax errors, duplicate keys, tags, aliases that contain themselves or expand too much,
+    and deep nesting. It reads events only, so nothing is ever expanded.
     """
     if len(text) > MOST_BYTES:
         raise ConfigError(
@@ -45,7 +45,7 @@ def check_yaml(text: str, where: str, loader: Any = yaml.SafeLoader) -> None:
 
 
 def explain(error: yaml.YAMLError) -> str:
-    """Return what is wrong with a text, and where, on one line."""
+    """Return the fault in a text and its position, on one line."""
     mark: Any = getattr(error, "problem_mark", None)
     at = f" (line {mark.line + 1})" if mark is not None else ""
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
@@ -53,7 +53,7 @@ def explain(error: yaml.YAMLError) -> str:
 
 
 class _Reader:
-    """Walks through the events of a document and keeps account of sizes and keys."""
+    """Walks through the events of a document and tracks sizes and keys."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -62,7 +62,7 @@ class _Reader:
         self.total = 0
 
     def read(self, events: Iterator[Any]) -> None:
-        """Look at every event; raise at the first that is refused."""
+        """Check every event; raise at the first that is rejected."""
         documents, empty = 0, True
         for event in events:
             documents += isinstance(event, yaml.DocumentStartEvent)
@@ -82,7 +82,7 @@ class _Reader:
         return ConfigError(f"{self.where}, line {event.start_mark.line + 1}: {text}")
 
     def node(self, event: Any) -> None:
-        """Take a scalar, an alias, or the beginning of a mapping or a list."""
+        """Process a scalar, an alias, or the start of a mapping or a list."""
         if getattr(event, "tag", None) not in (None, "!"):
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             raise self.fault(event, f"the tag {tag} is not allowed in a configuration")
@@ -104,7 +104,7 @@ class _Reader:
             raise self.fault(event, f"more than {MOST_VALUES:,} values up to here")
 
     def key(self, event: Any) -> None:
-        """Take note of a mapping's key, and refuse it if it was there before."""
+        """Record a mapping's key; raise if it is a duplicate."""
         if not self.stack or not self.stack[-1].is_mapping:
             return
         top = self.stack[-1]
@@ -118,7 +118,7 @@ class _Reader:
         top.at_key = not top.at_key
 
     def size_of(self, event: Any) -> int:
-        """Return how many values a node stands for."""
+        """Return the number of values in a node."""
         if not isinstance(event, yaml.AliasEvent):
             return 1
         if any(o.anchor == event.anchor for o in self.stack):
@@ -128,7 +128,7 @@ class _Reader:
         return self.sizes[event.anchor]
 
     def close(self) -> None:
-        """End the innermost mapping or list."""
+        """Close the innermost mapping or list."""
         done = self.stack.pop()
         if done.anchor:
             self.sizes[done.anchor] = done.size

@@ -1,4 +1,4 @@
-"""Text that others may have written, on its way to a terminal."""
+"""Untrusted text on its way to a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def visible(text: str, keep: str = "\n\t") -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as one visible line: a name with a line break does not become two rows."""
+    """Return text as one visible line, so that a name with a line break stays in one row."""
     return visible(text, keep="")
 
 
@@ -33,6 +33,6 @@ def _shown(line: str, keep: str) -> str:
 def print(
     *values: Any, sep: str = " ", end: str = "\n", file: Any = None, flush: bool = False
 ) -> None:
-    """Print as the builtin does, with control characters shown instead of obeyed."""
+    """Print like the builtin, with control characters escaped."""
     out = sys.stdout if file is None else file
     builtins.print(visible(sep.join(map(str, values))), end=end, file=out, flush=flush)

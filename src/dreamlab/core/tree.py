@@ -11,7 +11,7 @@ import torch
 
 
 def tree_map(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree of the same form with `fn` applied to every leaf."""
+    """Return a tree of the same structure with `fn` applied to every leaf."""
     if isinstance(tree, dict):
         return {k: tree_map(fn, v) for k, v in tree.items()}
     if isinstance(tree, list | tuple):
@@ -20,7 +20,7 @@ def tree_map(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def tree_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf with its path, depth first, in the order of the containers."""
+    """Yield every leaf with its path, depth first, in container order."""
     if isinstance(tree, dict):
         items = tree.items()
     elif isinstance(tree, list | tuple):
@@ -33,10 +33,10 @@ def tree_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def tree_split(tree: Any) -> tuple[list[torch.Tensor], Callable[[list[Any]], Any], Any]:
-    """Return the tensors of a tree, a function that puts others in their place, and its form.
+    """Return the tensors of a tree, a function that rebuilds it with others, and its structure.
 
-    Dataclasses count as containers. Two trees are alike but for their tensors' values if their
-    forms are equal.
+    Dataclasses count as containers. Two trees differ only in tensor values if their structures are
+    equal.
     """
     if isinstance(tree, torch.Tensor):
         return [tree], lambda new: new[0], (tuple(tree.shape), tree.dtype)
@@ -71,7 +71,7 @@ def _split(values: list[Any], build: Callable[[list[Any]], Any], kind: Any) -> A
 
 
 def to_plain(tree: Any) -> Any:
-    """Return `tree` with numpy values as tensors and numbers: `torch.load` then needs no pickle."""
+    """Convert numpy values to tensors and numbers, so that `torch.load` needs no pickle."""
     if isinstance(tree, dict):
         return {k: to_plain(v) for k, v in tree.items()}
     if isinstance(tree, list):

@@ -1,4 +1,4 @@
-"""The records that move between packages. Every array is time-aligned as drawn in `Step`."""
+"""Records exchanged between packages. Every array is time-aligned as drawn in `Step`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tree = Any  # nested dicts, lists and tuples of tensors; opaque to everyone but 
 
 
 class Mode(Enum):
-    """What the agent acts for."""
+    """The purpose of acting."""
 
     TRAIN = "train"
     """Collect data, with exploration."""
@@ -28,22 +28,22 @@ class Mode(Enum):
     SAMPLE = "sample"
     """Evaluate with sampled actions, for algorithms whose original does so."""
     POLICY = "policy"
-    """As EVAL, with the policy alone where the agent would plan."""
+    """Like EVAL, but with the policy alone where the agent would plan."""
     FIXED = "fixed"
-    """As EVAL without random numbers: what an exported policy computes."""
+    """Like EVAL without random numbers, as in an exported policy."""
 
     @property
     def samples(self) -> bool:
-        """Return whether actions are drawn from the policy."""
+        """Return whether actions are sampled from the policy."""
         return self in (Mode.TRAIN, Mode.SAMPLE)
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape and type of one array, without batch or time.
+    """Shape and dtype of one array, without batch or time.
 
-    `classes` is set for discrete values: a number for one choice (shape `()`), a tuple for several
-    (shape `(n,)`). `low` and `high` are set where every entry is bounded.
+    `classes` is set for discrete values: an int for one choice (shape `()`), a tuple for several
+    (shape `(n,)`). `low` and `high` are set if every entry is bounded.
     """
 
     shape: tuple[int, ...]
@@ -77,13 +77,13 @@ class TaskSpec:
 
     name: str
     action_dim: int
-    """Number of leading action entries that it uses."""
+    """Number of leading action entries that the task uses."""
     episode_length: int | None = None
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What an environment or dataset looks like, known before any data exists."""
+    """Format of an environment or dataset, known before any data exists."""
 
     obs: dict[str, ArraySpec]
     action: ArraySpec
@@ -96,11 +96,11 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One tick of N environments: what the agent sees before it acts.
+    """One tick of N environments: what the agent observes before it acts.
 
     tick        0        1        2 (last)   3 (first of the next episode)
     obs         o0 ──a0─▶o1 ──a1─▶o2         o0'
-    reward      0        r1       r2         0       reward came *with* this observation
+    reward      0        r1       r2         0       received *with* this observation
     is_first    1        0        0          1
     is_last     0        0        1          0       episode ends here, for any reason
     is_terminal 0        0        0 or 1     0       ... because the task ended (do not bootstrap)
@@ -115,9 +115,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a workflow answers to a Step.
+    """A workflow's response to a Step.
 
-    `state` comes back unseen at the next step; `extras` are stored beside the step and come back
+    `state` is passed unchanged to the next decision; `extras` are stored with the step and returned
     in the Batch (recurrent PPO: its state; Dreamer: latents).
     """
 
@@ -128,7 +128,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Curves:
-    """Numbers [t, n] as they were and as they were dreamt; the dream starts after `context`."""
+    """Recorded and imagined values [t, n]; imagination starts after `context`."""
 
     truth: Array
     dream: Array
@@ -137,7 +137,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Report:
-    """A look inside an algorithm: numbers, videos [t, h, w, 3] and curves, all by name."""
+    """Diagnostics of an algorithm: numbers, videos [t, h, w, 3] and curves, all by name."""
 
     metrics: Metrics
     films: dict[str, Array] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Report:
 class Batch:
     """B sequences of T consecutive steps, each with the action taken *from* that step.
 
-    `index` names each step for `Replay.update`; it is None where nothing can be written back. The
+    `index` identifies each step for `Replay.update`; it is None if nothing can be written back. The
     arrays belong to the buffer: they are valid until it is sampled again.
     """
 
@@ -167,11 +167,11 @@ class Batch:
         return b, t
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return this batch on `device`, copied without blocking where the memory is pinned."""
+        """Copy this batch to `device`, without blocking if the memory is pinned."""
         return self.map(lambda x: x.to(device, non_blocking=True))
 
     def map(self, fn: Any) -> Batch:
-        """Return this batch with `fn` applied to every tensor."""
+        """Apply `fn` to every tensor of this batch."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(
             self, **{k: None if v is None else tree_map(fn, v) for k, v in values.items()}

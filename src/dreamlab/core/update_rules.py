@@ -1,7 +1,7 @@
-"""How gradients move weights: one rule and one config for each kind of optimizer.
+"""Update rules of optimizers: one rule and one config for each kind.
 
-A rule knows nothing of losses, clipping or averages: `optim.Optimizer` does. Every number of it
-that changes is a tensor beside the parameters, so that a step can be compiled and captured.
+A rule knows nothing of losses, clipping or averages, which are handled by `optim.Optimizer`. All of
+its changing state is in tensors, so that a step can be compiled and captured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Grads = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """What is different for some parameters; None is as for the rest."""
+    """Overrides for a group of parameters; None keeps the common value."""
 
     lr_scale: NonNegative | None = None
     """Factor of the learning rate."""
@@ -32,7 +32,7 @@ class GroupConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """What every kind of optimizer has."""
+    """Options shared by all optimizers."""
 
     lr: NonNegative = 3e-4
     clip: NonNegative = 0.0
@@ -67,7 +67,7 @@ class AdamConfig(OptimConfig):
 
 @dataclass(frozen=True)
 class AdamWConfig(AdamConfig):
-    """Loshchilov & Hutter 2019: Adam whose weights shrink beside the gradient."""
+    """Loshchilov & Hutter 2019: Adam with decoupled weight decay."""
 
     weight_decay: NonNegative = 0.01
     decay_follows_lr: bool = True
@@ -122,7 +122,7 @@ class RMSpropConfig(OptimConfig):
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters, by their numbers, that share options."""
+    """Parameters, by index, that share options."""
 
     index: Sequence[int]
     options: Any
@@ -132,7 +132,7 @@ class Group:
 
 
 class Rule:
-    """Moves parameters along gradients."""
+    """Updates parameters from gradients."""
 
     Config: ClassVar[Any]
     dtype = torch.float32
@@ -151,21 +151,21 @@ class Rule:
             setattr(self, name, [])
 
     def moments(self) -> tuple[str, ...]:
-        """Return the attributes that hold a tensor for each parameter."""
+        """Return the names of the attributes with one tensor per parameter."""
         return ()
 
     @property
     def count(self) -> Tensor | None:
-        """Return the number of steps taken, once there is room for it."""
+        """Return the number of steps taken, once allocated."""
         return None if self.steps is None else self.steps[0]
 
     def allocate(self) -> Tensor:
-        """Make room for the moments, once the parameters are where they will stay."""
+        """Allocate the moments, once the parameters are on their final device."""
         if self.steps is None:
             self.steps = torch.zeros(1, dtype=self.dtype, device=self.params[0].device)
             for name in self.names:
                 setattr(self, name, [torch.zeros_like(p) for p in self.params])
-        if self.rate is None:  # what a compiled or captured step reads in place of `lr`
+        if self.rate is None:  # read by a compiled or captured step instead of `lr`
             self.rate = torch.full_like(self.steps[0], self.lr)
         return self.steps[0]
 
@@ -176,14 +176,14 @@ class Rule:
             self.rate.fill_(lr)
 
     def pace(self, count: Tensor) -> Tensor | float:
-        """Return the factor of the learning rate that follows from the steps taken so far."""
+        """Return the learning rate factor after the steps taken so far."""
         c = self.config
         rise = (count / c.warmup_steps).clamp(max=1.0) if c.warmup_steps else 1.0
         return rise * self.schedule.after(count)
 
     @torch.no_grad()
     def step(self, grads: Grads) -> None:
-        """Move the parameters."""
+        """Update the parameters."""
         pace = self.pace(self.allocate())
         assert self.steps is not None
         self.steps += 1
@@ -191,7 +191,7 @@ class Rule:
             self.move(group, grads, pace)
 
     def move(self, group: Group, grads: Grads, pace: Tensor | float) -> None:
-        """Move the parameters of a group."""
+        """Update the parameters of a group."""
         raise NotImplementedError
 
     def rate_of(self, group: Group, pace: Tensor | float) -> Tensor:
@@ -201,7 +201,7 @@ class Rule:
         return self.rate * factor if isinstance(factor, Tensor) or factor != 1.0 else self.rate
 
     def used(self, group: Group, grads: Grads) -> list[int]:
-        """Return the numbers of the parameters that have a gradient."""
+        """Return the indices of the parameters that have a gradient."""
         return [i for i in group.index if grads[i] is not None]
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,10 +218,10 @@ class Rule:
 
 
 class Adam(Rule):
-    """One fused kernel over all parameters; one without a gradient stays where it is.
+    """One fused kernel over all parameters; those without a gradient are unchanged.
 
-    `torch.optim` calls the same kernel but spends 130 us of Python around it, three times what the
-    kernel takes on a small network.
+    `torch.optim` calls the same kernel with 130 us of Python overhead, three times the kernel's
+    time on a small network.
     """
 
     Config = AdamConfig
@@ -247,7 +247,7 @@ class Adam(Rule):
         lr: Any = self.rate_of(group, pace) if on_device else self.lr * float(pace) * group.scale
         beta1, beta2 = group.options.betas
         params, given, mean, square = rows
-        if on_device:  # a convolution's gradient may lie in memory otherwise than its weight
+        if on_device:  # a convolution's gradient may have another memory layout than its weight
             given = [_laid_out_as(g, p) for g, p in zip(given, params, strict=True)]
         torch._fused_adamw_(
             params, given, mean, square, [], [count] * len(used), lr=lr, beta1=beta1,
@@ -256,11 +256,11 @@ class Adam(Rule):
         )  # fmt: skip
 
     def decay(self, group: Group) -> float:
-        """Return the share, times the learning rate, by which weights shrink."""
+        """Return the weight decay, as a factor of the learning rate."""
         return 0.0
 
     def _plain(self, group: Group, rows: Sequence[Sequence[Any]], rate: Tensor) -> None:
-        """Take the same step in single operations, which a compiler fuses."""
+        """Take the same step in elementary operations, which a compiler fuses."""
         count = self.count
         assert count is not None
         beta1, beta2 = group.options.betas
@@ -274,7 +274,7 @@ class Adam(Rule):
 
 
 class AdamW(Adam):
-    """Adam with decay."""
+    """Adam with decoupled weight decay."""
 
     Config = AdamWConfig
 
@@ -289,10 +289,10 @@ class AdamW(Adam):
 
 
 class LaProp(Rule):
-    """Gradients are normalized, then averaged; a parameter without one continues by its momentum.
+    """Normalizes gradients, then averages them; without a gradient, momentum continues.
 
     `flush` treats squares below the smallest normal float as 0, as XLA does on a CPU: gradients of
-    1e-18 then move their weights by hundreds of learning rates. Only a comparison wants that.
+    1e-18 then move their weights by hundreds of learning rates. Only used for comparisons.
     """
 
     Config = LaPropConfig
@@ -327,7 +327,7 @@ class LaProp(Rule):
 
 
 class SGD(Rule):
-    """Gradient descent; one without a gradient stays where it is."""
+    """Gradient descent; parameters without a gradient are unchanged."""
 
     Config = SGDConfig
     momentum: list[Tensor]
@@ -352,7 +352,7 @@ class SGD(Rule):
 
 
 class RMSprop(Rule):
-    """Gradients over the root of their mean square; one without a gradient stays."""
+    """Gradients divided by their running RMS; parameters without one are unchanged."""
 
     Config = RMSpropConfig
     square: list[Tensor]
@@ -385,10 +385,10 @@ class RMSprop(Rule):
 
 
 def computed_once(x: Tensor) -> Tensor:
-    """Return a number as it is; the compiler would compute it again for every vector of a loop.
+    """Force a scalar into memory, so that the compiler does not recompute it in a loop.
 
-    A power costs more than all else an optimizer does with sixteen weights. Asked for strides, the
-    compiler puts the number into memory first.
+    A power costs more than everything else an optimizer does with sixteen weights. Requesting
+    strides makes the compiler store the value first.
     """
     return torch.as_strided(x, (), ()) if torch.compiler.is_compiling() else x
 

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Formatting of numbers for people."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 PLAIN = re.compile(r"[\w./:+-]+")
 OTHER = re.compile(r"[+-]?[\d._]+(e[+-]?\d+)?|[+-]?inf|nan|true|false|null", re.IGNORECASE)
-"""Strings that would be read as a number, a boolean or null if they were not quoted."""
+"""Strings that YAML would parse as a number, a boolean or null unless quoted."""
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds in a unit that reads well, or a dash."""
+    """Format seconds in a readable unit, or as a dash."""
     if seconds is None:
         return "-"
     if seconds < 120:
@@ -21,12 +21,12 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number in few digits, or a dash."""
+    """Format a number with few digits, or as a dash."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def text_of(value: Any) -> str:
-    """Return a value as an override writes it: `true`, `null`, `[64,64]`, quoted where needed."""
+    """Format a value as in an override: `true`, `null`, `[64,64]`, quoted where needed."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:

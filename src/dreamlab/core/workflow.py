@@ -1,4 +1,4 @@
-"""The one contract between an algorithm and the engine that runs it."""
+"""The interface between an algorithm and the engine that runs it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def hook(method: F) -> F:
     """Mark a method as callable from a phase, under its own name.
 
     A hook takes a Batch and the phase; it returns metrics, or metrics and extras [b, t] to write
-    back into the buffer at the last t steps of `batch.index`. Before it runs, optimizers with a
-    schedule are told the progress of training.
+    back into the buffer at the last t steps of `batch.index`. Before it runs, scheduled optimizers
+    are set to the progress of training.
     """
 
     @wraps(method)
@@ -45,26 +45,26 @@ def hook(method: F) -> F:
 
 
 def compilable(method: F) -> F:
-    """Mark a method, of a workflow or of a module in it, that is worth compiling by itself.
+    """Mark a method, of a workflow or of a module in it, to be compiled separately.
 
     It takes and returns tensors (in dataclasses and dictionaries), changes nothing but parameters,
-    buffers and optimizers, and never asks what a tensor's value is.
+    buffers and optimizers, and never reads a tensor's value.
     """
     method.is_compilable = True  # type: ignore[attr-defined]
     return method
 
 
 def varying_rows(method: F) -> F:
-    """Mark a compilable method whose tensors have now more, now fewer rows: one code for all."""
+    """Mark a compilable method with a varying number of rows: compile with dynamic shapes."""
     method.is_varying_rows = True  # type: ignore[attr-defined]
     return method
 
 
 def capturable(method: F) -> F:
-    """Mark a workflow's method whose kernels a GPU may capture once and replay from then on.
+    """Mark a workflow's method whose kernels a GPU may capture once and then replay.
 
-    What holds for a compilable method holds for it; beside tensors, its arguments decide which
-    graph is replayed. Python in it runs for the capture only.
+    The rules of a compilable method apply; its non-tensor arguments select the graph to replay. Its
+    Python code runs during the capture only.
     """
     method.is_capturable = True  # type: ignore[attr-defined]
     return method
@@ -78,8 +78,8 @@ def marked(cls: type, mark: str) -> list[str]:
 class Workflow(nn.Module, ABC, Generic[C]):
     """An algorithm: how to act, and what one update of each kind does. It owns no loop.
 
-    Whatever it holds as parameter, buffer or optimizer is saved and restored by itself. A number
-    that must survive a restart (a count, a running mean) is a registered buffer.
+    All its parameters, buffers and optimizers are saved and restored automatically. A number that
+    must survive a restart (a count, a running mean) must be a registered buffer.
     """
 
     Config: ClassVar[type]
@@ -109,60 +109,60 @@ class Workflow(nn.Module, ABC, Generic[C]):
     def decide(self, obs: Obs, is_first: Tensor, state: Tree, mode: Mode) -> Decision:
         """Choose an action [n, ...] for observations [n, ...] on the workflow's device.
 
-        `state` is the one of the last decision. This is what is captured, compiled and exported:
-        it takes and returns tensors. In `Mode.FIXED` it draws no random number, and the state it
-        returns may lack what acting does not need.
+        `state` is that of the last decision. This method is captured, compiled and exported: it
+        takes and returns tensors. In `Mode.FIXED` it draws no random numbers, and the returned
+        state may omit what acting does not need.
         """
 
     @torch.no_grad()
     def act(self, step: Step, state: Tree, mode: Mode) -> Decision:
-        """Choose an action for each environment; `state` is the one act() returned last time."""
+        """Choose an action for each environment; `state` is that of the last decision."""
         is_first = torch.from_numpy(step.is_first)
         if (device := self.device).type != "cpu":
             is_first = is_first.to(device, non_blocking=True)
         return self.decide(self.obs_tensors(step), is_first, state, mode)
 
     def obs_tensors(self, step: Step) -> Obs:
-        """Return what a step shows, on the workflow's device."""
+        """Return the observations of a step on the workflow's device."""
         obs = {k: torch.from_numpy(v) for k, v in step.obs.items()}
         if (device := self.device).type == "cpu":
             return obs
         return {k: v.to(device, non_blocking=True) for k, v in obs.items()}
 
     def fill(self, step: Step, state: Tree) -> Decision:
-        """Return a decision whose action will be replaced by a random one, with `with_action`.
+        """Return a decision whose action `with_action` will replace by a random one.
 
-        One whose decisions are dear gives a cheaper one.
+        Override this if decisions are expensive.
         """
         return self.act(step, state, Mode.TRAIN)
 
     def expected_return(self, obs: Obs) -> tuple[Tensor, Tensor] | None:
-        """Return the discounted return [n] that is expected from observations, and the discount.
+        """Return the expected discounted return [n] of observations, and the discount.
 
-        None if the agent does not say; else evaluations compare it with what came.
+        None if unavailable; otherwise evaluations compare it with the actual return.
         """
         return None
 
     def with_action(self, decision: Decision, action: Tensor) -> Decision:
-        """Return a decision for another action than the policy's: random filling requests it."""
+        """Return the decision with another action, for random exploration."""
         return replace(decision, action=action)
 
     def decided(self, num: int) -> None:
-        """Take note of decisions that copies of this workflow made elsewhere.
+        """Account for decisions made by copies of this workflow in other processes.
 
-        One whose acting changes what it holds (a count of decisions) does so here as well.
+        Override this if acting changes the workflow's state (a count of decisions).
         """
 
     def rows_per_step(self, steps: int) -> int:
-        """Return how many rows one gradient step works on, when a batch replays `steps` steps."""
+        """Return the rows per gradient step for a batch of `steps` replayed steps."""
         return steps
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return the state that act() receives before the first step."""
+        """Return the initial state for act()."""
         return ()
 
     def report(self, batch: Batch) -> Report | None:
-        """Return what can be seen inside, on a batch; None if there is nothing to see."""
+        """Return diagnostics on a batch; None if there are none."""
         return None
 
     def optimizer(
@@ -170,7 +170,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
     ) -> Optimizer:
         """Create an optimizer whose state is saved and restored under `name`.
 
-        Groups of it go by the names that the parameters have in this workflow.
+        Its groups refer to parameter names in this workflow.
         """
         names = {id(p): n for n, p in self.named_parameters()}
         self.optimizers[name] = Optimizer(config, params, names)
@@ -178,7 +178,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Act with averaged weights inside the block, where an optimizer keeps an average."""
+        """Act with averaged weights inside the block, if an optimizer keeps an average."""
         with ExitStack() as stack:
             for opt in self.optimizers.values():
                 stack.enter_context(opt.averaged())
@@ -186,10 +186,10 @@ class Workflow(nn.Module, ABC, Generic[C]):
 
     @property
     def device(self) -> torch.device:
-        """Return where the parameters and buffers live now."""
-        # one of them is found once, its device requested each time: a workflow may move
+        """Return the device of the parameters and buffers."""
+        # the tensor is looked up once, its device each time: a workflow may move
         if "anchor" not in self.__dict__:
-            held = chain(self.parameters(), self.buffers())  # one that learns nothing has buffers
+            held = chain(self.parameters(), self.buffers())  # one without parameters has buffers
             object.__setattr__(self, "anchor", next(held))
         return self.__dict__["anchor"].device
 
@@ -201,7 +201,7 @@ class Workflow(nn.Module, ABC, Generic[C]):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take over what was saved, also by an older version that called it otherwise."""
+        """Load a saved state, also of older versions with other names."""
         state = {self.former_names.get(k, k): v for k, v in state_dict.items()}
         return super().load_state_dict(state, strict, assign)
 

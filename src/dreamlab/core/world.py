@@ -1,7 +1,7 @@
-"""The processes that train one run together: who this one is, and what all of them agree on.
+"""The processes that train one run: rank and size of this one, and collective operations.
 
-The only module that talks to `torch.distributed`. With one process every function returns what it
-was given, at once. All processes must call the same functions in the same order.
+The only module that uses `torch.distributed`. With one process every function returns its input
+immediately. All processes must call the same functions in the same order.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from dreamlab.core.errors import LabError
 T = TypeVar("T")
 Grads = Sequence[Tensor | None]
 TIMEOUT_S = 3600.0
-"""How long the others wait, for example while rank 0 evaluates."""
+"""Maximum wait for other processes, for example while rank 0 evaluates."""
 
 
 class PeerLostError(LabError):
-    """Another process of the run has ended, so this one cannot go on."""
+    """Another process of the run has ended, so this one cannot continue."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this is."""
+    """Rank of this process and number of processes."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """The number of this process on its machine: the GPU it takes."""
+    """Rank on this machine, which selects the GPU."""
     local_size: int = 1
 
 
@@ -46,27 +46,27 @@ _here = World()
 
 
 def rank() -> int:
-    """Return the number of this process; 0 is the one that writes the run folder."""
+    """Return the rank of this process; rank 0 writes the run folder."""
     return _here.rank
 
 
 def size() -> int:
-    """Return how many processes train together."""
+    """Return the number of processes that train together."""
     return _here.size
 
 
 def local_rank() -> int:
-    """Return the number of this process on its machine."""
+    """Return the rank of this process on its machine."""
     return _here.local_rank
 
 
 def local_size() -> int:
-    """Return how many of the processes are on this machine."""
+    """Return the number of processes on this machine."""
     return _here.local_size
 
 
 def is_main() -> bool:
-    """Tell whether this process writes the run folder, the logs and the videos."""
+    """Return whether this process writes the run folder, the logs and the videos."""
     return _here.rank == 0
 
 
@@ -74,7 +74,7 @@ def is_main() -> bool:
 
 
 def launched() -> World | None:
-    """Return who this process is by its environment, if torchrun started it; else None."""
+    """Return the world from the environment variables of torchrun; None without torchrun."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     try:
@@ -89,9 +89,9 @@ def launched() -> World | None:
 def joined(
     place: World, cuda: bool = False, timeout_s: float = TIMEOUT_S, store: Any = None
 ) -> Iterator[None]:
-    """Be one of several processes inside the block: gloo on the CPU, nccl between GPUs.
+    """Join the process group inside the block: gloo on the CPU, nccl between GPUs.
 
-    They find each other through `store`, or by the environment that torchrun gives them.
+    Processes find each other through `store`, or by torchrun's environment variables.
     """
     global _here  # noqa: PLW0603 - a process is in one world
     if place.size == 1 and not cuda:
@@ -105,7 +105,7 @@ def joined(
     before, _here = _here, place
     try:
         yield
-        barrier()  # none leaves while another still talks to it
+        barrier()  # no process may leave while another still communicates with it
     finally:
         _here = before
         dist.destroy_process_group()
@@ -113,7 +113,7 @@ def joined(
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Compute inside the block as if there were no other process: one does what others do not."""
+    """Compute as a single process inside the block, for work that only one process does."""
     global _here  # noqa: PLW0603
     before, _here = _here, replace(_here, size=1)
     try:
@@ -124,7 +124,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def _heard() -> Iterator[None]:
-    """Say in one sentence that another process is gone, instead of how gloo puts it."""
+    """Turn a lost connection to another process into a one-sentence error."""
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
@@ -135,7 +135,7 @@ def _heard() -> Iterator[None]:
 
 
 def derive(seed: int, *path: int) -> int:
-    """Return the seed of one stream of this process; rank 0 has that of a run by itself."""
+    """Return the seed of one stream of this process; rank 0 uses that of a single-process run."""
     own = rng.derive(seed, *path)
     return own if _here.rank == 0 else rng.derive(own, 0, 0, _here.rank)
 
@@ -144,9 +144,9 @@ def derive(seed: int, *path: int) -> int:
 
 
 class _Mean(torch.autograd.Function):
-    """The mean over processes; what flows back is the mean over processes too.
+    """The mean over processes; its gradient is also averaged over processes.
 
-    A gradient that is then averaged over processes is that of the mean of their losses.
+    A gradient averaged over processes is then that of their mean loss.
     """
 
     @staticmethod
@@ -168,33 +168,33 @@ def _reduce(x: Tensor, op: str) -> Tensor:
 
 
 def mean(x: Tensor) -> Tensor:
-    """Return the mean of a tensor over all processes; gradients flow through it."""
+    """Average a tensor over all processes, with gradients."""
     return x if _here.size == 1 else _Mean.apply(x)
 
 
 def total(x: Tensor) -> Tensor:
-    """Return the sum of a tensor over all processes, without a gradient."""
+    """Sum a tensor over all processes, without a gradient."""
     return x if _here.size == 1 else _reduce(x.detach(), "sum")
 
 
 def largest(x: Tensor) -> Tensor:
-    """Return the largest of each number over all processes, without a gradient."""
+    """Compute the elementwise maximum over all processes, without a gradient."""
     return x if _here.size == 1 else _reduce(x.detach(), "max")
 
 
 def gathered(x: Tensor) -> Tensor:
-    """Return the rows of all processes, those of rank 0 first, without a gradient."""
+    """Concatenate the rows of all processes by rank, without a gradient."""
     if _here.size == 1:
         return x
     slots = x.new_zeros(_here.size, *x.shape)
-    slots[_here.rank] = x.detach()  # a sum with zeros is the one reduction that all versions have
+    slots[_here.rank] = x.detach()  # a sum with zeros is the only reduction in all versions
     return _reduce(slots, "sum").flatten(0, 1)
 
 
 def mean_gradients(grads: Grads) -> list[Tensor | None]:
-    """Return the mean of gradients over all processes: one bucket, one reduction.
+    """Average gradients over all processes: one bucket, one reduction.
 
-    Losses of all must pass the same parameters: what has no gradient is not in the bucket.
+    All processes must use the same parameters: None gradients are not in the bucket.
     """
     there = [g for g in grads if g is not None]
     if _here.size == 1 or not there:
@@ -209,7 +209,7 @@ def mean_gradients(grads: Grads) -> list[Tensor | None]:
 
 
 def agree(values: Sequence[float]) -> list[float]:
-    """Return the sums of a few numbers over all processes."""
+    """Sum a few numbers over all processes."""
     if _here.size == 1:
         return list(values)
     with _heard():
@@ -219,17 +219,17 @@ def agree(values: Sequence[float]) -> list[float]:
 
 
 def any_of(flag: bool) -> bool:
-    """Tell whether it holds on any process."""
+    """Return whether the flag is set on any process."""
     return flag if _here.size == 1 else agree([float(flag)])[0] > 0
 
 
 def all_of(flag: bool) -> bool:
-    """Tell whether it holds on every process."""
+    """Return whether the flag is set on every process."""
     return flag if _here.size == 1 else agree([float(flag)])[0] == _here.size
 
 
 def gather(value: T) -> list[T]:
-    """Return the plain data of every process, by rank."""
+    """Return the plain data of all processes, by rank."""
     if _here.size == 1:
         return [value]
     out: list[Any] = [None] * _here.size
@@ -249,7 +249,7 @@ def broadcast(value: T) -> T:
 
 
 def barrier() -> None:
-    """Wait until every process has come here."""
+    """Wait for all processes."""
     if _here.size > 1:
         agree([0.0])
 
@@ -259,17 +259,17 @@ def barrier() -> None:
 
 _scatter: Any = getattr(
     collectives, "reduce_scatter_single", collectives.reduce_scatter_tensor
-)  # of newer versions
+)  # in newer versions
 _gather: Any = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)
 
 
 def all_processes() -> int:
-    """Return how many processes there are, also inside `alone`."""
+    """Return the number of processes, also inside `alone`."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def joined_parts(part: Tensor) -> Tensor:
-    """Return the parts [n] of all processes behind one another, without a gradient."""
+    """Concatenate the parts [n] of all processes, without a gradient."""
     group: Any = dist.group.WORLD
     with _heard():
         return collectives.wait_tensor(_gather(part.detach().contiguous(), 0, group))

@@ -1,4 +1,4 @@
-"""The files of one checkpoint: written with a checksum, believed only if it is right."""
+"""The files of one checkpoint: written with a checksum, and verified when read."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """What one process has written of a checkpoint."""
+    """The part of a checkpoint written by one process."""
 
     sha256: str
     marks: dict[str, Any]
 
 
 def part_name(rank: int) -> str:
-    """Return the file that a process keeps its part of a checkpoint in; rank 0's is the state."""
+    """Return the file name of a process's part of a checkpoint; rank 0's is the state."""
     return f"state_rank{rank}.pt" if rank else "state.pt"
 
 
 def processes_of(path: Path) -> int:
-    """Return how many processes have saved a checkpoint."""
+    """Return the number of processes that saved a checkpoint."""
     return 1 + len((read_meta(path) or {}).get("ranks", []))
 
 
 def load_part(path: Path, name: str, sha256: str, device: str) -> State:
-    """Return what a file of a checkpoint holds, if it is as it was written."""
+    """Load a file of a checkpoint and verify its checksum."""
     what = f"checkpoint {path.name}" if name == "state.pt" else f"checkpoint {path.name} ({name})"
     try:
         damaged = _hash(path / name) != sha256
-    except OSError:  # not there, a folder, a link that leads nowhere
+    except OSError:  # missing, a folder, or a broken link
         raise CheckpointError(f"{what} is incomplete") from None
     if damaged:
         raise CheckpointError(f"{what} is corrupted (checksum mismatch)")
@@ -55,7 +55,7 @@ def load_part(path: Path, name: str, sha256: str, device: str) -> State:
 
 
 def write_part(path: Path, state: Any) -> str:
-    """Write a state and return its checksum, once it is on the disk."""
+    """Write a state to disk and return its checksum."""
     with path.open("wb") as file:
         torch.save(state, file)
         file.flush()
@@ -69,7 +69,7 @@ def _hash(path: Path) -> str:
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Rename a folder; one of that name (the same frames saved twice) makes way first."""
+    """Rename a folder, replacing one of that name (the same frames saved twice)."""
     if target.exists():
         old = target.with_name(f".{target.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -81,7 +81,7 @@ def replace_folder(source: Path, target: Path) -> None:
 
 
 def read_meta(path: Path) -> dict[str, Any] | None:
-    """Return what is known of a checkpoint; None if the file is missing or damaged."""
+    """Return the metadata of a checkpoint; None if the file is missing or damaged."""
     try:
         meta = read_json(path / "meta.json")
     except FileError:
@@ -98,10 +98,10 @@ def read_meta(path: Path) -> dict[str, Any] | None:
 
 
 def write_meta(path: Path, meta: dict[str, Any]) -> None:
-    """Write what is to be known of a checkpoint, with a checksum."""
+    """Write the metadata of a checkpoint, with a checksum."""
     write_json(path / "meta.json", {**meta, "check": _check(meta)})
 
 
 def _check(meta: dict[str, Any]) -> str:
-    """Return a checksum of what a meta file says."""
+    """Return the checksum of metadata."""
     return f"{zlib.crc32(json.dumps(meta, sort_keys=True).encode()):08x}"

@@ -1,7 +1,7 @@
-"""A loop's whole state: into a checkpoint, and back from one.
+"""Save and load the whole state of a loop.
 
-Of several processes rank 0 saves what all share, and each what is its own: environments, buffers,
-random numbers and what it has reported since the last record.
+With several processes, rank 0 saves the shared state, and each process its own: environments,
+buffers, random numbers and metrics since the last record.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def save(loop: Orchestrator) -> Path | None:
 
 
 def _shared(loop: Orchestrator) -> State:
-    """Return what is the same on every process, but for the weights."""
+    """Return the state shared by all processes, without the weights."""
     return {
         "scheduler": loop.scheduler.get_state(),
         "counters": asdict(loop.counters),
@@ -70,10 +70,10 @@ def _shared(loop: Orchestrator) -> State:
 
 
 def load(loop: Orchestrator, which: str = "latest") -> bool:
-    """Continue from the newest checkpoint that is whole, with all that it needs, or from one.
+    """Restore the newest intact checkpoint, or the given one.
 
-    Return False if none was ever saved: a run that died before its first one starts over, and
-    so do its records.
+    Return False if none was ever saved: a run that died before its first checkpoint starts over,
+    and so do its records.
     """
     state = loop.checkpoints.restore(lambda s: _take(loop, s), loop.run_log.saved, which)
     if state is None:
@@ -81,13 +81,13 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
         return False
     loop.scheduler.set_state(state["scheduler"])
     loop.counters = Counters(**state["counters"])
-    if "parts" not in state or world.is_main():  # what was reported is reported once
+    if "parts" not in state or world.is_main():  # metrics must be reported only once
         loop.parts.logger.set_state(state["logger"])
     loop.watch.set_state(state["watch"])
     for name, due in loop.dues().items():
         due.set_state(state["due"][name])
     loop.score = None if loop.evaluates() else state["score"]
-    loop.owed = state.get("owed", False)  # older checkpoints have none
+    loop.owed = state.get("owed", False)  # missing in older checkpoints
     loop.speed.wall_s = state["wall_s"]
     if "parts" in state:
         regrouping.begin_anew(loop, state)
@@ -99,7 +99,7 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
 
 
 def _tell_lost(loop: Orchestrator, lost: list[int]) -> None:
-    """Say which environments began a new episode, on any process."""
+    """Report which environments, of all processes, start a new episode."""
     for rank, mine in enumerate(found := world.gather(lost)):
         if mine:
             where = f" of rank {rank}" if len(found) > 1 else ""
@@ -111,7 +111,7 @@ def _tell_lost(loop: Orchestrator, lost: list[int]) -> None:
 
 
 def _take(loop: Orchestrator, state: State) -> None:
-    """Take over what may be corrupted or diverged; raise if it is."""
+    """Load the state; raise if it is corrupted or diverged."""
     bad = not_finite(loop.workflow, state["workflow"], private(state["collector"]))
     if bad is not None:
         raise CheckpointError(f"{bad}: the run had diverged")

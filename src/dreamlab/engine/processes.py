@@ -1,4 +1,4 @@
-"""Several processes that train one run: how many, and torch's elastic agent that starts them.
+"""Multi-process training of one run: its options, and torch's elastic agent as launcher.
 
 `dreamlab train X distributed.processes=2` starts the agent, whose workers are `dreamlab train X
 distributed.processes=2` again; `torchrun --nproc-per-node 2 -m dreamlab train X` does the same.
@@ -34,7 +34,7 @@ INTERRUPTED = 130
 PEER_LOST = 75
 """Exit code of a process that ends because another one did."""
 PATIENCE_S = 600
-"""How long workers may take to save after a signal before they are killed."""
+"""Time limit for workers to save after a signal before they are killed."""
 ORPHAN_CHECK_S = 1.0
 
 
@@ -43,17 +43,19 @@ class DistributedConfig:
     """Processes that train one run together, each with its own environments and replay."""
 
     processes: Annotated[int, Range(1, 4_096)] = 1
-    """How many. A batch of each is as large as configured, so that one update learns from
-    `processes` times as much; env frames, decisions and train ratio are counted over all."""
+    """Number of processes. The batch size is per process, so that one update uses `processes` times
+    as much data; env frames, decisions and train ratio are counted over all.
+    """
     shard: bool = False
-    """Keep a part of the weights, of what optimizers hold and of averages on each process."""
+    """Shard weights, optimizer states and averages over the processes."""
     shard_least: Natural = 1_024
-    """With `shard`: weights of fewer numbers stay whole on every process."""
+    """With `shard`: weights with fewer entries are not sharded."""
     timeout_s: Positive = world.TIMEOUT_S
-    """How long a process waits for the others, for example while rank 0 evaluates."""
+    """Maximum wait for other processes, for example while rank 0 evaluates."""
     check_every_updates: Natural | None = None
-    """Compare the weights of all processes after so many updates; 0: never. None: 10 where
-    `watch.check_every_update` is on, as in the preset `debug`, else never."""
+    """Updates between comparisons of the weights of all processes; 0: never. None: 10 if
+    `watch.check_every_update` is on, as in the preset `debug`, else never.
+    """
 
     def __post_init__(self) -> None:
         place = world.launched()
@@ -68,7 +70,7 @@ class DistributedConfig:
 
 
 def placed(processes: int) -> world.World:
-    """Return which of the processes this one is; raise if another number was started."""
+    """Return the rank of this process; raise if another number of processes was started."""
     place = world.launched() or world.World()
     if processes not in (1, place.size):
         raise ConfigError(
@@ -79,7 +81,7 @@ def placed(processes: int) -> world.World:
 
 
 def wants_launch(processes: int) -> bool:
-    """Tell whether this process has to start the others first."""
+    """Return whether this process must launch the others."""
     return processes > 1 and world.launched() is None
 
 
@@ -87,16 +89,16 @@ def wants_launch(processes: int) -> bool:
 
 
 def launch(words: Sequence[str], processes: int, resume: str) -> int:
-    """Run `dreamlab` with these words in several processes and return its exit code.
+    """Run `dreamlab` with these arguments in several processes and return its exit code.
 
-    `resume` is what a user may type to go on, should one of them be killed.
+    `resume` is the command that resumes the run, shown if a process is killed.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed"):  # what it has to say we say in a sentence
+        if name.startswith("torch.distributed"):  # replaced by our own one-sentence messages
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(PATIENCE_S))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // processes)))
@@ -123,7 +125,7 @@ def _cores() -> int:
 
 
 def _code(folder: str, otherwise: int) -> int:
-    """Return the exit code that rank 0 left."""
+    """Return the exit code left by rank 0."""
     try:
         return int((Path(folder) / "code").read_text())
     except (OSError, ValueError):
@@ -131,7 +133,7 @@ def _code(folder: str, otherwise: int) -> int:
 
 
 def _failed(failures: dict[int, Any], folder: str, resume: str) -> int:
-    """Say what went wrong: the errors of processes, or which of them was killed and how."""
+    """Print what went wrong: errors of processes, or which one was killed and how."""
     texts: dict[str, list[int]] = {}
     for path in sorted(Path(folder).glob("code.*")):
         texts.setdefault(path.read_text(), []).append(int(path.suffix[1:]))
@@ -163,7 +165,7 @@ def _signal(number: int) -> str:
 
 @contextmanager
 def together(processes: int, device: str, timeout_s: float) -> Iterator[world.World]:
-    """Be one of the run's processes inside the block; with one process nothing happens."""
+    """Join the run's processes inside the block; with one process, do nothing."""
     place = placed(processes)
     if place.size == 1:
         yield place
@@ -178,9 +180,9 @@ def together(processes: int, device: str, timeout_s: float) -> Iterator[world.Wo
 
 
 def leave(code: int) -> int:
-    """Return the exit code of a worker; our launcher is told it, and that all went well.
+    """Return the exit code of a worker, and leave the run's code for our launcher.
 
-    An interruption is no failure: the agent must not kill the others while they still save.
+    An interruption is not a failure: the agent must not kill the others while they save.
     """
     if OURS not in os.environ or world.launched() is None:
         return code
@@ -190,7 +192,7 @@ def leave(code: int) -> int:
 
 
 def told(error: LabError) -> bool:
-    """Leave what is wrong for our launcher to say, so that it is said once; False without one."""
+    """Leave an error to our launcher, so that it is printed once; return False without one."""
     if OURS not in os.environ or world.launched() is None:
         return False
     text = f"{type(error).__name__}: {error}"
@@ -199,14 +201,14 @@ def told(error: LabError) -> bool:
 
 
 def lost(error: world.PeerLostError) -> int:
-    """Return the exit code for a process that another one left; our launcher says the reason."""
+    """Return the exit code after a lost peer; our launcher prints the reason."""
     if OURS not in os.environ:
         print(f"PeerLostError: {error}", file=sys.stderr)
     return PEER_LOST
 
 
 def _end_with_parent() -> None:
-    """Ask for a stop, as Ctrl-C does, once the launcher is gone: no process is left behind."""
+    """Request a stop, as Ctrl-C does, if the launcher is gone, so that no process is orphaned."""
     parent = os.getppid()
 
     def watch() -> None:

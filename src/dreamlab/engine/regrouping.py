@@ -1,4 +1,4 @@
-"""Going on with another number of processes: what is kept, what is shared out, what begins anew."""
+"""Resume with another number of processes: what is kept, redistributed or reset."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 ALWAYS = ("running episodes", "random streams")
-"""What is lost in any case: environments and draws of one number of processes are not another's."""
+"""Always lost: environments and random streams depend on the number of processes."""
 
 
 def share(buffers: Mapping[str, Buffer], parts: Sequence[State]) -> list[str]:
-    """Give this process its share of what all buffers held; return what could not be kept."""
+    """Load this process's share of all buffers; return the names of what could not be kept."""
     lost: list[str] = []
     for name, buffer in buffers.items():
         states = [p["buffers"][name] for p in parts]
         divide: Any = getattr(buffer, "regroup", None)
-        if divide is None:  # data of others: each process reads all of it, in an order of its own
+        if divide is None:  # external data: each process reads all of it, in its own order
             if world.rank() < len(states):
                 buffer.load(states[world.rank()])
         elif missing := divide(states, world.rank(), world.size()):
@@ -33,7 +33,7 @@ def share(buffers: Mapping[str, Buffer], parts: Sequence[State]) -> list[str]:
 
 
 def begin_anew(loop: Orchestrator, state: State) -> None:
-    """Begin new episodes and random streams, with the statistics of before; say what is lost."""
+    """Start new episodes and random streams, keep the statistics, and report what is lost."""
     then, collector = len(state["parts"]), loop.parts.collector
     if collector is not None:
         collector.envs.normalizer.set_state(_agreed(state["collector"]["envs"]["normalizer"]))
@@ -52,7 +52,7 @@ def begin_anew(loop: Orchestrator, state: State) -> None:
 
 
 def _agreed(state: State) -> State:
-    """Return the statistics that all processes had agreed on, without one's own since then."""
+    """Return the statistics shared by all processes, without local ones since the last sync."""
     shared: State = state.get("shared", {})
     obs = {k: shared[k]["agreed"] if k in shared else v for k, v in state["obs"].items()}
     reward = shared[""]["agreed"] if "" in shared else state["reward"]

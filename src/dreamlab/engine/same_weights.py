@@ -1,4 +1,4 @@
-"""Compares the weights of all processes now and then: they must be the same, bit for bit."""
+"""Periodic check that the weights of all processes are bit-identical."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SameWeights(Observer):
-    """Raises, naming the first tensor, once processes do not have the same weights any more."""
+    """Raises, naming the first tensor, if the weights of processes differ."""
 
     def __init__(self, every: int) -> None:
         self.every, self.count = every, 0
@@ -36,7 +36,7 @@ class SameWeights(Observer):
             self.compare()
 
     def compare(self) -> None:
-        """Raise unless parameters, buffers and what optimizers hold are the same everywhere."""
+        """Raise unless parameters, buffers and optimizer states are the same on all processes."""
         found = list(tree_leaves(self.loop.workflow.state_dict()))
         named = [(k, v) for k, v in found if isinstance(v, Tensor)]
         all_of_them = world.gather(digests([v for _, v in named]))
@@ -51,13 +51,13 @@ class SameWeights(Observer):
 
 @torch.no_grad()
 def digests(tensors: list[Tensor]) -> list[int]:
-    """Return a checksum of each tensor; only the sums leave a GPU, all at once."""
+    """Return a checksum of each tensor, with a single transfer from the GPU."""
     sums = [_checksum(t) for t in tensors]
     return torch.stack(sums).tolist() if sums else []
 
 
 def _checksum(tensor: Tensor) -> Tensor:
-    """Return a sum over the bits of a tensor in which their places count."""
+    """Return a position-dependent checksum of a tensor's bits."""
     if tensor.dtype == torch.bool:
         tensor = tensor.to(torch.uint8)
     words = tensor.detach().contiguous().view(-1).view(WORDS[tensor.element_size()]).long()

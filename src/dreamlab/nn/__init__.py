@@ -1,4 +1,4 @@
-"""Modules without reinforcement learning in them.
+"""Neural network modules, independent of reinforcement learning.
 
 A *network* maps features over time to features: `network(x [b, t, f], state, is_first [b, t])`
 returns `(y [b, t, out_dim], state)`; it has `out_dim` and `initial_state(batch, device)`. A network

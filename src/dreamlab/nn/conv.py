@@ -1,4 +1,4 @@
-"""Encoders of images: bytes of height, width, channels in, features out."""
+"""Image encoders: bytes of height, width, channels in, features out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ImageEncoder(nn.Module):
 
 
 def conv(in_dim: int, out_dim: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Conv2d:
-    """Return a convolution, orthogonal at first."""
+    """Build a convolution with orthogonal initialization."""
     layer = nn.Conv2d(in_dim, out_dim, kernel, stride, padding)
     nn.init.orthogonal_(layer.weight, 2**0.5)
     assert layer.bias is not None
@@ -47,14 +47,14 @@ def conv(in_dim: int, out_dim: int, kernel: int, stride: int = 1, padding: int =
 
 @dataclass(frozen=True)
 class CNNConfig:
-    """Three strided convolutions (Mnih et al. 2015), with kernels that fit small images too."""
+    """Three strided convolutions (Mnih et al. 2015), with kernels for small images too."""
 
     depth: Width = 32
     out_dim: Width = 512
 
 
 class CNN(ImageEncoder):
-    """The network of the Nature DQN; smaller kernels where the image is smaller than 36 pixels."""
+    """The Nature DQN network, with smaller kernels for images below 36 pixels."""
 
     Config = CNNConfig
 
@@ -123,7 +123,7 @@ class PatchesConfig:
 
 
 class PatchBody(nn.Module):
-    """Patches with learned positions through transformer blocks, averaged."""
+    """Patches with learned positions through transformer blocks, then mean pooling."""
 
     def __init__(self, config: PatchesConfig, shape: Shape) -> None:
         super().__init__()

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 LONGEST = 10_000.0
-"""Longest wave of a sinusoidal embedding, over 2 pi."""
+"""Longest wavelength of a sinusoidal embedding, over 2 pi."""
 
 
 @dataclass(frozen=True)
 class DenoiserSizes:
-    """What goes in: `horizon` rows of `width` numbers, `tokens` conditions of `cond_dim` each."""
+    """Input sizes: `horizon` rows of `width` entries, `tokens` conditions of `cond_dim` each."""
 
     horizon: int
     width: int
@@ -29,13 +29,13 @@ class Denoiser(nn.Module, ABC):
     """Built with its config and sizes."""
 
     flow_scale: ClassVar[float] = 1000.0
-    """How much of its time a flow from 0 to 1 takes: its waves are made for noise levels."""
+    """Scale of flow times in [0, 1], to match embeddings made for noise levels."""
 
     @abstractmethod
     def forward(
         self, x: Float[Tensor, "b h a"], time: Float[Tensor, " b"], cond: Float[Tensor, "b t d"]
     ) -> Float[Tensor, "b h a"]:
-        """Return what is asked of noisy sequences at a time (noise levels)."""
+        """Predict the target of noisy sequences at a time (noise levels)."""
 
     def __call__(
         self, x: Float[Tensor, "b h a"], time: Float[Tensor, " b"], cond: Float[Tensor, "b t d"]
@@ -44,7 +44,7 @@ class Denoiser(nn.Module, ABC):
 
 
 class Sinusoids(nn.Module):
-    """Sines and cosines of a number, their waves from short to long."""
+    """Sines and cosines of a scalar, with wavelengths from short to long."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Sinusoids(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """Sines and cosines of a number, with waves that are learned."""
+    """Sines and cosines of a scalar, with learned frequencies."""
 
     def __init__(self, dim: int, spread: float = 0.2) -> None:
         super().__init__()

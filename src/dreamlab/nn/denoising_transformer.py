@@ -22,13 +22,13 @@ INIT_STD = 0.02
 
 @dataclass(frozen=True)
 class DenoisingTransformerConfig:
-    """Sizes of the diffusion policy; `dropout` is 0.01 for PushT from states."""
+    """Sizes of diffusion policy; `dropout` is 0.01 for PushT from states."""
 
     dim: Width = 256
     heads: Width = 4
     layers: Depth = 8
     dropout: Decay = 0.3
-    """Of attention and of what is added to the residual stream."""
+    """Dropout of attention and of the residuals."""
 
     def __post_init__(self) -> None:
         if self.dim % (2 * self.heads):
@@ -36,7 +36,7 @@ class DenoisingTransformerConfig:
 
 
 class Attention(nn.Module):
-    """Some tokens look at others."""
+    """Multi-head attention of some tokens to others."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Attention(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Pre-norm: to the sequence itself, to the condition, then a perceptron."""
+    """Pre-norm self-attention, cross-attention to the condition, then an MLP."""
 
     def __init__(self, config: DenoisingTransformerConfig) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class DecoderBlock(nn.Module):
 
 
 class DenoisingTransformer(Denoiser):
-    """A causal decoder over the sequence, whose memory is the time and the conditions."""
+    """A causal decoder over the sequence that cross-attends to time and conditions."""
 
     Config = DenoisingTransformerConfig
     causal: Bool[Tensor, "h h"]
@@ -114,13 +114,13 @@ class DenoisingTransformer(Denoiser):
 
 
 def masks(horizon: int, tokens: int) -> tuple[Bool[Tensor, "h h"], Bool[Tensor, "h s"]]:
-    """Return which actions each action sees, and which conditions; the first one is the time."""
+    """Return which actions and conditions each action sees; the first condition is the time."""
     step = torch.arange(horizon)[:, None]
     return step >= torch.arange(horizon), step >= torch.arange(-1, tokens)
 
 
 def _begin(module: nn.Module) -> None:
-    """Give linear layers small weights and no bias."""
+    """Initialize linear layers with small weights and zero bias."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, 0.0, INIT_STD)
         nn.init.zeros_(module.bias)

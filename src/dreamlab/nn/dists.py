@@ -1,4 +1,4 @@
-"""Distributions over actions, small and without validation: they run once per environment step."""
+"""Lightweight action distributions without validation: they run at every environment step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Dist(Protocol):
-    """What every distribution offers; log-probabilities are summed over an action's entries."""
+    """Interface of distributions; log-probabilities are summed over action entries."""
 
     def sample(self) -> Shaped[Tensor, " ..."]: ...
     def mode(self) -> Shaped[Tensor, " ..."]: ...
@@ -23,7 +23,7 @@ class Dist(Protocol):
 
 
 class Categorical:
-    """One of n classes; `value` holds class numbers."""
+    """One of n classes; `value` holds class indices."""
 
     def __init__(self, logits: Float[Tensor, "*b n"]) -> None:
         self.logits = logits
@@ -67,7 +67,7 @@ class MultiCategorical:
 
 
 class Gaussian:
-    """Independent normals."""
+    """Independent Gaussians."""
 
     def __init__(self, mean: Float[Tensor, "*b a"], log_std: Float[Tensor, "*#b a"]) -> None:
         self.mean, self.log_std = mean, log_std
@@ -87,7 +87,7 @@ class Gaussian:
 
 
 class TanhGaussian:
-    """Normals squashed into (-1, 1)."""
+    """Gaussians squashed into (-1, 1)."""
 
     def __init__(self, mean: Float[Tensor, "*b a"], log_std: Float[Tensor, "*#b a"]) -> None:
         self.mean, self.log_std = mean, log_std
@@ -96,7 +96,7 @@ class TanhGaussian:
         return (self.mean + self.log_std.exp() * torch.randn_like(self.mean)).tanh()
 
     def sample_with_log_prob(self) -> tuple[Float[Tensor, "*b a"], Float[Tensor, "*b"]]:
-        """Return a sample that gradients flow through, and its log-probability."""
+        """Return a reparameterized sample and its log-probability."""
         noise = torch.randn_like(self.mean)
         raw = self.mean + self.log_std.exp() * noise
         normal = -0.5 * (noise.square() + LOG_2PI) - self.log_std
@@ -112,10 +112,10 @@ class TanhGaussian:
         return (normal - log_tanh_slope(raw)).sum(-1)
 
     def entropy(self) -> Float[Tensor, "*b"]:
-        """Return an estimate from one sample: there is no closed form."""
+        """Return a single-sample estimate: there is no closed form."""
         return -self.sample_with_log_prob()[1]
 
 
 def log_tanh_slope(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return log(1 - tanh(x)^2) without losing the tails."""
+    """Compute log(1 - tanh(x)^2), stable in the tails."""
     return 2 * (math.log(2) - x - F.softplus(-2 * x))

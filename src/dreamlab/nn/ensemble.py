@@ -1,4 +1,4 @@
-"""Several MLPs of one shape as one: every layer is a single batched product."""
+"""Several MLPs of the same shape: each layer is a single batched product."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dreamlab.nn.mlp import ACTIVATIONS, Act
 
 
 class EnsembleLinear(nn.Module):
-    """`num` linear layers; each starts as `nn.Linear` does."""
+    """`num` linear layers, each initialized like `nn.Linear`."""
 
     def __init__(self, num: int, in_dim: int, out_dim: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class EnsembleMLP(nn.Module):
         self.flat = list(self.layers.parameters())  # a plain list: named and saved once, as layers
 
     def forward(self, x: Float[Tensor, "b d"], learn: bool = True) -> Float[Tensor, "num b k"]:
-        """Return the outputs; without `learn` gradients reach the input, but no weight."""
+        """Return the outputs; without `learn`, gradients reach the input, but no weights."""
         x = x.expand(self.num, *x.shape)
         params = self.flat if learn else [p.detach() for p in self.flat]
         if self.fusible and usable(x):

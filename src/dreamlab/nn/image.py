@@ -1,4 +1,4 @@
-"""Images to features and back, as the Dreamer family does it."""
+"""Image encoder and decoder of the Dreamer family."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, dense, no
 
 
 class Conv(nn.Module):
-    """A 5x5 convolution that leaves a map its size."""
+    """A 5x5 convolution with same padding."""
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int = 5) -> None:
         super().__init__()
@@ -29,17 +29,17 @@ class Conv(nn.Module):
 
 
 class PoolConv(Conv):
-    """A convolution, then the maximum of every 2 x 2 pixels."""
+    """A convolution, then 2 x 2 max pooling."""
 
     def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n h//2 w//2 k"]:
-        # few channels leave a GPU's tensor cores idle; four times as many do not
+        # few channels leave tensor cores idle; four times as many do not
         if use_gpu_kernels(x) and self.weight.shape[1] < 16:
             return conv_pool(x, self.weight, self.bias)
         return pool(super().forward(x))
 
 
 class DoubleConv(Conv):
-    """Every pixel as 2 x 2 of them, then a convolution."""
+    """Nearest-neighbor upsampling by 2, then a convolution."""
 
     def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n 2*h 2*w k"]:
         if use_gpu_kernels(x):
@@ -48,19 +48,19 @@ class DoubleConv(Conv):
 
 
 def pool(x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n h//2 w//2 c"]:
-    """Return the maximum of every 2 x 2 pixels."""
+    """Apply 2 x 2 max pooling."""
     n, h, w, c = x.shape
     return x.reshape(n, h // 2, 2, w // 2, 2, c).amax((2, 4))
 
 
 def double(x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n 2*h 2*w c"]:
-    """Return every pixel as 2 x 2 of them."""
+    """Upsample by 2 with nearest neighbors."""
     n, h, w, c = x.shape
     return x[:, :, None, :, None].expand(n, h, 2, w, 2, c).reshape(n, 2 * h, 2 * w, c)
 
 
 class PoolEncoder(nn.Module):
-    """Convolutions, each halving the map by its maxima; the features in the order h, w, c."""
+    """Convolutions with max pooling; features are flattened in the order h, w, c."""
 
     def __init__(
         self, shape: tuple[int, int, int], depths: tuple[int, ...], style: LayerStyle
@@ -75,7 +75,7 @@ class PoolEncoder(nn.Module):
         self.out_dim = height // scale * (width // scale) * depths[-1]
 
     def forward(self, x: Shaped[Tensor, "n h w c"]) -> Float[Tensor, "n d"]:
-        """Return features of images in [0, 255]."""
+        """Return the features of images in [0, 255]."""
         x = x.float() / 255 - 0.5
         for conv, normalise in zip(self.convs, self.norms, strict=True):
             x = self.act(normalise(conv(x)))
@@ -83,7 +83,7 @@ class PoolEncoder(nn.Module):
 
 
 class UpDecoder(nn.Module):
-    """Latents to a small map (deterministic part by blocks), then doubled until it is an image."""
+    """Latents to a small map (deterministic part by blocks), then upsampled to an image."""
 
     def __init__(
         self, shape: tuple[int, int, int], deter: int, stoch: int, depths: tuple[int, ...],

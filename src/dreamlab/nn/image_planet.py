@@ -1,4 +1,4 @@
-"""Images of 64 x 64 to features and back, as PlaNet and the first two Dreamers do it.
+"""Encoder and decoder for 64 x 64 images, as in PlaNet, DreamerV1 and DreamerV2.
 
 Maps are [n, height, width, c] outside and [n, c, height, width] inside.
 """
@@ -17,10 +17,10 @@ SIZE = (64, 64)
 
 
 def centred(image: UInt8[Tensor, "*n h w c"], bits: int = 8) -> Float[Tensor, "*n h w c"]:
-    """Return an image around 0, in (-0.5, 0.5).
+    """Return an image centered at 0, in (-0.5, 0.5).
 
-    With fewer than 8 bits the colors are rounded down, and noise fills the gaps between them
-    (Kingma & Dhariwal 2018), so that a density cannot profit from the few values left.
+    With fewer than 8 bits, colors are rounded down and dequantized with uniform noise (Kingma &
+    Dhariwal 2018), so that a density cannot exploit the discrete values.
     """
     if bits == 8:
         return image.float() / 255 - 0.5
@@ -40,7 +40,7 @@ class StrideEncoder(nn.Module):
         self.out_dim = 2 * 2 * dims[-1]
 
     def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n d"]:
-        """Return features of centred images, in the order h, w, c."""
+        """Return the features of centered images, in the order h, w, c."""
         x = x.permute(0, 3, 1, 2)
         for conv in self.convs:
             x = self.act(conv(x))
@@ -59,7 +59,7 @@ class StrideDecoder(nn.Module):
         self.act = ACTS[act]
 
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n h w c"]:
-        """Return centred images."""
+        """Return centered images."""
         x = self.linear(x)[..., None, None]
         for i, conv in enumerate(self.convs):
             x = conv(self.act(x) if i else x)

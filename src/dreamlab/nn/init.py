@@ -1,4 +1,4 @@
-"""The start of weights that Keras and TensorFlow 1 give: Glorot's uniform, biases at zero."""
+"""Weight initialization of Keras and TensorFlow 1: Glorot uniform, zero biases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WEIGHTED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 
 def glorot(module: M) -> M:
-    """Fill linear and convolutional layers again but those that are all zero; return the module."""
+    """Reinitialize linear and convolutional layers, except all-zero ones; return the module."""
     for layer in module.modules():
         if isinstance(layer, WEIGHTED) and layer.weight.any():
             nn.init.xavier_uniform_(layer.weight)

@@ -1,4 +1,4 @@
-"""Layers of world models: normalized, initialised and blocked as DreamerV3 has them."""
+"""Layers of world models: normalization, initialization and blocks as in DreamerV3."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ActKind = Literal["silu", "elu", "relu", "tanh", "gelu"]
 
 @dataclass(frozen=True)
 class LayerStyle:
-    """What follows every linear layer of a network."""
+    """Normalization and activation after every linear layer."""
 
     norm: NormKind = "rms"
-    """`layer` is that of DreamerV3 of 2023."""
+    """`layer` is that of DreamerV3 in 2023."""
     act: ActKind = "silu"
 
 
@@ -62,21 +62,21 @@ class LayerNorm(nn.Module):
 
 
 def norm(kind: NormKind, dim: int) -> nn.Module:
-    """Return the normalization of this kind."""
+    """Build the normalization of this kind."""
     if kind == "none":
         return nn.Identity()
     return RMSNorm(dim) if kind == "rms" else LayerNorm(dim)
 
 
 def trunc_normal_(weight: Float[Tensor, " ..."], fan_in: int, scale: float = 1.0) -> None:
-    """Fill with a normal cut at two deviations, of variance scale^2 / fan_in after the cut."""
+    """Fill with a Gaussian truncated at two deviations, with variance scale^2 / fan_in."""
     std = 1.1368 * math.sqrt(1.0 / fan_in)
     with torch.no_grad():
         nn.init.trunc_normal_(weight, 0.0, 1.0, -2.0, 2.0).mul_(std * scale)
 
 
 def dense(in_dim: int, out_dim: int, scale: float = 1.0, bias: bool = True) -> nn.Linear:
-    """Return a linear layer with a truncated normal start; `scale` 0 starts at zero."""
+    """Build a linear layer with truncated normal initialization; `scale` 0 gives zeros."""
     layer = nn.Linear(in_dim, out_dim, bias)
     trunc_normal_(layer.weight, in_dim, scale)
     if bias:
@@ -85,9 +85,9 @@ def dense(in_dim: int, out_dim: int, scale: float = 1.0, bias: bool = True) -> n
 
 
 def filled_up(layer: nn.Linear, x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b k"]:
-    """Return what a linear layer does with odd numbers of outputs, such as 255 bins.
+    """Apply a linear layer with an odd number of outputs, such as 255 bins, padded.
 
-    A GPU multiplies much faster if they are a multiple of 8.
+    GPU matrix products are much faster with a multiple of 8.
     """
     num = layer.weight.shape[0]
     spare = -num % 8
@@ -98,9 +98,9 @@ def filled_up(layer: nn.Linear, x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b k
 
 
 class BlockLinear(nn.Module):
-    """A linear layer whose weight is block-diagonal.
+    """A linear layer with a block-diagonal weight.
 
-    It starts as if every block saw the whole input (fan-in `blocks * in`), as the original does.
+    It is initialized with the fan-in of the whole input (`blocks * in`), as in the original.
     """
 
     def __init__(self, blocks: int, in_dim: int, out_dim: int) -> None:
@@ -112,7 +112,7 @@ class BlockLinear(nn.Module):
     def forward(
         self, x: Float[Tensor, "*b g d"], common: Float[Tensor, "*b m"] | None = None
     ) -> Float[Tensor, "*b g k"]:
-        """Return every block's result; `common` stands behind every block's own input."""
+        """Return the output of every block; `common` is appended to the input of each block."""
         if common is None:
             y = torch.bmm(x.flatten(0, -3).transpose(0, 1), self.weight).transpose(0, 1)
             return (y + self.bias.to(y.dtype)).reshape(*x.shape[:-1], -1)
@@ -127,7 +127,7 @@ class NormAct(nn.Module):
 
     def __init__(self, in_dim: int, out_dim: int, style: LayerStyle) -> None:
         super().__init__()
-        # before a norm with a shift a bias would do nothing
+        # a bias is redundant before a norm with a shift
         self.linear = dense(in_dim, out_dim, bias=style.norm != "layer")
         self.norm = norm(style.norm, out_dim)
         self.act = ACTS[style.act]

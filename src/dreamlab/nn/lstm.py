@@ -1,4 +1,4 @@
-"""The LSTM of TensorFlow 1: one bias, a forget gate that starts open, a state that is zeroed."""
+"""TensorFlow 1's LSTM: one bias, a forget gate that starts open, resettable state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Memory = tuple[Tensor, Tensor]
 
 
 class OneBiasLSTM(nn.Module):
-    """`nn.LSTM` has two biases that only ever occur as their sum; this one has one."""
+    """`nn.LSTM` has two redundant biases; this one has one."""
 
     def __init__(self, in_dim: int, hidden: int, forget_bias: float = 1.0) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class OneBiasLSTM(nn.Module):
         self.gates = nn.Linear(in_dim + hidden, 4 * hidden)
 
     def step(self, x: Float[Tensor, "n d"], memory: Memory) -> Memory:
-        """Return the memory after one input."""
+        """Return the state after one input."""
         return self._gated(self.gates(torch.cat([x, memory[0]], -1)), memory[1])
 
     def _gated(self, gates: Float[Tensor, "n g"], cell: Float[Tensor, "n k"]) -> Memory:
@@ -32,9 +32,9 @@ class OneBiasLSTM(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t d"], memory: Memory, is_first: Bool[Tensor, "b t"]
     ) -> tuple[Float[Tensor, "b t k"], Float[Tensor, "b t k"]]:
-        """Return outputs and cells over time; the memory is zeroed where `is_first` is set."""
+        """Return outputs and cells over time; the state is zeroed where `is_first` is set."""
         inner, outer = self.gates.weight.split([self.in_dim, self.hidden], 1)
-        entering = F.linear(x, inner, self.gates.bias)  # what needs no memory, all at once
+        entering = F.linear(x, inner, self.gates.bias)  # no recurrence: all steps at once
         keep = (~is_first).to(x.dtype)[..., None]
         outs: list[Tensor] = []
         cells: list[Tensor] = []

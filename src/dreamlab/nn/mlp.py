@@ -1,4 +1,4 @@
-"""Multilayer perceptron, and the layers every network is made of."""
+"""Multilayer perceptron, and basic layers of all networks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Act = Literal["tanh", "relu", "silu", "elu", "gelu"]
 
 
 def linear(in_dim: int, out_dim: int, gain: float | None = None) -> nn.Linear:
-    """Return a linear layer: orthogonal with this gain and no bias at first, or torch's default."""
+    """Build a linear layer: orthogonal with this gain and zero bias, or torch's default."""
     layer = nn.Linear(in_dim, out_dim)
     if gain is not None:
         nn.init.orthogonal_(layer.weight, gain)
@@ -37,7 +37,7 @@ def linear(in_dim: int, out_dim: int, gain: float | None = None) -> nn.Linear:
 def stack(
     dims: list[int], act: Act, norm: bool = False, gain: float | None = None
 ) -> nn.Sequential:
-    """Return linear layers between these sizes, each followed by its activation."""
+    """Build linear layers of these sizes, each followed by its activation."""
     layers: list[nn.Module] = []
     for a, b in pairwise(dims):
         layers.append(linear(a, b, gain))
@@ -59,11 +59,11 @@ class Memoryless(nn.Module):
 
 @dataclass(frozen=True)
 class IdentityConfig:
-    """Has no options."""
+    """No options."""
 
 
 class Identity(Memoryless):
-    """Passes features on."""
+    """Returns its input."""
 
     Config = IdentityConfig
 
@@ -85,7 +85,7 @@ class MLPConfig:
     act: Act = "tanh"
     norm: bool = False
     gain: NonNegative | None = 2**0.5
-    """Gain of the orthogonal initialisation; None uses torch's default."""
+    """Gain of the orthogonal initialization; None uses torch's default."""
 
 
 class MLP(Memoryless):
@@ -109,7 +109,7 @@ class MLP(Memoryless):
         return self._fused(x, self.flat, self.out_dim, False), state
 
     def into(self, head: nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
-        """Return `head` of the output, in one go where that is faster."""
+        """Apply `head` to the output, fused where that is faster."""
         if not self.fusible or not (usable(x) or compiled(x)):
             return head(self.layers(x))
         return self._fused(x, [*self.flat, head.weight, head.bias], head.out_features, True)
@@ -135,7 +135,7 @@ def chain(
     state: Any = (),
     is_first: Bool[Tensor, "*b"] | None = None,
 ) -> tuple[Float[Tensor, "*b k"], Any]:
-    """Return a linear head of a network's output, and the network's next state."""
+    """Apply a linear head to a network's output; return it and the next state."""
     if isinstance(net, MLP):
         return net.into(head, x), state
     y, state = net(x, state, is_first)

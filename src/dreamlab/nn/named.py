@@ -1,4 +1,4 @@
-"""One module per name, whatever the names are."""
+"""A module dictionary that accepts any name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import nn
 
 
 class NamedModules(nn.Module):
-    """Modules by the names of observations, which torch may not allow as attributes.
+    """Modules by observation name, including names that torch forbids as attributes.
 
-    `nn.ModuleDict` refuses `keys`, `type`, `pop` and names with a dot. Such a name is held under
-    another one; every other as there, so that weights of older checkpoints find their place.
+    `nn.ModuleDict` rejects `keys`, `type`, `pop` and names with a dot. Such a module is stored
+    under another name; all others as in `nn.ModuleDict`, so that older checkpoints still load.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -24,7 +24,7 @@ class NamedModules(nn.Module):
             self.add_module(held, module)
 
     def _allowed(self, name: str, taken: set[str]) -> str:
-        """Return the name a module is held under: its own if torch allows it."""
+        """Return the name a module is stored under: its own if torch allows it."""
         if name and "." not in name and not hasattr(self, name):
             return name
         free = f"obs_{name.replace('.', '_')}"
@@ -45,11 +45,11 @@ class NamedModules(nn.Module):
         return len(self._held)
 
     def state_names(self) -> list[str]:
-        """Return the names that torch saves them under."""
+        """Return the names in the state dict."""
         return list(self._held.values())
 
     def keys(self) -> KeysView[str]:
-        """Return the names, as they were given."""
+        """Return the original names."""
         return self._held.keys()
 
     def values(self) -> ValuesView[nn.Module]:

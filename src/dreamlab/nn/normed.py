@@ -1,7 +1,7 @@
-"""The layers of TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828): normalized, latents as simplices.
+"""Layers of TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828): normalized, with simplicial latents.
 
-A layer is linear, dropout, layer norm, activation, in this order. `EnsembleNormedMLP` is several
-such networks as one, each with its own norms.
+A layer is linear, dropout, layer norm, activation, in this order. `EnsembleNormedMLP` batches
+several such networks, each with its own norms.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dreamlab.nn.ensemble import EnsembleLinear
 from dreamlab.nn.layers import LayerNorm
 
 EPS = 1e-5
-"""Of the norms."""
+"""Epsilon of the norms."""
 Activation = Callable[..., Any]
 Start = Literal["normal", "zero"]
-"""How the weights of a last layer start."""
+"""Weight initialization of an output layer."""
 
 
 class SimNorm(nn.Module):
-    """Makes every group of `dim` numbers a point of a simplex: none negative, their sum 1."""
+    """Applies softmax to every group of `dim` entries."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class SimNorm(nn.Module):
 
 
 def mish(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return x tanh(softplus(x))."""
+    """Compute x tanh(softplus(x))."""
     return cpu_fast.mish(x) if use_cpu_kernels(x) else F.mish(x)
 
 
 def start_linear(layer: nn.Linear | EnsembleLinear, start: Start = "normal") -> None:
-    """Draw weights from a narrow normal, or make them zero; biases are zero."""
+    """Initialize weights from a narrow Gaussian, or to zero; biases to zero."""
     if start == "normal":
         nn.init.trunc_normal_(layer.weight, std=0.02)
     else:
@@ -69,7 +69,7 @@ class NormedLinear(nn.Module):
 
 
 class NormedMLP(nn.Module):
-    """Normalized hidden layers, then a linear one or, with an `act`, one more normalized one."""
+    """Normalized hidden layers, then a linear or, with an `act`, a normalized output layer."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class EnsembleNorm(nn.Module):
 
     def __init__(self, num: int, dim: int) -> None:
         super().__init__()
-        # one row of numbers, as every other norm's: bfloat16 copies are for what products read
+        # flat, as in every other norm: only weights of matrix products have bfloat16 copies
         self.scale = nn.Parameter(torch.ones(num * dim))
         self.shift = nn.Parameter(torch.zeros(num * dim))
         self.shape = (num, 1, dim)
 
 
 class EnsembleNormedMLP(nn.Module):
-    """`num` networks of one shape; dropout is between the first product and its norm."""
+    """`num` networks of the same shape; dropout is between the first product and its norm."""
 
     def __init__(self, num: int, dims: Sequence[int], out_dim: int, dropout: float) -> None:
         super().__init__()
@@ -120,9 +120,9 @@ class EnsembleNormedMLP(nn.Module):
         learn: bool = True,
         drop: bool = False,
     ) -> Float[Tensor, "n *b k"]:
-        """Return the outputs of all members or, with `heads`, of these alone.
+        """Return the outputs of all members, or only of `heads`.
 
-        Without `learn` gradients reach the input, but no weight.
+        Without `learn`, gradients reach the input, but no weights.
         """
 
         def pick(p: Float[Tensor, "m ..."]) -> Float[Tensor, "n ..."]:

@@ -1,4 +1,4 @@
-"""A residual perceptron that denoises vectors: IDQL's LN-ResNet (Hansen-Estruch et al. 2023)."""
+"""A residual MLP denoiser for vectors: IDQL's LN-ResNet (Hansen-Estruch et al. 2023)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ResNetMLPConfig:
 
 
 class ResidualBlock(nn.Module):
-    """Dropout, LayerNorm, four times as wide, back, and added to the input."""
+    """Residual block: dropout, LayerNorm, and an MLP four times as wide."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNetMLP(Denoiser):
-    """Sequence, condition and time end to end through residual blocks."""
+    """Concatenated sequence, condition and time through residual blocks."""
 
     Config = ResNetMLPConfig
     flow_scale = 10.0

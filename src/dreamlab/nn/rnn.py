@@ -1,4 +1,4 @@
-"""A recurrent network that forgets at episode starts."""
+"""A recurrent network whose state is reset at episode starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RNN(nn.Module):
 
     step      0      1      2      3
     is_first  0      0      1      0
-    state     s  ──▶ .  ──▶ 0  ──▶ .       what enters the cell at that step
+    state     s  ──▶ .  ──▶ 0  ──▶ .       input state of the cell at that step
     """
 
     Config = RNNConfig
@@ -49,7 +49,7 @@ class RNN(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t d"], state: Any, is_first: Bool[Tensor, "b t"]
     ) -> tuple[Float[Tensor, "b t k"], Any]:
-        """Run over time; `state` is what came before the first step."""
+        """Run over time; `state` is the one before the first step."""
         keep = (~is_first).to(x.dtype)[..., None]
         outs: list[Tensor] = []
         for inputs, k in zip(self.before(x).unbind(1), keep.unbind(1), strict=True):

@@ -1,4 +1,4 @@
-"""DreamerV3's recurrence over whole sequences in one call, where the device has a way to do it."""
+"""DreamerV3's recurrence over whole sequences in one call, on devices with a kernel for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.rssm_scan import fits
 
 STYLE = ("rms", "silu")
-"""The norm and the activation that the kernels compute."""
+"""Norm and activation implemented by the kernels."""
 
 
 class Layers(NamedTuple):
-    """The modules that a step runs through, in this style."""
+    """The modules of a step, in this style."""
 
     memory: Any
-    """`NormAct` of the deterministic part; `stoch` of the random one, `action` of the action."""
+    """`NormAct` of the deterministic part; `stoch` of the stochastic, `action` of the action."""
     stoch: Any
     action: Any
     hidden: Any
@@ -28,12 +28,12 @@ class Layers(NamedTuple):
     hidden_norm: Any
     gates: Any
     look: Any
-    """`NormAct` of memory and tokens; `logits` is linear."""
+    """`NormAct` of deterministic state and tokens; `logits` is linear."""
     logits: Any
 
 
 class Choices(NamedTuple):
-    """The random part: so many choices of classes each, mixed with this share of chance."""
+    """The stochastic part: number of categoricals, their classes, and the uniform share."""
 
     num: int
     classes: int
@@ -41,7 +41,7 @@ class Choices(NamedTuple):
 
 
 def available(x: Float[Tensor, " ..."]) -> bool:
-    """Return whether sequences like this tensor can be followed in one call now."""
+    """Return whether sequences like this tensor can be scanned in one call."""
     return use_triton(x)
 
 
@@ -52,9 +52,9 @@ def scan(
     noise: Float[Tensor, "t b num classes"],
     start: tuple[Float[Tensor, "b d"], Float[Tensor, "b s"]],
 ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t s"], Float[Tensor, "b t s"]]:
-    """Follow sequences of action, tokens and is_first from a memory and a random part.
+    """Filter sequences of action, tokens and is_first from an initial state.
 
-    Return memories, samples and logits. `noise` is Gumbel noise.
+    Return deterministic states, samples and logits. `noise` is Gumbel noise.
     """
     action, tokens, is_first = inputs
     dtype, deter = rssm_scan.dtype_of(tokens), start[0].shape[-1]

@@ -1,4 +1,4 @@
-"""Numbers as distances from their mean so far, in deviations."""
+"""Standardization by running mean and deviation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dreamlab.core import world
 
 
 class Standardize(nn.Module):
-    """Mean and variance of everything that `watch` was shown, early and late rows alike."""
+    """Mean and variance of all rows seen by `watch`, equally weighted."""
 
     mean: Float[Tensor, " d"]
     var: Float[Tensor, " d"]
     count: Float[Tensor, ""]
 
     def __init__(self, dim: int, least: float = 1e-3) -> None:
-        """Start with mean 0 and deviation 1; a deviation is never below `least`."""
+        """Initialize with mean 0 and deviation 1; deviations are at least `least`."""
         super().__init__()
         self.least = least
         self.register_buffer("mean", torch.zeros(dim))
@@ -26,7 +26,7 @@ class Standardize(nn.Module):
 
     @torch.no_grad()
     def watch(self, x: Float[Tensor, "n d"], weight: Float[Tensor, " n"] | None = None) -> None:
-        """Take the rows of all processes into account, each as often as its weight says."""
+        """Update the statistics with the rows of all processes, weighted by `weight`."""
         weight = torch.ones_like(x[:, 0]) if weight is None else weight
         total = world.total(weight.sum())
         new = self.count + total
@@ -47,5 +47,5 @@ class Standardize(nn.Module):
         return (x - self.mean) / self.std
 
     def inverse(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """Return numbers in their own units."""
+        """Undo the standardization."""
         return x * self.std + self.mean

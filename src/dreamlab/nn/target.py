@@ -1,4 +1,4 @@
-"""Target networks: copies that follow a network without being trained."""
+"""Target networks: copies that track a network without being trained."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def frozen_copy(module: M) -> M:
-    """Return a copy of a module that no gradient reaches."""
+    """Return a copy of a module without gradients."""
     return copy.deepcopy(module, cut_copies(module)).requires_grad_(False)
 
 
 @contextmanager
 def passed_through(*modules: nn.Module) -> Iterator[None]:
-    """Let gradients inside the block pass through modules without reaching their weights."""
+    """Let gradients pass through modules inside the block without reaching their weights."""
     weights = [p for module in modules for p in module.parameters() if p.requires_grad]
     for p in weights:
         p.requires_grad_(False)
@@ -35,7 +35,7 @@ def passed_through(*modules: nn.Module) -> Iterator[None]:
 
 
 class TargetNetwork(Generic[M]):
-    """Moves a frozen copy towards its original. It holds no state: the modules do."""
+    """Moves a frozen copy towards its original. It is stateless: the modules hold the weights."""
 
     def __init__(self, target: M, online: M) -> None:
         self.target: list[Tensor] = list(target.parameters())
@@ -43,6 +43,6 @@ class TargetNetwork(Generic[M]):
 
     @torch.no_grad()
     def update(self, share: float | Float[Tensor, ""]) -> None:
-        """Go `share` of the way: 0 stays, 1 copies exactly. A tensor is not read by the host."""
+        """Interpolate by `share`: 0 keeps, 1 copies exactly. A tensor is not read by the host."""
         torch._foreach_mul_(self.target, 1 - share)
         torch._foreach_add_(self.target, torch._foreach_mul(self.online, share))

@@ -1,4 +1,4 @@
-"""A causal transformer over the last steps of an episode, used like a recurrent network."""
+"""A causal transformer over the last steps of an episode, with the interface of an RNN."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from dreamlab.core.limits import Depth, Width
 
 KeysValues = tuple[Tensor, Tensor]
-"""What the tokens before offer to one that looks: each [b, heads, t, k]."""
+"""Cached keys and values of earlier tokens: each [b, heads, t, k]."""
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A small decoder; `context` is how many steps back it can see."""
+    """A small decoder; `context` is its attention span in steps."""
 
     dim: Width = 64
     heads: Width = 4
@@ -31,7 +31,7 @@ class TransformerConfig:
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP; `dropout` is of attention and of what both add."""
+    """Pre-norm attention and MLP; `dropout` applies to attention and both residuals."""
 
     def __init__(self, dim: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ class Block(nn.Module):
     def extend(
         self, x: Float[Tensor, "b 1 d"], past: KeysValues | None
     ) -> tuple[Float[Tensor, "b 1 d"], KeysValues]:
-        """Return the output of one more token, which sees all before it, and what it adds to them.
+        """Process one more token with cached keys and values; return its output and the new cache.
 
-        Token by token it is what `forward` computes of all at once with a causal mask.
+        Token by token, this equals `forward` with a causal mask.
         """
         q, k, v = self._heads(x)
         if past is not None:
@@ -66,7 +66,7 @@ class Block(nn.Module):
     def _finish(
         self, x: Float[Tensor, "b t d"], attended: Float[Tensor, "b h t k"]
     ) -> Float[Tensor, "b t d"]:
-        """Add what was attended to, then what the perceptron makes of both."""
+        """Add the attention output, then that of the MLP."""
         x = x + self._dropped(self.out(attended.transpose(1, 2).flatten(2)))
         return x + self._dropped(self.mlp(self.norm2(x)))
 
@@ -105,7 +105,7 @@ class Transformer(nn.Module):
         x = torch.cat([past, x], 1)
         exists = torch.cat([seen, torch.ones_like(is_first)], 1)
         starts = torch.cat([torch.zeros_like(seen), is_first], 1).cumsum(1)
-        # every query looks through its own window: ages mean the same in acting and training
+        # every query has its own window, so positions mean the same in acting and training
         windows = x.unfold(1, self.context, 1).transpose(2, 3)
         same = starts.unfold(1, self.context, 1) == starts[:, self.context - 1 :, None]
         visible = exists.unfold(1, self.context, 1) & same

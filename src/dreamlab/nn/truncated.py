@@ -1,4 +1,4 @@
-"""The normal distribution cut off at -1 and 1."""
+"""The Gaussian distribution truncated to [-1, 1]."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from dreamlab.nn.dists import LOG_2PI
 
-EDGE = 1e-6  # samples keep this far away from the ends, where the density ends
+EDGE = 1e-6  # margin of samples to the bounds, where the density ends
 
 
 class TruncatedNormal:
-    """Independent normals given that every entry lies in [-1, 1].
+    """Independent Gaussians truncated to [-1, 1].
 
-    Samples are found through the inverse of the distribution function, so gradients flow through
-    them. Log-probabilities and entropies are summed over the entries.
+    Samples use the inverse CDF, so gradients flow through them. Log-probabilities and entropies are
+    summed over the entries.
     """
 
     def __init__(self, mean: Float[Tensor, "*b a"], std: Float[Tensor, "*b a"]) -> None:
@@ -27,7 +27,7 @@ class TruncatedNormal:
         self.mass = (_mass_below(self.high) - self.below).clamp(min=1e-8)
 
     def sample(self) -> Float[Tensor, "*b a"]:
-        """Return a draw that gradients of mean and deviation flow through."""
+        """Return a reparameterized sample."""
         share = self.below + torch.rand_like(self.mean) * self.mass
         unit = math.sqrt(2) * torch.erfinv((2 * share - 1).clamp(-1 + EDGE, 1 - EDGE))
         value = self.mean + self.std * unit

@@ -15,12 +15,12 @@ from dreamlab.core.limits import Items, Range, Width
 from dreamlab.nn.denoiser import Denoiser, DenoiserSizes, Sinusoids
 
 OUT_GROUPS = 8
-"""Groups of the last norm, whatever those of the others: as the published weights have it."""
+"""Groups of the last norm, independent of the others, as in the published weights."""
 
 
 @dataclass(frozen=True)
 class UNet1dConfig:
-    """Sizes of the diffusion policy on states; on images: widths 512, 1024, 2048, time_dim 128."""
+    """Sizes of state-based diffusion policy; for images: widths 512, 1024, 2048, time_dim 128."""
 
     widths: Annotated[tuple[Width, ...], Items()] = (256, 512, 1024)
     time_dim: Annotated[int, Range(4, 65_536)] = 256
@@ -39,7 +39,7 @@ class UNet1dConfig:
 
 
 def conv_block(in_dim: int, out_dim: int, kernel_size: int, groups: int) -> nn.Sequential:
-    """Return a convolution, a group norm and an activation."""
+    """Build a convolution with group norm and activation."""
     return nn.Sequential(
         nn.Conv1d(in_dim, out_dim, kernel_size, padding=kernel_size // 2),
         nn.GroupNorm(groups, out_dim),
@@ -48,7 +48,7 @@ def conv_block(in_dim: int, out_dim: int, kernel_size: int, groups: int) -> nn.S
 
 
 class FilmBlock(nn.Module):
-    """Two convolutions; the condition scales and shifts what is between them."""
+    """Two convolutions with FiLM conditioning between them."""
 
     def __init__(self, in_dim: int, out_dim: int, cond_dim: int, config: UNet1dConfig) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class FilmBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "b c t"], cond: Float[Tensor, "b d"]
     ) -> Float[Tensor, "b k t"]:
-        # the scale is what the condition says, not 1 more: as the published weights have it
+        # the scale is not offset by 1, as in the published weights
         scale, shift = self.film(cond)[..., None].chunk(2, 1)
         return self.second(scale * self.first(x) + shift) + self.skip(x)
 
 
 class Stage(nn.Module):
-    """Two blocks, then a change of the sequence's length."""
+    """Two blocks, then down- or upsampling."""
 
     def __init__(
         self, dims: tuple[int, int], cond_dim: int, resize: nn.Module, config: UNet1dConfig
@@ -79,13 +79,13 @@ class Stage(nn.Module):
     def forward(
         self, x: Float[Tensor, "b c t"], cond: Float[Tensor, "b d"]
     ) -> tuple[Float[Tensor, "b k t"], Float[Tensor, "b k s"]]:
-        """Return the output before its length is changed, and after."""
+        """Return the output before and after resampling."""
         y = self.two(self.one(x, cond), cond)
         return y, self.resize(y)
 
 
 class UNet1d(Denoiser):
-    """Halves the sequence from stage to stage, and doubles it again beside what it was."""
+    """Halves the sequence at each stage, then doubles it again with skip connections."""
 
     Config = UNet1dConfig
 
@@ -128,12 +128,12 @@ class UNet1d(Denoiser):
 
 
 def halve(dim: int) -> nn.Module:
-    """Return a convolution that halves the length."""
+    """Build a convolution that halves the length."""
     return nn.Conv1d(dim, dim, 3, 2, 1)
 
 
 def double(dim: int) -> nn.Module:
-    """Return a convolution that doubles the length."""
+    """Build a convolution that doubles the length."""
     return nn.ConvTranspose1d(dim, dim, 4, 2, 1)
 
 

@@ -1,4 +1,4 @@
-"""The encoder of images of diffusion policies: crop, ResNet-18 with group norms, keypoints."""
+"""Image encoder of diffusion policies: crop, ResNet-18 with group norms, keypoints."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import Finite, Items, Positive, Range, Side, Width
 
 GROUP = 16
-"""Channels of a group of a norm. Batch norms would not go with averaged weights."""
+"""Channels per group of a norm. Batch norms would not work with averaged weights."""
 STAGES = 4
 
 
 @dataclass(frozen=True)
 class ResNet18Config:
-    """Sizes of the diffusion policy; PushT crops 96 pixels to 84, robomimic 84 to 76."""
+    """Sizes of diffusion policy; PushT crops 96 pixels to 84, robomimic 84 to 76."""
 
     crop: tuple[Side, Side] | None = None
-    """Height and width of what is looked at: anywhere while it learns, the middle otherwise."""
+    """Crop height and width: at a random position in training, else at the center."""
     width: Annotated[int, Range(GROUP, 4_096)] = 64
-    """Channels of the first stage; each stage after it has twice as many."""
+    """Channels of the first stage, doubled at each further stage."""
     keypoints: Width = 32
     out_dim: Width = 64
     mean: Annotated[tuple[Finite, ...], Items()] = (0.5,)
-    """What is taken off colors in [0, 1]: one number, or one of each channel."""
+    """Subtracted from colors in [0, 1]: one value, or one per channel."""
     std: Annotated[tuple[Positive, ...], Items()] = (0.5,)
-    """What they are then divided by."""
+    """Divisor of the centered colors."""
 
     def __post_init__(self) -> None:
         if self.width % GROUP:
@@ -55,17 +55,17 @@ class BasicBlock(nn.Module):
 
 
 def conv3(in_dim: int, out_dim: int, stride: int) -> nn.Conv2d:
-    """Return a convolution of 3 x 3 without bias."""
+    """Build a 3 x 3 convolution without bias."""
     return nn.Conv2d(in_dim, out_dim, 3, stride, 1, bias=False)
 
 
 def group_norm(dim: int) -> nn.GroupNorm:
-    """Return a norm of groups of 16 channels."""
+    """Build a norm with groups of 16 channels."""
     return nn.GroupNorm(dim // GROUP, dim)
 
 
 def resnet18(channels: int, width: int) -> nn.Sequential:
-    """Return the network up to its last maps: 32 times as small, 8 times as wide."""
+    """Build the network up to its last maps: 1/32 of the resolution, 8 times the channels."""
     stem = nn.Conv2d(channels, width, 7, 2, 3, bias=False)
     stages: list[nn.Module] = []
     for i in range(STAGES):
@@ -78,12 +78,12 @@ def resnet18(channels: int, width: int) -> nn.Sequential:
 
 
 class SpatialSoftmax(nn.Module):
-    """The middle of mass of each of several maps: x and y in [-1, 1] (Finn et al. 2016)."""
+    """Expected coordinates of each map's softmax: x and y in [-1, 1] (Finn et al. 2016)."""
 
     grid: Float[Tensor, "n 2"]
 
     def __init__(self, shape: tuple[int, int, int], keypoints: int) -> None:
-        """Take maps of channels, height and width."""
+        """Create the layer for maps of channels, height and width."""
         super().__init__()
         channels, height, width = shape
         self.maps = nn.Conv2d(channels, keypoints, 1)
@@ -97,7 +97,7 @@ class SpatialSoftmax(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Bytes to [0, 1], cropped, to keypoints, to features. Every camera has its own."""
+    """Byte images, scaled to [0, 1] and cropped, to keypoints and features. One per camera."""
 
     Config = ResNet18Config
     mean: Float[Tensor, "c 1 1"]
@@ -128,7 +128,7 @@ class ResNet18(nn.Module):
 
 
 def check_crop(crop: tuple[int, int] | None, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the size of what is looked at, or raise if an image is smaller."""
+    """Return the crop size, or raise if an image is smaller."""
     if crop is not None and (crop[0] > size[0] or crop[1] > size[1]):
         raise ConfigError(f"crop: {list(crop)} does not fit into images of {list(size)}")
     return size if crop is None else crop
@@ -137,7 +137,7 @@ def check_crop(crop: tuple[int, int] | None, size: tuple[int, int]) -> tuple[int
 def cropped(
     image: UInt8[Tensor, "b h w c"], size: tuple[int, int], random: bool
 ) -> UInt8[Tensor, "b i j c"]:
-    """Return a part of each image: its own random one, or the middle of all."""
+    """Crop each image at its own random position, or at the center."""
     height, width = image.shape[1:3]
     if size == (height, width):
         return image

@@ -1,8 +1,8 @@
-"""Noise schedules and one step of every sampler: DDPM, DDIM, flow matching.
+"""Noise schedules and single sampler steps: DDPM, DDIM, flow matching.
 
-`abar` is the fraction of the data's variance that is left at a noise level (the product of 1 -
-beta); it has the shape of what it multiplies, or one that broadcasts. Level 0 has the least noise,
-a level below it none: `abar` = 1.
+`abar` is the fraction of the data's variance left at a noise level (the product of 1 - beta); it
+must broadcast to what it multiplies. Level 0 has the least noise; below it there is none: `abar` =
+1.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LEAST_VARIANCE = 1e-20
 def noise_levels(kind: Betas, num: int) -> Float[Tensor, " {num}"]:
     """Return `abar` of each of `num` noise levels.
 
-    - squaredcos_cap_v2: Nichol & Dhariwal 2021; no beta is above 0.999.
-    - vp: the variance-preserving process in `num` steps (Xiao et al. 2022), as Diffusion-QL has it.
-    - linear: Ho et al. 2020, for 1000 levels; fewer take the same betas.
+    - squaredcos_cap_v2: Nichol & Dhariwal 2021; betas are at most 0.999.
+    - vp: the variance-preserving process in `num` steps (Xiao et al. 2022), as in Diffusion-QL.
+    - linear: Ho et al. 2020, for 1000 levels; fewer levels use the same range of betas.
     """
     if kind == "squaredcos_cap_v2":
         share = [math.cos((i / num + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(num + 1)]
@@ -37,14 +37,14 @@ def noise_levels(kind: Betas, num: int) -> Float[Tensor, " {num}"]:
         betas = [1 - math.exp(-VP_MIN / num - x) for x in steps]
     else:
         betas = torch.linspace(LINEAR_FIRST, LINEAR_LAST, num).tolist()
-    # in single precision, as the libraries do whose weights are to give the same actions
+    # single precision, as in the libraries whose weights must reproduce the same actions
     return (1 - torch.tensor(betas, dtype=torch.float32)).cumprod(0)
 
 
 def spaced_levels(num: int, steps: int) -> list[tuple[int, int]]:
-    """Return the levels that `steps` of `num` visit, from the noisiest, each with the next one.
+    """Return the levels visited by `steps` of `num`, from the noisiest, each with its successor.
 
-    They are num // steps apart and end at level 0; after it comes -1: no noise.
+    They are num // steps apart and end at level 0; its successor is -1: no noise.
     """
     stride = num // steps
     return [(stride * i, stride * (i - 1)) for i in reversed(range(1, steps))] + [(0, -1)]
@@ -53,7 +53,7 @@ def spaced_levels(num: int, steps: int) -> list[tuple[int, int]]:
 def add_noise(
     x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], abar: Float[Tensor, " ..."]
 ) -> Float[Tensor, "*b"]:
-    """Return data at a noise level."""
+    """Add noise to data at a noise level."""
     return abar.sqrt() * x + (1 - abar).sqrt() * noise
 
 
@@ -63,7 +63,7 @@ def network_target(
     abar: Float[Tensor, " ..."],
     kind: Prediction,
 ) -> Float[Tensor, "*b"]:
-    """Return what a network that predicts `kind` shall say of data with this noise."""
+    """Return the training target of a network that predicts `kind`."""
     if kind == "epsilon":
         return noise
     return x if kind == "sample" else abar.sqrt() * noise - (1 - abar).sqrt() * x
@@ -73,7 +73,7 @@ def clean_and_noise(
     out: Float[Tensor, "*b"], noisy: Float[Tensor, "*b"], abar: Float[Tensor, " ..."],
     kind: Prediction,
 ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:  # fmt: skip
-    """Return the data and the noise that a network's output means."""
+    """Recover the data and the noise from a network's output."""
     signal, spread = abar.sqrt(), (1 - abar).sqrt()
     if kind == "epsilon":
         return (noisy - spread * out) / signal, out
@@ -89,9 +89,9 @@ def ddpm_step(
     before: Float[Tensor, ""],
     noise: Float[Tensor, "*b"] | None,
 ) -> Float[Tensor, "*b"]:
-    """Return a sample of the level before, given the data that is expected (Ho et al. 2020, eq. 7).
+    """Sample the previous level given the predicted data (Ho et al. 2020, eq. 7).
 
-    The variance is the posterior's; None as noise gives the mean.
+    The variance is the posterior's; without noise, return the mean.
     """
     alpha = abar / before
     mean = (
@@ -107,7 +107,7 @@ def ddpm_step(
 def ddim_step(
     clean: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], before: Float[Tensor, ""]
 ) -> Float[Tensor, "*b"]:
-    """Return the level before along the deterministic path (Song et al. 2021, eq. 12, eta = 0)."""
+    """Compute the previous level deterministically (DDIM, Song et al. 2021, eq. 12, eta = 0)."""
     return before.sqrt() * clean + (1 - before).sqrt() * noise
 
 
@@ -117,14 +117,14 @@ def ddim_step(
 def flow_path(
     x: Float[Tensor, "*b"], noise: Float[Tensor, "*b"], time: Float[Tensor, " ..."]
 ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
-    """Return where the straight line from noise (time 0) to data (time 1) is, and its velocity."""
+    """Return the point on the line from noise (time 0) to data (time 1), and its velocity."""
     return time * x + (1 - time) * noise, x - noise
 
 
 def noisy_times(num: int, like: Float[Tensor, " ..."]) -> Float[Tensor, " {num}"]:
-    """Draw times of a flow, more of them near the noise: 0.999 (1 - Beta(1.5, 1))."""
+    """Sample flow times, denser near the noise: 0.999 (1 - Beta(1.5, 1))."""
     uniform = torch.rand(num, device=like.device)
-    return 0.999 * (1 - uniform ** (1 / 1.5))  # the inverse of the distribution x^1.5
+    return 0.999 * (1 - uniform ** (1 / 1.5))  # inverse of the CDF x^1.5
 
 
 Velocity = Callable[[Tensor, float], Tensor]
@@ -133,14 +133,14 @@ Velocity = Callable[[Tensor, float], Tensor]
 def euler_step(
     velocity: Velocity, x: Float[Tensor, "*b"], time: float, size: float
 ) -> Float[Tensor, "*b"]:
-    """Return where a flow leads within `size`, along its direction now."""
+    """Integrate a flow over `size` with one Euler step."""
     return x + size * velocity(x, time)
 
 
 def rk4_step(
     velocity: Velocity, x: Float[Tensor, "*b"], time: float, size: float
 ) -> Float[Tensor, "*b"]:
-    """Return where a flow leads within `size`, by the classical Runge-Kutta rule."""
+    """Integrate a flow over `size` with one classical Runge-Kutta step."""
     k1 = velocity(x, time)
     k2 = velocity(x + 0.5 * size * k1, time + 0.5 * size)
     k3 = velocity(x + 0.5 * size * k2, time + 0.5 * size)

@@ -1,6 +1,6 @@
-"""Estimators of returns, of which a `_target_` chooses one: what values should be, from a path.
+"""Estimators of returns, selected by `_target_`: value targets computed from a path.
 
-A path is lived (its episodes end, its discount is a number) or dreamt (its discount is predicted).
+A path is real (with episode ends and a constant discount) or imagined (with predicted discounts).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dreamlab.core.limits import PositiveInt, Share
 from dreamlab.ops.returns import generalised_advantage, lambda_return
 
 ESTIMATORS = __name__
-"""Where a `_target_` finds them."""
+"""Module in which `_target_` looks up estimators."""
 
 
 @dataclass(frozen=True)
 class Path:
-    """Steps [b, t]; the last is only looked at for its value.
+    """Steps [b, t]; only the value of the last one is used.
 
     step       0     1     2     3 = t-1
     value      v0    v1    v2    v3        value of the state at that step
@@ -37,7 +37,7 @@ class Path:
     value: Float[Tensor, "b t"]
     gamma: float = 1.0
     is_last: Bool[Tensor, "b t"] | None = None
-    """None: it never does, as in dreams."""
+    """None if episodes never end, as in dreams."""
 
     @property
     def discount(self) -> Float[Tensor, "b t"]:
@@ -45,40 +45,40 @@ class Path:
 
     @property
     def same(self) -> Float[Tensor, "b t"]:
-        """Return 0 for a step at which an episode ended: what follows it is another one."""
+        """Return 0 for steps at which an episode ended: the next step is of another one."""
         ones = torch.ones_like(self.value)
         return ones if self.is_last is None else (~self.is_last).to(ones.dtype)
 
 
 class ReturnEstimator(ABC):
-    """Says what every step but the last of a path [b, n + 1] should have been worth."""
+    """Estimates the returns of every step but the last of a path [b, n + 1]."""
 
     Config: Any
 
     @abstractmethod
     def returns(self, path: Path) -> Float[Tensor, "b n"]:
-        """Return what the values should be; of a step at which an episode ended it is void."""
+        """Compute the value targets; undefined for steps at which an episode ended."""
 
     def advantages(self, path: Path) -> Float[Tensor, "b n"]:
-        """Return how much better than its value each step went; 0 where an episode ended."""
+        """Compute the advantages; 0 where an episode ended."""
         return (self.returns(path) - path.value[:, :-1]) * path.same[:, :-1]
 
     def both(self, path: Path) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
-        """Return advantages, and the returns that go with them."""
+        """Compute advantages and the matching returns."""
         advantage = self.advantages(path)
         return advantage, advantage + path.value[:, :-1]
 
 
 @dataclass(frozen=True)
 class LambdaReturnConfig:
-    """How far a return reaches before a value stands for the rest."""
+    """Trade-off between bootstrapping and observed rewards."""
 
     lam: Share = 0.95
-    """0: one step; 1: all of them."""
+    """0: one step; 1: Monte Carlo."""
 
 
 class LambdaReturn(ReturnEstimator):
-    """The mean of returns over 1, 2, ... steps, each `lam` times as much as the one before."""
+    """The exponentially weighted mean of n-step returns, with decay `lam`."""
 
     Config = LambdaReturnConfig
 
@@ -91,7 +91,7 @@ class LambdaReturn(ReturnEstimator):
 
 
 class GAE(LambdaReturn):
-    """The same return, of which the advantage is summed from the errors of single steps."""
+    """The same return, with advantages computed as a sum of TD errors."""
 
     def advantages(self, path: Path) -> Float[Tensor, "b n"]:
         p = path
@@ -103,13 +103,13 @@ class GAE(LambdaReturn):
 
 @dataclass(frozen=True)
 class NStepConfig:
-    """How far a return reaches before a value stands for the rest."""
+    """Number of steps before bootstrapping."""
 
     n: PositiveInt = 5
 
 
 class NStep(ReturnEstimator):
-    """The rewards of `n` steps, or of those until the episode or the path ends, then a value."""
+    """Rewards of up to `n` steps within the episode and the path, then a value."""
 
     Config = NStepConfig
 
@@ -127,11 +127,11 @@ class NStep(ReturnEstimator):
 
 @dataclass(frozen=True)
 class MonteCarloConfig:
-    """Has no options."""
+    """No options."""
 
 
 class MonteCarlo(LambdaReturn):
-    """All rewards until the episode ends; a value stands only for what was cut off."""
+    """All rewards until the episode ends; bootstraps only where the path is cut off."""
 
     Config = MonteCarloConfig
 

@@ -1,4 +1,4 @@
-"""Numbers as distributions over bins that are even in symlog space, as TD-MPC2 has them."""
+"""Values as distributions over bins evenly spaced in symlog space, as in TD-MPC2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dreamlab.ops.scaling import symexp, symlog, symmetric_mean
 
 @dataclass(frozen=True)
 class EvenBins:
-    """The bins; a number is symexp of their mean, not the mean of their symexp."""
+    """The bins; a decoded value is symexp of the mean bin, not the mean of symexp."""
 
     num: Annotated[int, Range(2, 65_536)] = 101
     low: Finite = -10.0
@@ -30,29 +30,29 @@ class EvenBins:
         return (self.high - self.low) / (self.num - 1)
 
     def tensor(self) -> Float[Tensor, " {self.num}"]:
-        """Return the middles of the bins."""
+        """Return the bin centers."""
         return torch.linspace(self.low, self.high, self.num)
 
     def place(self, x: Float[Tensor, "*b"]) -> tuple[Int[Tensor, "*b"], Float[Tensor, "*b"]]:
-        """Return the bin below each number, and how much of it belongs to the bin above."""
+        """Return the bin below each value, and the weight of the bin above."""
         at = (symlog(x).clamp(self.low, self.high) - self.low) / self.width
         below = at.floor()
         return below.long(), at - below
 
     def two_hot(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b {self.num}"]:
-        """Return the distribution that stands for each number."""
+        """Return the two-hot encoding of each value."""
         below, share = self.place(x)
         out = x.new_zeros(*x.shape, self.num)
         out.scatter_(-1, below[..., None], (1 - share)[..., None])
         return out.scatter_add_(-1, self._above(below)[..., None], share[..., None])
 
     def _above(self, below: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-        return torch.where(below == self.num - 1, 0, below + 1)  # nothing belongs to that one
+        return torch.where(below == self.num - 1, 0, below + 1)  # that bin has weight 0
 
     def loss(
         self, logits: Float[Tensor, "*#b n"], target: Float[Tensor, "*#b"]
     ) -> Float[Tensor, "*b"]:
-        """Return the cross-entropy to the two bins around each target."""
+        """Compute the cross-entropy to the two bins around each target."""
         below, share = self.place(target.detach())
         lead = torch.broadcast_shapes(logits.shape[:-1], below.shape)
         log_prob = torch.log_softmax(logits.float(), -1).expand(*lead, self.num)
@@ -64,8 +64,8 @@ class EvenBins:
     def decode(
         self, logits: Float[Tensor, "*b n"], bins: Float[Tensor, " n"]
     ) -> Float[Tensor, "*b"]:
-        """Return the numbers that logits stand for; `bins` is `tensor()` on their device."""
+        """Decode logits to values; `bins` is `tensor()` on their device."""
         logits = logits.float()
-        if self.low == -self.high:  # exactly 0 where nothing was learned
+        if self.low == -self.high:  # exactly 0 for uniform logits
             return symexp(symmetric_mean(logits, bins))
         return symexp((torch.softmax(logits, -1) * bins).sum(-1))

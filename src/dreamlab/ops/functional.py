@@ -1,4 +1,4 @@
-"""Small functions of tensors, each in the form that suits where it is computed."""
+"""Small tensor functions, each in the fastest form for its device."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from dreamlab.accel.dispatch import use_cpu_kernels
 
 
 def softmax(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """Return the softmax over a last axis of few entries."""
+    """Compute the softmax over a short last axis."""
     return cpu_fast.small_softmax(x) if use_cpu_kernels(x) else torch.softmax(x, -1)
 
 
 def log_softmax(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """Return the logarithm of `softmax`."""
+    """Compute the logarithm of `softmax`."""
     return cpu_fast.small_log_softmax(x) if use_cpu_kernels(x) else torch.log_softmax(x, -1)
 
 
 def tanh(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return the hyperbolic tangent."""
+    """Compute the hyperbolic tangent."""
     return cpu_fast.tanh(x) if use_cpu_kernels(x) else torch.tanh(x)
 
 
 def gumbel(*shape: int, device: torch.device | str | None = None) -> Float[Tensor, " ..."]:
-    """Return Gumbel noise: the largest of logits with it added is a sample of their softmax."""
+    """Sample Gumbel noise: the argmax of logits plus noise is a sample from their softmax."""
     return torch.rand(*shape, device=device).log_().neg_().log_().neg_()
 
 

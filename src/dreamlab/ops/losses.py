@@ -1,4 +1,4 @@
-"""Losses that more than one algorithm uses."""
+"""Losses shared by several algorithms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dreamlab.accel.fused_losses import fused_surrogate
 
 
 def huber(error: Float[Tensor, "*b"], delta: float = 1.0) -> Float[Tensor, "*b"]:
-    """Return the squared error near zero and the absolute one beyond `delta`."""
+    """Compute the Huber loss: quadratic near zero, linear beyond `delta`."""
     size = error.abs()
     return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
 
@@ -21,10 +21,10 @@ def huber(error: Float[Tensor, "*b"], delta: float = 1.0) -> Float[Tensor, "*b"]
 def project_categorical(
     support: Float[Tensor, " n"], target: Float[Tensor, "*b m"], probs: Float[Tensor, "*b m"]
 ) -> Float[Tensor, "*b n"]:
-    """Return the distribution on `support` nearest to `probs` on the atoms `target`.
+    """Project `probs` on the atoms `target` onto `support`.
 
-    Each atom's probability is shared by its two neighbours in proportion to nearness
-    (Bellemare et al. 2017, algorithm 1). `support` is evenly spaced.
+    Each atom's probability is split between its two neighbors in proportion to proximity (Bellemare
+    et al. 2017, algorithm 1). `support` is evenly spaced.
     """
     low, step = support[0], support[1] - support[0]
     last = support.shape[0] - 1
@@ -39,9 +39,9 @@ def project_categorical(
 def gauss_bins(
     x: Float[Tensor, "*b"], edges: Float[Tensor, " n"], sigma: float
 ) -> Float[Tensor, "*b m"]:
-    """Return how much of a normal around each number lies in each bin; all of it in some.
+    """Return the probability of each bin under a Gaussian around each value, summing to 1.
 
-    The HL-Gauss target of Imani and White 2018: a number beyond the bins counts as their end.
+    The HL-Gauss target of Imani and White 2018; values beyond the bins are clipped to their ends.
     """
     y = x.clamp(edges[0], edges[-1])
     cdf = torch.erf((edges - y[..., None]) / (2**0.5 * sigma))
@@ -54,9 +54,9 @@ def quantile_huber(
     levels: Float[Tensor, " k"],
     kappa: float,
 ) -> Float[Tensor, "*b"]:
-    """Return the quantile regression loss: summed over quantiles, the mean over samples.
+    """Compute the quantile regression loss: sum over quantiles, mean over samples.
 
-    Dabney et al. 2018, eq. 9 and 10; `levels` are the shares of samples that are to lie below.
+    Dabney et al. 2018, eq. 9 and 10; `levels` are the quantile levels.
     """
     error = samples[..., None, :] - quantiles[..., :, None]
     weight = (levels[:, None] - (error.detach() < 0).to(error.dtype)).abs()
@@ -66,9 +66,9 @@ def quantile_huber(
 def clipped_surrogate(
     change: Float[Tensor, "*b"], advantage: Float[Tensor, "*b"], clip: Any
 ) -> Float[Tensor, "*b"]:
-    """Return min(r A, clip(r, 1 - clip, 1 + clip) A), with r = exp(change) (Schulman 2017, eq. 7).
+    """Compute min(r A, clip(r, 1 - clip, 1 + clip) A), with r = exp(change) (Schulman 2017, eq. 7).
 
-    `change` is the log-probability now less that when acting; gradients flow through it alone.
+    `change` is the current log-probability minus that when acting; only it receives gradients.
     """
     if use_fused():
         return fused_surrogate(change, advantage, clip)

@@ -1,4 +1,4 @@
-"""Mixtures of normals, one for each number of a vector: what an MDN describes by 3 k numbers."""
+"""Gaussian mixtures, one for each entry of a vector: an MDN predicts 3 k parameters each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 def split_mixture(
     params: Float[Tensor, "*b d k3"],
 ) -> tuple[Float[Tensor, "*b d k"], Float[Tensor, "*b d k"], Float[Tensor, "*b d k"]]:
-    """Return logits, means and log-deviations of the components."""
+    """Split parameters into logits, means and log-deviations of the components."""
     logits, mean, log_std = params.chunk(3, -1)
     return logits, mean, log_std
 
@@ -21,7 +21,7 @@ def split_mixture(
 def mixture_log_prob(
     params: Float[Tensor, "*b d k3"], value: Float[Tensor, "*b d"]
 ) -> Float[Tensor, "*b d"]:
-    """Return the log-density of each number under its own mixture."""
+    """Return the log-density of each entry under its mixture."""
     logits, mean, log_std = split_mixture(params)
     distance = (value[..., None] - mean) * torch.exp(-log_std)
     log_normal = -0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)
@@ -31,15 +31,15 @@ def mixture_log_prob(
 def sample_mixture(
     params: Float[Tensor, "*b d k3"], noise: Float[Tensor, "*b d 2"], temperature: float = 1.0
 ) -> Float[Tensor, "*b d"]:
-    """Return numbers made of two standard normals each: one chooses a component, one moves in it.
+    """Sample mixtures from two standard normals per entry: one for the component, one within it.
 
-    A higher temperature makes the choice more even and the normals wider: logits are divided by
-    it, deviations multiplied by its root.
+    A higher temperature flattens the component weights and widens the Gaussians: logits are divided
+    by it, deviations multiplied by its square root.
     """
     logits, mean, log_std = split_mixture(params)
     share = F.softmax(logits / temperature, -1).cumsum(-1)
     chance = 0.5 * (1 + torch.erf(noise[..., :1] * 2**-0.5))
-    # rounding may leave the last sum below 1, and chance may be 1
+    # rounding may leave the last cumulative sum below 1, and `chance` may be 1
     chosen = (chance > share[..., :-1]).sum(-1, keepdim=True)
     std = log_std.gather(-1, chosen).exp() * temperature**0.5
     return (mean.gather(-1, chosen) + std * noise[..., 1:])[..., 0]

@@ -1,4 +1,4 @@
-"""Two computations that do not need each other."""
+"""Run two independent computations concurrently."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ B = TypeVar("B")
 def overlapped(
     device: torch.device, here: Callable[[], A], beside: Callable[[], B], urgent: bool = False
 ) -> tuple[A, B]:
-    """Return what both give, called in this order; a GPU may compute them at the same time.
+    """Call both functions in this order and return their results; a GPU may overlap them.
 
-    Where both want the same processors, `beside` waits, or goes before if it is `urgent`. The
-    caller keeps the tensors that it reads until it has used the results. The order matters: when
-    gradients have arrived at a weight, autograd waits for all that was requested where it was
-    first used, and that should not be what runs beside.
+    If both compete for the same processors, `beside` has lower priority, or higher if `urgent`. The
+    caller must keep the input tensors alive until it has used the results. The order matters: when
+    gradients reach a weight, autograd waits for the stream on which the weight was first used, and
+    that should not be the one of `beside`.
     """
     if not use_fused():
         return here(), beside()

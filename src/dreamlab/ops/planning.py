@@ -1,9 +1,9 @@
-"""Planners: searches for the sequence of actions that scores best, for many problems at once.
+"""Planners: batched searches for the action sequence with the highest score.
 
-All of them speak one protocol: `start` a search, `ask` it for candidates, `tell` it their scores;
-`search` is the loop around these. They hold no state of their own: what a search knows is its
-`Plan`, so that one can start where the last one ended (`shifted`), or be helped by plans that
-another process proposes. Actions are in [-1, 1].
+All of them share one protocol: `start` a search, `ask` it for candidates, `tell` it their scores;
+`search` is the loop around these. Planners are stateless: the state of a search is its `Plan`, so a
+search can continue from the last one (`shifted`), or include plans proposed by a policy. Actions
+are in [-1, 1].
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from torch.nn import functional as F
 from dreamlab.core.limits import NonNegative, Positive, PositiveInt
 
 PLANNERS = __name__
-"""Where a `_target_` finds them."""
+"""Module in which `_target_` looks up planners."""
 Plans = Float[Tensor, "b h a"]
-"""One for each of b problems: h actions of a numbers."""
+"""One plan for each of b problems: h actions of size a."""
 Candidates = Float[Tensor, "b n h a"]
 Scores = Float[Tensor, "b n"]
 Noise = Float[Tensor, "#b n h a"]
 Score = Callable[[Candidates], Scores]
-"""Candidates of b problems to how good each is; more is better."""
+"""Maps candidates of b problems to scores; higher is better."""
 
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """Options that all planners share; each has its own besides."""
+    """Options shared by all planners."""
 
     horizon: PositiveInt
-    """Steps that are planned ahead."""
+    """Planning horizon in steps."""
     iterations: PositiveInt
     samples: PositiveInt
-    """Candidates scored in each iteration, those that were proposed among them."""
+    """Candidates scored per iteration, including proposed ones."""
     elites: PositiveInt
-    """The best candidates, from which the next ones are made."""
+    """Number of best candidates from which the next ones are sampled."""
     std: Positive
-    """Deviation of the first candidates around the first mean."""
+    """Initial standard deviation of the candidates."""
 
     def __post_init__(self) -> None:
         if self.elites > self.samples:
@@ -53,15 +53,15 @@ class PlannerConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search knows: where it would draw next, and the best candidates of the last round."""
+    """State of a search: its sampling distribution, and the elites of the last iteration."""
 
     mean: Float[Tensor, "b h a"]
-    """The plan, if one must be named."""
+    """The plan as a single action sequence."""
     std: Float[Tensor, "b h a"]
     elites: Float[Tensor, "b e h a"]
     score: Float[Tensor, "b e"]
     weight: Float[Tensor, "b e"]
-    """How much each elite counts in the mean; they sum to 1."""
+    """Weight of each elite in the mean; they sum to 1."""
 
 
 C = TypeVar("C", bound=PlannerConfig)
@@ -69,7 +69,7 @@ P = TypeVar("P", bound=Plan)
 
 
 class Planner(ABC, Generic[C, P]):
-    """A search over plans [b, n, h, a]; it is given noise or draws it, and computes the rest."""
+    """A search over plans [b, n, h, a], deterministic given the noise."""
 
     Config: Any
 
@@ -78,23 +78,23 @@ class Planner(ABC, Generic[C, P]):
 
     @abstractmethod
     def start(self, mean: Plans, std: Plans) -> P:
-        """Return what is known before anything was scored."""
+        """Return the state of a search before any scores."""
 
     @abstractmethod
     def ask(self, plan: P, noise: Noise) -> Candidates:
-        """Return candidates in [-1, 1] made of standard normal noise."""
+        """Return candidates in [-1, 1] from standard normal noise."""
 
     @abstractmethod
     def tell(self, plan: P, candidates: Candidates, score: Scores) -> P:
-        """Return what is known once the candidates have their scores."""
+        """Update the search with the scores of its candidates."""
 
     def zeros(self, like: Float[Tensor, "b a"]) -> Float[Tensor, "b h a"]:
-        """Return the plan to do nothing; `like` lends its batch, width, type and device."""
-        b, a = like.shape  # `len` would be a constant of an exported plan
+        """Return the zero plan with the batch, width, dtype and device of `like`."""
+        b, a = like.shape  # `len` would be a constant in an exported plan
         return like.new_zeros(b, self.config.horizon, a)
 
     def fixed_noise(self, dim: int) -> Float[Tensor, "iterations 1 samples h {dim}"]:
-        """Return noise that is the same at every call: for a search without chance."""
+        """Return noise that is the same at every call, for a deterministic search."""
         c = self.config
         shape = (c.iterations, 1, c.samples, c.horizon, dim)
         return torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -108,10 +108,11 @@ class Planner(ABC, Generic[C, P]):
         proposed: Float[Tensor, "b k h a"] | None = None,
         noise: Float[Tensor, "iterations b_or_1 samples h a"] | None = None,
     ) -> P:
-        """Return what is known of each problem's best plan after the last iteration.
+        """Run all iterations and return the final state of the search.
 
-        A search starts at `mean` with this deviation, by default the config's. The plans proposed
-        (a policy's) are among the candidates of every iteration. `noise` takes chance out of it.
+        The search starts at `mean` with deviation `std`, by default the config's. The `proposed`
+        plans (of a policy) are among the candidates of every iteration. A given `noise` makes it
+        deterministic.
         """
         c = self.config
         plan = self.start(mean, torch.full_like(mean, c.std) if std is None else std)
@@ -127,7 +128,7 @@ class Planner(ABC, Generic[C, P]):
 
 
 def shifted(mean: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:
-    """Return what is left of a plan once its first action was done: the start of the next one."""
+    """Drop the first action of a plan, to start the next search from the rest."""
     return torch.cat([mean[:, 1:], torch.zeros_like(mean[:, :1])], 1)
 
 
@@ -139,21 +140,21 @@ def _noise(mean: Plans, num: int) -> Candidates:
 def draw(
     mean: Float[Tensor, "b h a"], std: Float[Tensor, "b h a"], noise: Float[Tensor, "#b n h a"]
 ) -> Float[Tensor, "b n h a"]:
-    """Return candidates from normals, clipped to [-1, 1]."""
+    """Sample candidates from Gaussians, clipped to [-1, 1]."""
     return torch.addcmul(mean[:, None], std[:, None], noise).clamp_(-1, 1)
 
 
 def best(
     candidates: Float[Tensor, "b n h a"], score: Float[Tensor, "b n"], num: int, order: bool = False
 ) -> tuple[Float[Tensor, "b e h a"], Float[Tensor, "b e"]]:
-    """Return the candidates with the highest scores, and these; the best first if `order`."""
+    """Return the candidates with the highest scores, and the scores; sorted if `order`."""
     top = score.topk(num, 1, sorted=order)
     index = top.indices[..., None, None].expand(-1, -1, *candidates.shape[2:])
     return candidates.gather(1, index), top.values
 
 
 def _unknown(mean: Plans, std: Plans, num: int) -> Plan:
-    """Return a plan of which no candidate was scored yet."""
+    """Return a plan without scored candidates."""
     elites = mean[:, None].expand(-1, num, -1, -1)
     score = torch.full_like(elites[:, :, 0, 0], -math.inf)
     return Plan(mean, std, elites, score, torch.full_like(score, 1 / num))
@@ -164,7 +165,7 @@ def _unknown(mean: Plans, std: Plans, num: int) -> Plan:
 
 @dataclass(frozen=True)
 class CEMConfig(PlannerConfig):
-    """PlaNet's numbers (Hafner et al. 2019, arXiv:1811.04551)."""
+    """PlaNet's hyperparameters (Hafner et al. 2019, arXiv:1811.04551)."""
 
     horizon: PositiveInt = 12
     iterations: PositiveInt = 10
@@ -174,7 +175,7 @@ class CEMConfig(PlannerConfig):
 
 
 class CEM(Planner[CEMConfig, Plan]):
-    """The cross-entropy method: draw from a normal that is fitted to the best of the last draw."""
+    """The cross-entropy method: sample from a Gaussian fitted to the last elites."""
 
     Config = CEMConfig
 
@@ -195,16 +196,16 @@ class CEM(Planner[CEMConfig, Plan]):
 
 @dataclass(frozen=True)
 class MPPIConfig(PlannerConfig):
-    """The numbers of TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828)."""
+    """Hyperparameters of TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828)."""
 
     horizon: PositiveInt = 3
     iterations: PositiveInt = 6
     samples: PositiveInt = 512
     elites: PositiveInt = 64
-    """The best candidates, which are averaged; as many as `samples` averages all."""
+    """Number of best candidates that are averaged; `samples` averages all."""
     std: Positive = 2.0
     temperature: NonNegative = 0.5
-    """How much more a better elite counts: its weight is exp(temperature * score)."""
+    """Inverse temperature of the elite weights: exp(temperature * score)."""
     min_std: Positive = 0.05
     max_std: Positive = 2.0
 
@@ -215,7 +216,7 @@ class MPPIConfig(PlannerConfig):
 
 
 class MPPI(Planner[MPPIConfig, Plan]):
-    """Draw the next candidates around the best of the last, averaged by how good they are."""
+    """Sample around the last elites, averaged with weights that grow with their scores."""
 
     Config = MPPIConfig
 
@@ -243,27 +244,27 @@ def _weighted(x: Float[Tensor, "b e h a"], weight: Float[Tensor, "b e"]) -> Floa
 
 @dataclass(frozen=True)
 class RandomShootingConfig(PlannerConfig):
-    """One round, of which the best candidate is the plan."""
+    """A single iteration whose best candidate is the plan."""
 
     horizon: PositiveInt = 12
     iterations: PositiveInt = 1
-    """More rounds need less memory than as many more samples; the best of all rounds wins."""
+    """More iterations need less memory than more samples; the best of all iterations wins."""
     samples: PositiveInt = 1000
     elites: PositiveInt = 1
-    """The best candidates that are kept."""
+    """Number of best candidates to keep."""
     std: Positive = 3**-0.5
-    """Deviation of the candidates, which are uniform: with this one, over all of [-1, 1]."""
+    """Standard deviation of the uniform candidates; the default covers all of [-1, 1]."""
 
 
 @dataclass(frozen=True)
 class Shots(Plan):
-    """The best so far, and the middle of what is drawn."""
+    """The best candidates so far, and the center of the sampling range."""
 
     centre: Float[Tensor, "b h a"]
 
 
 class RandomShooting(Planner[RandomShootingConfig, Shots]):
-    """Try uniform candidates, none of which depends on what others scored, and keep the best."""
+    """Sample uniform candidates, independent of earlier scores, and keep the best."""
 
     Config = RandomShootingConfig
 
@@ -293,34 +294,34 @@ class CMAESConfig(PlannerConfig):
     iterations: PositiveInt = 20
     samples: PositiveInt = 64
     elites: PositiveInt = 32
-    """The parents; better ones count more."""
+    """Number of parents; better ones have larger weights."""
     std: Positive = 0.5
 
 
 @dataclass(frozen=True)
 class Evolution(Plan):
-    """Steps are `sigma` times normals of covariance `cov`, over the d = h a numbers of a plan."""
+    """Steps are `sigma` times Gaussians of covariance `cov`, over the d = h a entries of a plan."""
 
     sigma: Float[Tensor, " b"]
     cov: Float[Tensor, "b d d"]
     root: Float[Tensor, "b d d"]
-    """The root of `cov`, and its inverse."""
+    """Square root of `cov`, and its inverse."""
     inverse: Float[Tensor, "b d d"]
     path_sigma: Float[Tensor, "b d"]
-    """Steps of the mean summed, fading: a long path calls for larger steps."""
+    """Evolution path: decaying sum of mean steps; a long path increases the step size."""
     path_cov: Float[Tensor, "b d"]
     calm: Float[Tensor, " b"]
-    """0 where the steps grow too fast to learn their direction."""
+    """0 where steps grow too fast to adapt the covariance path."""
     told: int
 
 
 class Rates:
-    """How fast an evolution learns, from its dimension and parents (table 1 of the tutorial)."""
+    """Learning rates from dimension and number of parents (table 1 of the tutorial)."""
 
     def __init__(self, dim: int, parents: int) -> None:
         raw = [math.log(parents + 0.5) - math.log(i) for i in range(1, parents + 1)]
         self.weights = [w / sum(raw) for w in raw]
-        mu = 1 / sum(w * w for w in self.weights)  # as many equal parents would vary as much
+        mu = 1 / sum(w * w for w in self.weights)  # effective number of parents
         self.sigma = (mu + 2) / (dim + mu + 5)
         self.damping = 1 + 2 * max(0.0, math.sqrt((mu - 1) / (dim + 1)) - 1) + self.sigma
         self.path = (4 + mu / dim) / (dim + 4 + 2 * mu / dim)
@@ -328,15 +329,15 @@ class Rates:
         self.many = min(1 - self.one, 2 * (mu - 2 + 1 / mu) / ((dim + 2) ** 2 + mu))
         self.into_sigma = math.sqrt(self.sigma * (2 - self.sigma) * mu)
         self.into_path = math.sqrt(self.path * (2 - self.path) * mu)
-        # how long a vector of standard normals is on average
+        # expected norm of a standard normal vector
         self.length = math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2))
         self.longest = (1.4 + 2 / (dim + 1)) * self.length
 
 
 class CMAES(Planner[CMAESConfig, Evolution]):
-    """Learn the covariance of good steps; it costs an eigendecomposition of d x d per iteration.
+    """CMA-ES: adapts the covariance of steps; one d x d eigendecomposition per iteration.
 
-    Candidates are clipped, and it is the clipped ones that it learns from.
+    Candidates are clipped, and the update uses the clipped ones.
     """
 
     Config = CMAESConfig
@@ -356,7 +357,7 @@ class CMAES(Planner[CMAESConfig, Evolution]):
         )  # fmt: skip
 
     def ask(self, plan: Evolution, noise: Noise) -> Candidates:
-        step = noise.flatten(2) @ plan.root  # it is symmetric
+        step = noise.flatten(2) @ plan.root  # symmetric
         step = (plan.sigma[:, None, None] * step).unflatten(-1, noise.shape[2:])
         return (plan.mean[:, None] + step).clamp(-1, 1)
 
@@ -371,12 +372,12 @@ class CMAES(Planner[CMAESConfig, Evolution]):
 
 
 def _moved(plan: Evolution, steps: Float[Tensor, "b e d"], r: Rates) -> Evolution:
-    """Return the evolution with longer paths, and step sizes adapted to them."""
+    """Update the evolution paths and the step size."""
     step = (plan.weight[..., None] * steps).sum(1)
     straight = (plan.inverse @ step[..., None])[..., 0]
     path = (1 - r.sigma) * plan.path_sigma + r.into_sigma * straight
     told, length = plan.told + 1, path.norm(dim=-1)
-    # while steps grow fast, the path of the covariance waits
+    # while steps grow fast, do not update the covariance path
     calm = (length / math.sqrt(1 - (1 - r.sigma) ** (2 * told)) < r.longest).to(path.dtype)
     path_cov = (1 - r.path) * plan.path_cov + calm[:, None] * r.into_path * step
     sigma = plan.sigma * (r.sigma / r.damping * (length / r.length - 1)).exp()
@@ -384,7 +385,7 @@ def _moved(plan: Evolution, steps: Float[Tensor, "b e d"], r: Rates) -> Evolutio
 
 
 def _adapted(plan: Evolution, steps: Float[Tensor, "b e d"], r: Rates) -> Evolution:
-    """Return the evolution with the covariance of its path and of its parents' steps."""
+    """Update the covariance from its path and the parents' steps."""
     waited = r.one * r.path * (2 - r.path) * (1 - plan.calm)
     kept = (1 - r.one - r.many + waited)[:, None, None] * plan.cov
     one = plan.path_cov[:, :, None] * plan.path_cov[:, None]

@@ -1,4 +1,4 @@
-"""Statistics of a batch that several processes hold a part of; with one process, of its own."""
+"""Batch statistics over all processes; with one process, of its own batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dreamlab.core import world
 
 
 def pooled_mean(x: Float[Tensor, "*b"]) -> Float[Tensor, ""]:
-    """Return what this process adds to the mean of all numbers: the mean of that is the mean.
+    """Return this process's term of the global mean: averaged over processes, it is the mean.
 
-    Processes may hold more or fewer numbers than others.
+    Processes may hold unequal numbers of values.
     """
     if world.size() == 1:
         return x.mean()
@@ -20,7 +20,7 @@ def pooled_mean(x: Float[Tensor, "*b"]) -> Float[Tensor, ""]:
 
 
 def pooled_std_mean(x: Float[Tensor, "*b"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return the deviation and the mean of the numbers of all processes, without a gradient."""
+    """Return standard deviation and mean over all processes, without a gradient."""
     if world.size() == 1:
         return torch.std_mean(x)
     count = torch.ones_like(x).sum()
@@ -31,7 +31,7 @@ def pooled_std_mean(x: Float[Tensor, "*b"]) -> tuple[Float[Tensor, ""], Float[Te
 
 
 def pooled_standard(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Return rows less the mean of all, in deviations of all; gradients flow through both."""
+    """Standardize rows with mean and deviation over all processes; gradients flow through both."""
     if world.size() == 1:
         return (x - x.mean(0)) / (x.std(0) + 1e-8)
     away = x - world.mean(x.mean(0))

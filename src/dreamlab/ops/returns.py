@@ -1,4 +1,4 @@
-"""Returns and advantages: pure functions of tensors, gradients through every argument."""
+"""Returns and advantages: pure tensor functions, differentiable in every argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lambda_return(
     value: Float[Tensor, "b t"],
     lam: float | Float[Tensor, "b t"],
 ) -> Float[Tensor, "b t-1"]:
-    """Return the TD(lambda) return of every step but the last.
+    """Compute the TD(lambda) return of every step but the last.
 
     step       0     1     2     3 = t-1
     value      v0    v1    v2    v3        value of the state at that step
@@ -25,7 +25,7 @@ def lambda_return(
     return     R0    R1    R2              R[i] = r[i+1] + d[i+1] * ((1-lam) v[i+1] + lam R[i+1])
 
     The last return bootstraps from v3 alone. lam = 1 is the Monte Carlo return, lam = 0 one step.
-    A tensor of lam is read as the discount is: lam[i+1] decides how much of R[i+1] is believed.
+    A tensor of lam is indexed like the discount: lam[i+1] is the weight of R[i+1].
     """
     if isinstance(lam, Tensor):
         lam = lam[:, 1:]
@@ -49,13 +49,13 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Float[Tensor, "b t-1"]:
-    """Return generalised advantages of every step but the last (Schulman et al. 2016, eq. 16).
+    """Compute generalized advantages of every step but the last (Schulman et al. 2016, eq. 16).
 
     step         0     1     2 (last)  3 (first)  4
     reward       -     r1    r2        -          r4      received on arriving there
     advantage    A0    A1    x         A3                 A[i] = d[i] + gamma lam A[i+1]
     d[i] = r[i+1] + gamma v[i+1] - v[i], without v[i+1] if step i+1 is terminal.
-    The sum stops at is_last. Nothing is learned from the last step of an episode: its action is
+    The sum stops at is_last. The last step of an episode is not trained on: its action is
     void, and its advantage (x) is 0.
     """
     cont, same = ((~x).to(value.dtype) for x in (is_terminal, is_last))
@@ -70,9 +70,9 @@ def generalised_advantage(
     gamma: float,
     lam: float,
 ) -> Float[Tensor, "b t-1"]:
-    """Return advantages as `gae` does; `cont` is 0 at terminal steps, `same` at last ones.
+    """Compute advantages as `gae` does; `cont` is 0 at terminal steps, `same` at last ones.
 
-    A step may be terminal and not the last (a life was lost): nothing comes from beyond it.
+    A step may be terminal but not last (a lost life): nothing propagates from beyond it.
     """
     delta = reward[:, 1:] + gamma * value[:, 1:] * cont[:, 1:] - value[:, :-1]
     real = same[:, :-1]
@@ -92,7 +92,7 @@ def n_step(
     is_terminal: Bool[Tensor, "b t"],
     gamma: float,
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"], Int[Tensor, " b"]]:
-    """Return a window's discounted reward, the bootstrap's factor, and the step it is taken at.
+    """Compute a window's discounted reward, the bootstrap factor, and the bootstrap step.
 
     step      0    1    2    3 = n         target = sum_i gamma^(i-1) r[i] + factor * V(obs[at])
     reward    -    r1   r2   r3            at = n, or the first step at which the episode ends;
@@ -110,7 +110,7 @@ def n_step(
 
 
 def discounted_return(reward: Float[Tensor, "b t"], gamma: float) -> Float[Tensor, "b t"]:
-    """Return the sum of discounted rewards from each step on, its own reward included."""
+    """Compute the discounted sum of rewards from each step on, including its own reward."""
     total = torch.zeros_like(reward[:, 0])
     out: list[Tensor] = []
     for r in reversed(reward.unbind(1)):

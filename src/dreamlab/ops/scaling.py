@@ -1,4 +1,4 @@
-"""Numbers of any size made fit for networks: symlog, and values as two-hot distributions."""
+"""Scaling of targets for networks: symlog, and values as two-hot distributions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Bins = Literal["symexp", "symlog"]
 
 
 def symlog(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return sign(x) ln(1 + |x|): like x near zero, like a logarithm far from it."""
+    """Compute sign(x) ln(1 + |x|): linear near zero, logarithmic far from it."""
     return torch.sign(x) * torch.log1p(x.abs())
 
 
 def symexp(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return the inverse of `symlog`."""
+    """Compute the inverse of `symlog`."""
     return torch.sign(x) * torch.expm1(x.abs())
 
 
@@ -31,11 +31,11 @@ def symexp_bins(num: int, reach: float = 20.0) -> Float[Tensor, " num"]:
 
 
 def symmetric_mean(logits: Float[Tensor, "*b n"], bins: Float[Tensor, " n"]) -> Float[Tensor, "*b"]:
-    """Return the mean of a distribution over symmetric bins, 0 exactly if it is symmetric.
+    """Compute the mean over symmetric bins, exactly 0 for a symmetric distribution.
 
-    Bins reach 4.85e8: summed from left to right, rounding alone would give a value of thousands.
-    Weights are subtracted before anything is multiplied, and divided by their sum at the end: a
-    compiler that joins a product and a sum into one operation would round but one of two equals.
+    Bins reach 4.85e8: summed from left to right, rounding errors alone would amount to thousands.
+    Opposite weights are subtracted before the multiplication, and normalized at the end: a compiler
+    that fuses multiply and add would round only one of two equal terms.
     """
     up = (bins.shape[0] + 1) // 2
     weights = torch.exp(logits - logits.amax(-1, keepdim=True))
@@ -46,7 +46,7 @@ def symmetric_mean(logits: Float[Tensor, "*b n"], bins: Float[Tensor, " n"]) -> 
 def two_hot_loss(
     logits: Float[Tensor, "*b n"], target: Float[Tensor, "*b"], bins: Float[Tensor, " n"]
 ) -> Float[Tensor, "*b"]:
-    """Return the cross-entropy to the two bins around each target, weighted by nearness."""
+    """Compute the cross-entropy to the two bins around each target, weighted by proximity."""
     target = target.detach().contiguous()
     last = bins.shape[0] - 1
     above = torch.searchsorted(bins, target, right=True)
@@ -71,7 +71,7 @@ def update_return_range(
 ) -> Float[Tensor, ""]:
     """Move both `ends` towards these quantiles of x; return their distance, at least 1.
 
-    The quantiles are those of all processes' numbers.
+    Quantiles are over the values of all processes.
     """
     marks = torch.quantile(world.gathered(x.flatten()), quantiles)
     for end, mark in zip(ends, marks.unbind(), strict=True):

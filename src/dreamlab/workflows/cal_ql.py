@@ -1,8 +1,8 @@
 """Cal-QL (Nakamoto et al. 2023, arXiv:2303.05479) and CQL (Kumar et al. 2020, arXiv:2006.04779).
 
-Soft actor-critic whose critics are conservative: actions that the data did not take are pushed
-down, for Cal-QL never below what the data earned. That makes it ready to continue online, where the
-same update learns from old and new steps mixed. `conservative.calibrated=false` is CQL(H), and
+Soft actor-critic with conservative critics: values of out-of-data actions are pushed down, in
+Cal-QL never below the return of the data. This allows online fine-tuning, where the same update
+trains on a mix of offline and online steps. `conservative.calibrated=false` is CQL(H), and
 `conservative.weight=0` is SAC.
 """
 
@@ -46,27 +46,27 @@ from dreamlab.nn.target import TargetNetwork, frozen_copy
 
 @dataclass(frozen=True)
 class CalQLConfig:
-    """Numbers of the paper's tasks from states."""
+    """Hyperparameters of the paper's state-based tasks."""
 
     policy: Part = part("gaussian", HOME, Policy)
     critic: QConfig = field(default_factory=QConfig)
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)
     optimizer: Part = optimizer_field("adam", lr=3e-4)
-    """Of the critics, and of the temperature."""
+    """Optimizer of the critics and of the temperature."""
     policy_optimizer: Part | None = optional_optimizer()
-    """None: as the critics'."""
+    """Optimizer of the policy; None uses that of the critics."""
     gamma: Share = 0.99
     tau: SomeShare = 0.005
     alpha: Positive = 1.0
-    """Temperature at first."""
+    """Initial temperature."""
     target_entropy: Finite | None = None
-    """The entropy that the temperature aims at; None takes -|A|."""
+    """Target entropy of the temperature; None uses -|A|."""
     backup_entropy: bool = False
-    """Count the policy's entropy in the targets of values, as SAC does."""
+    """Include the policy's entropy in the value targets, as SAC does."""
 
 
 class CalQL(ChunkActor[CalQLConfig]):
-    """Conservative critics, a squashed Gaussian policy, and its temperature."""
+    """Conservative critics, a squashed Gaussian policy, and a learned temperature."""
 
     Config = CalQLConfig
     tiny: ClassVar[dict[str, Any]] = {
@@ -92,13 +92,13 @@ class CalQL(ChunkActor[CalQLConfig]):
         self.alpha_opt = self.optimizer("alpha", [self.log_alpha], same)
 
     def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n h a"]:
-        """Return a sample of the policy, or its mode in evaluation."""
+        """Sample actions from the policy, or return its mode in evaluation."""
         return self.policy.sample(as_window(obs), mode=mode)[:, 0]
 
     def draw(
         self, obs: Obs, num: int
     ) -> tuple[Float[Tensor, "b {num} h a"], Float[Tensor, "b {num}"]]:
-        """Return actions of the policy that gradients flow through, and their log-densities."""
+        """Sample differentiable actions from the policy; return them and their log-densities."""
         dist = self.policy.dist(as_window(obs))
         many = TanhGaussian(dist.mean[:, None].expand(-1, num, -1), dist.log_std[:, None])
         action, log_prob = many.sample_with_log_prob()
@@ -113,7 +113,7 @@ class CalQL(ChunkActor[CalQLConfig]):
 
     @compilable
     def learn(self, t: Transitions, floor: Float[Tensor, " b"] | None) -> Metrics:
-        """Take the three steps, then let the target critics follow."""
+        """Take the three gradient steps, then update the target critics."""
         alpha = self.log_alpha.detach().exp()
         loss, metrics = self.critic_loss(t, floor, alpha)
         metrics["critic_grad_norm"] = self.critic_opt.step(loss)
@@ -127,7 +127,7 @@ class CalQL(ChunkActor[CalQLConfig]):
     def critic_loss(
         self, t: Transitions, floor: Float[Tensor, " b"] | None, alpha: Float[Tensor, ""]
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return Bellman errors and, weighed, the conservative gap (eq. 4), and metrics."""
+        """Return the Bellman error plus the weighted conservative gap (eq. 4), and metrics."""
         c = self.config.conservative
         z = self.critic.features(t.obs)
         out = self.critic(z, t.action)
@@ -141,7 +141,7 @@ class CalQL(ChunkActor[CalQLConfig]):
 
     @torch.no_grad()
     def bellman_target(self, t: Transitions, alpha: Float[Tensor, ""]) -> Float[Tensor, " b"]:
-        """Return the reward and the value of the policy's next action by the target critics."""
+        """Compute the TD targets [b]: reward plus target value of the policy's next action."""
         action, log_prob = self.draw(t.next_obs, 1)
         value = self.target.bootstrap(self.target.features(t.next_obs), action[:, 0])
         value = value - alpha * log_prob[:, 0] if self.config.backup_entropy else value
@@ -149,7 +149,7 @@ class CalQL(ChunkActor[CalQLConfig]):
 
     @torch.no_grad()
     def proposals(self, t: Transitions) -> list[Proposal]:
-        """Return what is pushed down: uniform actions, the policy's here and one step later."""
+        """Return the actions to push down: uniform, and the policy's at s and s'."""
         c = self.config.conservative
         found = [uniform_proposal(t.action, c.actions, c.importance)]
         for obs in (t.obs, t.next_obs):
@@ -161,7 +161,7 @@ class CalQL(ChunkActor[CalQLConfig]):
     def policy_loss(
         self, t: Transitions, alpha: Float[Tensor, ""]
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the negative soft value of the policy's actions, and its entropy, detached."""
+        """Return the negative soft value of the policy's actions, and its detached entropy."""
         with torch.no_grad():
             z = self.critic.features(t.obs)
         action, log_prob = self.draw(t.obs, 1)
@@ -170,7 +170,7 @@ class CalQL(ChunkActor[CalQLConfig]):
 
 
 def gaussian(policy: Policy) -> GaussianPolicy:
-    """Return the policy if it is a squashed normal, or raise."""
+    """Return the policy if it is a squashed Gaussian, else raise."""
     if not isinstance(policy, GaussianPolicy) or not policy.squash:
         raise ConfigError(
             "workflow.policy: Cal-QL's policy follows the gradient of its samples' densities: use "

@@ -1,11 +1,11 @@
-"""Reinforcement learning of diffusion and flow policies: rank, push, guide, each a switch.
+"""Reinforcement learning of diffusion and flow policies: ranking, Q-loss, guidance, each optional.
 
-The critics are IQL's. Ranking several samples by them is IDQL (Hansen-Estruch et al. 2023,
-arXiv:2304.10573); a loss that follows them through the whole chain of denoising is that of DQL
-(Wang et al. 2023, arXiv:2208.06193); RIC is this lab's reading of "regularised with an inverse
-dynamics constraint": actions, as the policy means them at any noise level, shall be recoverable
-from their predicted effect, and be worth something in a latent world. With all of it off this is
-the plain policy that imitates.
+The critics are IQL's. Ranking several samples by their values is IDQL (Hansen-Estruch et al. 2023,
+arXiv:2304.10573). A loss that backpropagates the critic through the whole denoising chain is DQL
+(Wang et al. 2023, arXiv:2208.06193). RIC is this lab's reading of "regularised with an inverse
+dynamics constraint": at any noise level, the denoised actions should be recoverable from their
+predicted effect and have a high value in a latent world model. With everything off, this is plain
+imitation.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ def _ranking() -> ActionOptimizerConfig:
 
 @dataclass(frozen=True)
 class DiffusionRLConfig:
-    """IDQL by default; what the others add is 0 or none."""
+    """IDQL by default; the weights of all other terms are 0 or None."""
 
     policy: Part = part("diffusion", HOME, GenerativePolicy, levels=5, betas="vp")
     """`diffusion` or `flow`."""
     critic: ImplicitConfig = field(default_factory=ImplicitConfig)
     rank: ActionOptimizerConfig = field(default_factory=_ranking)
-    """How samples become an action; `samples=1` takes the policy's."""
+    """How an action is chosen from samples; `samples=1` returns the policy's sample."""
     q_loss: NonNegative = 0.0
-    """Weight of the values of samples in the policy's loss (DQL's eta)."""
+    """Weight of the Q-values of samples in the policy loss (DQL's eta)."""
     ric: RICConfig | None = None
-    """RIC's two terms and its model; none: neither."""
+    """RIC's two terms and its model; None disables both."""
     guidance_scale: NonNegative = 0.0
-    """How far samples follow the gradient of what they are worth at the noisiest step; 0: not."""
+    """Scale of the value gradient that guides samples at the noisiest step; 0 disables it."""
     last_guidance_scale: NonNegative | None = None
-    """At the last step; none: as at the first."""
+    """Guidance scale at the last step; None uses that of the first."""
     normalize_guidance: bool = False
     optimizer: Part = optimizer_field("adam", lr=3e-4)
-    """Of the critics, and of RIC's model."""
+    """Optimizer of the critics and of RIC's model."""
     policy_optimizer: Part = optimizer_field("adam", lr=3e-4, ema=0.995)
     gamma: Share = 0.99
     scale_rate: SomeShare = 0.01
-    """How fast the range of values, by which they are divided, is followed."""
+    """Update rate of the running value range that normalizes values."""
 
 
 class DiffusionRL(ChunkActor[DiffusionRLConfig]):
-    """A generative policy, IQL's critics and, for RIC, a latent world."""
+    """A generative policy, IQL's critics and, for RIC, a latent world model."""
 
     Config = DiffusionRLConfig
     plans: ClassVar[bool] = True
@@ -99,9 +99,9 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
     # -- acting -----------------------------------------------------------------------------------
 
     def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n h a"]:
-        """Return the best of several samples, guided if requested; `POLICY` takes one, unguided.
+        """Return the best of several samples, guided if configured; `POLICY` takes one, unguided.
 
-        A fixed decision has no gradient in it, so that it can be exported: it is not guided.
+        A deterministic decision is not guided: it must be exportable, so it contains no gradient.
         """
         alone = mode in (Mode.POLICY, Mode.FIXED)
         num = 1 if alone else self.config.rank.samples
@@ -116,7 +116,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         return self.ranking.choose(found)
 
     def guidance(self, obs: Obs) -> Guidance | None:
-        """Return what samples shall be good for: RIC's value and constraint, else the critics'."""
+        """Return the guidance objective: RIC's value and constraint, else the critics' value."""
         c = self.config
         if not (c.guidance_scale or c.last_guidance_scale):
             return None
@@ -139,7 +139,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
 
     @hook
     def update_critic(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take one gradient step on the critics and, if there is one, on the latent world."""
+        """Take one gradient step on the critics and, if present, on the latent world model."""
         loss, metrics = self.critic.loss(self.transitions(batch))
         if self.world is not None:
             with torch.no_grad():
@@ -154,17 +154,17 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
 
     @hook
     def update_policy(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take one gradient step on the policy: imitation, and the terms that are on."""
+        """Take one gradient step on the policy: imitation plus the enabled terms."""
         loss, metrics = self.policy_loss(self.transitions(batch))
         norm = self.policy_opt.step(loss)
         return {**metrics, "policy_loss": loss.detach(), "policy_grad_norm": norm}
 
     def transitions(self, batch: Batch) -> Transitions:
-        """Return what is learned of windows: chunks of actions and what came of them."""
+        """Convert windows to transitions over action chunks."""
         return chunk_transitions(batch, self.config.gamma, self.horizon)
 
     def policy_loss(self, t: Transitions) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the policy's own loss and every term that is on, weighed; and metrics."""
+        """Return the policy's own loss plus all enabled terms, weighted, and metrics."""
         c, seen = self.config, as_window(t.obs)
         estimate = self.policy.estimate(seen, t.action)
         loss = estimate.loss.mean()
@@ -180,7 +180,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         return loss, metrics
 
     def q_loss(self, obs: Obs) -> Float[Tensor, ""]:
-        """Return minus the values of samples, by their mean size (DQL, eq. 3)."""
+        """Return the negative Q-values of samples, divided by their mean magnitude (DQL, eq. 3)."""
         action = self.policy.sample(as_window(obs))[:, 0]
         q = self.critic.q.values(self.critic.q.features(obs).detach(), action).mean(0)
         return -q.mean() / world.mean(q.detach().mean()).abs().clamp(min=1e-6)
@@ -188,7 +188,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
     def ric_terms(
         self, obs: Obs, clean: Float[Tensor, "b h a"]
     ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-        """Return what the actions that are meant are worth, and how far they are from recovered."""
+        """Return the value of the denoised actions and the inverse model's error on them."""
         worth, missed = self.slow_world.judge(self.slow_world.encode(obs), clean.clamp(-1, 1))
         scale = update_spread(
             worth.detach(), self.quantiles, self.value_scale, self.config.scale_rate

@@ -2,8 +2,8 @@
 
 Double (van Hasselt et al. 2016, arXiv:1509.06461), dueling (Wang et al. 2016, arXiv:1511.06581),
 prioritized (Schaul et al. 2016, arXiv:1511.05952) and distributional (C51, Bellemare et al. 2017,
-arXiv:1707.06887) are options; n-step targets come from a replay with windows of n + 1 steps. All
-together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) but for its noisy layers.
+arXiv:1707.06887) are options; n-step targets come from a replay with windows of n + 1 steps. All of
+them together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) without noisy layers.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from dreamlab.nn.target import TargetNetwork, frozen_copy
 
 @dataclass(frozen=True)
 class DQNConfig:
-    """Defaults of the Nature paper where they suit small problems too."""
+    """Defaults of the Nature paper where they also suit small problems."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     network: Part = part("mlp", hidden=(256, 256), act="relu", gain=None)
-    """Between the encoder and the values; with `dueling` value and advantage have one each."""
+    """Network between encoder and values; with `dueling`, one each for value and advantage."""
     double: bool = False
-    """Let the online network choose the action whose value the target network gives."""
+    """Choose the next action with the online network, evaluate it with the target network."""
     dueling: bool = False
-    """Predict the state's value and the actions' advantages apart."""
+    """Predict the state value and the action advantages separately."""
     readout: Part = part("huber", HOME, Readout)
-    """What is predicted of a return: its mean (`huber`, `mse`) or its distribution (`c51`,
-    `quantile`)."""
+    """Prediction of the return: its mean (`huber`, `mse`) or distribution (`c51`, `quantile`)."""
     minibatch: PositiveInt | None = None
-    """Windows per gradient step, so that one batch is learned from in several steps; None takes the
-    batch whole. The target network moves between batches only."""
+    """Windows per gradient step, to split one batch into several steps; None uses the whole batch.
+    The target network is updated between batches only.
+    """
     optimizer: Part = optimizer_field("adam", lr=3e-4, clip=10.0)
     gamma: Share = 0.99
     target_every_gradient_steps: PositiveInt = 1_000
-    """Gradient steps between two changes of the target network."""
+    """Gradient steps between target network updates."""
     tau: SomeShare = 1.0
-    """How far the target network then moves towards the online one; 1 copies it."""
+    """Step size of the target network towards the online one; 1 copies it."""
     epsilon: Share = 1.0
     epsilon_final: Share = 0.05
     epsilon_decisions: PositiveInt = 10_000
-    """Decisions (of all environments together) over which epsilon falls, linearly."""
+    """Decisions (over all environments) during which epsilon decays linearly."""
     eval_epsilon: Share = 0.0
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class DQNConfig:
 
 
 class QNetwork(nn.Module):
-    """Encoder, one or two streams, and `outputs` numbers for each action."""
+    """Encoder, one or two streams, and `outputs` values per action."""
 
     def __init__(self, config: DQNConfig, spec: Spec, num_actions: int, outputs: int) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class QNetwork(nn.Module):
 
 
 def taken(out: Float[Tensor, "b a k"], action: Int[Tensor, " b"]) -> Float[Tensor, "b k"]:
-    """Return the outputs for one action each."""
-    if out.shape[-1] == 1:  # by far the most common case, and cheaper than two indices
+    """Select the outputs of the taken actions."""
+    if out.shape[-1] == 1:  # the most common case, and cheaper than two indices
         return out[..., 0].gather(1, action[:, None])
     return out[torch.arange(len(action), device=out.device), action]
 
@@ -127,13 +127,13 @@ class DQN(Workflow[DQNConfig]):
         self.decisions, self.steps = Count(), Count()
 
     def rows_per_step(self, steps: int) -> int:
-        """Return the rows of a minibatch."""
+        """Return the number of rows in a minibatch."""
         return min(self.config.minibatch or steps, steps)
 
     # -- acting -----------------------------------------------------------------------------------
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Take the best action, but with probability epsilon any action."""
+        """Act epsilon-greedily."""
         greedy = self.readout.decode(self.online(obs)).argmax(-1)
         if mode is Mode.FIXED:
             return Decision(greedy)
@@ -145,11 +145,11 @@ class DQN(Workflow[DQNConfig]):
         return Decision(torch.where(explore, anything, greedy))
 
     def decided(self, num: int) -> None:
-        """Count decisions of actors: epsilon falls by those of all."""
+        """Count the decisions of all actors, which determine epsilon."""
         self.decisions.value += num
 
     def epsilon(self) -> float:
-        """Return the fraction of random actions now."""
+        """Return the current fraction of random actions."""
         c = self.config
         fall = (c.epsilon - c.epsilon_final) / max(c.epsilon_decisions, 1)
         return max(c.epsilon_final, c.epsilon - fall * self.decisions.value)
@@ -163,7 +163,8 @@ class DQN(Workflow[DQNConfig]):
         """Take a gradient step per minibatch; return priorities if the replay requests them."""
         t, weight = transitions(batch, self.config.gamma), batch.extras.get("weight")
         size = self.config.minibatch or len(t.reward)
-        # the network that gives the targets stands still, unless the one that learns chooses for it
+        # the target network is fixed during a batch, so targets can be computed once, except with
+        # double Q-learning, where the online network chooses the actions
         ahead = None if self.config.double else self.targets(t)
         losses: list[Tensor] = []
         norms: list[Tensor] = []
@@ -193,7 +194,7 @@ class DQN(Workflow[DQNConfig]):
         target: Float[Tensor, "b j"],
         weight: Float[Tensor, " b"] | None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, " b"]]:
-        """Move the values of actions towards targets; return loss, gradient norm, priorities."""
+        """Regress action values on targets; return loss, gradient norm and priorities."""
         out = taken(self.online(obs), action)
         errors = self.readout.distance(out, target)
         loss = (errors if weight is None else errors * weight).mean()
@@ -202,14 +203,14 @@ class DQN(Workflow[DQNConfig]):
 
     @torch.no_grad()
     def targets(self, t: Transitions) -> Float[Tensor, "b j"]:
-        """Return what the outputs for the actions taken should be."""
+        """Compute the targets of the taken actions' outputs."""
         out = self.target(t.next_obs)
         chooser = self.online(t.next_obs) if self.config.double else out
         best = self.readout.decode(chooser).argmax(-1)
         return self.readout.ahead(taken(out, best), t.reward, t.factor)
 
     def follow(self, steps: int) -> None:
-        """Move the target network by `tau` if its period has ended."""
+        """Update the target network by `tau` if its period is over."""
         before, self.steps.value = self.steps.value, self.steps.value + steps
         period = self.config.target_every_gradient_steps
         if self.steps.value // period > before // period:

@@ -1,8 +1,8 @@
-"""DreamerV1 (Hafner et al. 2020, arXiv:1912.01603): learn behaviours by backpropagating dreams.
+"""DreamerV1 (Hafner et al. 2020, arXiv:1912.01603): learn behaviors by backpropagating dreams.
 
-One update: the world model follows replayed sequences; from every state it passes it dreams
-`imagine` steps ahead; the gradient of the returns dreamt of flows back through the dream into the
-actor; the critic learns these returns; then every part takes a step.
+One update: the world model is trained on replayed sequences; from every posterior state it imagines
+`imagine` steps ahead; the actor maximizes the imagined returns, with gradients through the
+dynamics; the critic regresses on these returns; then every part takes a gradient step.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from dreamlab.ops.returns_planet import own_rewards
 
 @dataclass(frozen=True)
 class TanhPolicyConfig(HeadConfig):
-    """Hidden layers of the actor, and how it acts."""
+    """Hidden layers of the actor, and options of its distribution."""
 
     layers: Depth = 4
     init_std: Positive = 5.0
-    """Deviation, before squashing, that the policy starts with."""
+    """Initial standard deviation of the policy, before squashing."""
     mode_samples: PositiveInt = 100
-    """In evaluation the likeliest of this many samples is done."""
+    """In evaluation, act with the likeliest of this many samples."""
 
 
 class TanhPolicy(nn.Module):
-    """Actions from latent states: normals squashed into (-1, 1), wide at first."""
+    """Policy on latent states: Gaussians squashed into (-1, 1), wide at first."""
 
     def __init__(self, config: TanhPolicyConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ class TanhPolicy(nn.Module):
         self.mode_samples = c.mode_samples
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> TanhGaussian:
-        """Return the policy."""
+        """Return the action distribution."""
         mean, std = self.out(self.net(feature)).float().chunk(2, -1)
         std = F.softplus(std + self.raw_std) + 1e-4
         return TanhGaussian(5 * torch.tanh(mean / 5), std.log())
 
     def likeliest(self, dist: TanhGaussian) -> Float[Tensor, "n a"]:
-        """Return the best of several samples: a squashed normal has no simple mode."""
+        """Return the likeliest of several samples: a squashed Gaussian has no simple mode."""
         wide = (self.mode_samples, *dist.mean.shape)
         many = TanhGaussian(dist.mean.expand(wide), dist.log_std.expand(wide))
         action, log_prob = many.sample_with_log_prob()
@@ -93,23 +93,23 @@ class DreamerV1Config:
     codec: PlaNetCodecConfig = field(default_factory=PlaNetCodecConfig)
     reward: Part = number_head()
     cont: Part = cont_head(layers=3)
-    """Of the continuation, where that is predicted (`cont_scale`)."""
+    """Continuation head, if continuation is predicted (`cont_scale`)."""
     actor: TanhPolicyConfig = field(default_factory=TanhPolicyConfig)
     critic: Part = number_head(layers=3)
     kl_scale: NonNegative = 1.0
     free_nats: NonNegative = 3.0
-    """Divergence, averaged over a batch, below which it is left alone."""
+    """Minimum of the batch-mean KL divergence; below it there is no gradient."""
     cont_scale: NonNegative = 0.0
-    """Weight of predicted continuation; 0 predicts none, nothing ever ends. The paper's: 10."""
+    """Weight of the continuation loss; 0 disables it, and dreams never end. The paper uses 10."""
     gamma: Share = 0.99
     returns: Part = part("lambda_return", ESTIMATORS, ReturnEstimator)
-    """What dreams say of values: `lambda_return`, `gae`, `n_step`, `monte_carlo`."""
+    """Return estimator for dreams: `lambda_return`, `gae`, `n_step`, `monte_carlo`."""
     imagine: PositiveInt = 15
-    """Steps of each dream."""
+    """Imagination horizon in steps."""
     imagine_last: Natural = 0
-    """Dream from this many last states of each window only; 0 takes all, as the paper does."""
+    """Imagine only from this many last states of each window; 0 uses all, as the paper does."""
     noise: NonNegative = 0.3
-    """Deviation of what is added to actions in training."""
+    """Standard deviation of the exploration noise added to actions in training."""
     model_optimizer: Part = optimizer_field("adam", lr=6e-4, eps=1e-7, clip=100.0)
     actor_optimizer: Part = optimizer_field("adam", lr=8e-5, eps=1e-7, clip=100.0)
     critic_optimizer: Part = optimizer_field("adam", lr=8e-5, eps=1e-7, clip=100.0)
@@ -117,12 +117,12 @@ class DreamerV1Config:
 
 @dataclass(frozen=True)
 class Dream:
-    """Imagined states and what they are worth; the start is not among them.
+    """Imagined states with their rewards, values and returns; the start state is excluded.
 
-    state      1     2     3     4 = horizon      all of them dreamt
+    state      1     2     3     4 = horizon      all of them imagined
     reward     r1    r2    r3    r4               received on arriving there
     discount   d1    d2    d3    d4               of what follows
-    weight     1     d1    d1d2                   how likely the dream gets there
+    weight     1     d1    d1d2                   probability that the dream gets there
     value      v1    v2    v3    v4
     ret        R1    R2    R3                     R[i] = r[i] + d[i] ((1-lam) v[i+1] + lam R[i+1])
     """
@@ -160,11 +160,11 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
     # -- acting -----------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return the latent state and the action before the first step."""
+        """Return the initial latent state and previous action."""
         return self.model.before(num_envs, self.device)
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Take the step into the latent state and act on it; in training with some noise."""
+        """Update the latent state and sample an action; in training, add noise."""
         latent = self.model.after(obs, is_first, state, mode)
         dist = self.actor(latent.feature)
         if mode.samples:
@@ -179,7 +179,7 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
 
     @hook
     def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take one gradient step on the world model alone, to give it a head start."""
+        """Take one gradient step on the world model alone, for pretraining."""
         loss, metrics = self.model_loss(self.model.follow(batch), batch)
         metrics["model_grad_norm"] = self.optimizers["model"].step(loss)
         return {k: v.detach() for k, v in metrics.items()}
@@ -194,7 +194,7 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         start = Latent(*(x[:, recent] for x in seen.latent.detach())).flat()
         dream = self.dream(start, batch.is_terminal[:, recent].flatten())
         actor, critic = self.actor_loss(dream), self.critic_loss(dream)
-        # the actor first: its gradient flows through a model and a critic that have not moved yet
+        # the actor first: its gradient must use a model and a critic that are not updated yet
         norms = {
             "actor_grad_norm": self.optimizers["actor"].step(actor),
             "critic_grad_norm": self.optimizers["critic"].step(critic),
@@ -208,33 +208,33 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         return {k: v.detach() for k, v in (metrics | measured | norms).items()}
 
     def model_loss(self, seen: Posterior, batch: Batch) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the weighted loss of the world model, and its parts."""
+        """Return the weighted world model loss, and its terms."""
         scales = {"kl": self.config.kl_scale, "cont": self.config.cont_scale}
         losses = {k: v.mean() for k, v in self.losses(seen, batch).items()}
         loss = torch.stack([scales.get(k, 1.0) * v for k, v in losses.items()]).sum()
         return loss, {"model_loss": loss, **{f"loss/{k}": v for k, v in losses.items()}}
 
     def losses(self, seen: Posterior, batch: Batch) -> dict[str, Float[Tensor, " ..."]]:
-        """Return the losses of the world model (eq. 10), not yet weighted nor averaged."""
+        """Return the world model losses (eq. 10), neither weighted nor averaged."""
         out = self.model.losses(seen, batch.reward, batch.is_terminal)
         return {**out, "kl": self.free_kl(seen.post, seen.prior)}
 
     def free_kl(
         self, post: Float[Tensor, "b t k"], prior: Float[Tensor, "b t k"]
     ) -> Float[Tensor, ""]:
-        """Return the mean divergence of prior from posterior, or the free nats if it is less."""
+        """Return the mean KL divergence between posterior and prior, at least the free nats."""
         dist = self.model.rssm.dist
         mean = world.mean(dist(post).kl(dist(prior)).mean())
         return mean.clamp(min=self.config.free_nats)
 
     def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
-        """Return sampled actions for states [n, ...]; the states get no gradient from them."""
+        """Sample actions for states [n, ...], without gradients to the states."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
     def dream(
         self, start: Latent, is_terminal: Bool[Tensor, " n"], policy: Policy | None = None
     ) -> Dream:
-        """Dream from every state and value what is seen there; nothing follows a terminal one."""
+        """Imagine from every state and compute values; nothing follows a terminal state."""
         latent, _ = self.imagine(self.config.imagine, start, policy)
         feature = latent.feature[:, 1:]
         reward, value = self.model.rewards(feature), self.critic.mean(self.critic(feature))
@@ -247,10 +247,10 @@ class DreamerV1(WorldModelWorkflow, Workflow[DreamerV1Config]):
         return Dream(feature, reward, value, weight, ret)
 
     def actor_loss(self, dream: Dream) -> Float[Tensor, ""]:
-        """Return the negative returns (eq. 7), with the gradient of the whole dream."""
+        """Return the negative imagined returns (eq. 7), with gradients through the dynamics."""
         return -(dream.weight * dream.ret).mean()
 
     def critic_loss(self, dream: Dream) -> Float[Tensor, ""]:
-        """Return how far values are from returns (eq. 8)."""
+        """Return the value regression loss (eq. 8)."""
         value = self.critic(dream.feature[:, :-1].detach())
         return (dream.weight * self.critic.loss(value, dream.ret.detach())).mean()

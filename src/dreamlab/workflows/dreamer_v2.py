@@ -1,7 +1,8 @@
-"""DreamerV2 (Hafner et al. 2021, arXiv:2010.02193): a world model of choices, and an actor in it.
+"""DreamerV2 (Hafner et al. 2021, arXiv:2010.02193): discrete world model, actor-critic in dreams.
 
-One update: the world model takes a step on replayed sequences; from every state it passed it dreams
-`imagine` steps ahead with the present policy; actor and critic learn from these dreams alone.
+One update: the world model takes a gradient step on replayed sequences; from every posterior state
+it imagines `imagine` steps ahead with the current policy; actor and critic are trained on these
+dreams only.
 
 Defaults are those for Atari; docs/algorithms/dreamer_v2.md lists those for continuous control.
 """
@@ -49,14 +50,14 @@ from dreamlab.ops.returns_planet import own_rewards
 
 
 def _adamw(lr: float) -> Any:
-    """Declare an optimizer of the paper: weights shrink by a fixed fraction at each step."""
+    """Declare the paper's optimizer: AdamW with weight decay independent of the learning rate."""
     common = {"eps": 1e-5, "clip": 100.0, "weight_decay": 1e-6, "decay_follows_lr": False}
     return optimizer_field("adamw", lr=lr, **common)
 
 
 @dataclass(frozen=True)
 class ActorConfig(PolicyConfig):
-    """Hidden layers of the actor, and what bounds the chance in its actions."""
+    """Hidden layers of the actor, and bounds on its randomness."""
 
     norm: NormKind = "none"
     act: ActKind = "elu"
@@ -77,33 +78,34 @@ class DreamerV2Config:
     )
     reward: Part = number_head(layers=4)
     cont: Part = cont_head(layers=4)
-    """Of the continuation, where that is predicted (`cont_scale`)."""
+    """Continuation head, if continuation is predicted (`cont_scale`)."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     critic: Part = number_head(layers=4)
     squash_reward: bool = False
-    """Learn tanh of the rewards, as the paper does on Atari."""
+    """Predict tanh of the rewards, as the paper does on Atari."""
     kl_scale: NonNegative = 0.1
     kl_balance: Share = 0.8
-    """Share of the divergence that moves the prior; the rest moves the posterior."""
+    """Share of the KL gradient that trains the prior; the rest trains the posterior."""
     free_nats: NonNegative = 0.0
-    """Divergence, averaged over a batch, below which it is left alone."""
+    """Minimum of the batch-mean KL divergence; below it there is no gradient."""
     cont_scale: NonNegative = 5.0
-    """Weight of predicted continuation; 0 predicts none, nothing ever ends."""
+    """Weight of the continuation loss; 0 disables it, and dreams never end."""
     gamma: Share = 0.999
     returns: Part = part("lambda_return", ESTIMATORS, ReturnEstimator)
-    """What dreams say of values: `lambda_return`, `gae`, `n_step`, `monte_carlo`."""
+    """Return estimator for dreams: `lambda_return`, `gae`, `n_step`, `monte_carlo`."""
     imagine: PositiveInt = 15
-    """Steps of each dream."""
+    """Imagination horizon in steps."""
     imagine_last: Natural = 0
-    """Dream from this many last states of each window only; 0 takes all, as the paper does."""
+    """Imagine only from this many last states of each window; 0 uses all, as the paper does."""
     actor_grad: Literal["auto", "reinforce", "dynamics", "both"] = "auto"
-    """How the actor learns: from scores of its actions, through the dream, or from both;
-    `auto` is `reinforce` for discrete actions and `dynamics` for continuous ones."""
+    """Gradient of the actor: score function, through the dynamics, or both;
+    `auto` is `reinforce` for discrete actions and `dynamics` for continuous ones.
+    """
     actor_mix: Share = 0.1
-    """With `both`, the fraction of what comes through the dream."""
+    """With `both`, the share of the dynamics gradient."""
     entropy: NonNegative = 1e-3
     slow_every: PositiveInt = 100
-    """Updates after which the slow critic becomes a copy of the critic."""
+    """Updates between copies of the critic to the slow critic."""
     model_optimizer: Part = _adamw(lr=2e-4)
     actor_optimizer: Part = _adamw(lr=4e-5)
     critic_optimizer: Part = _adamw(lr=1e-4)
@@ -111,13 +113,13 @@ class DreamerV2Config:
 
 @dataclass(frozen=True)
 class Dream:
-    """Imagined states and what they are worth.
+    """Imagined states with their rewards, values and targets.
 
-    state      0     1     2     3 = horizon      the first was lived, the others are dreamt
-    action     a0    a1    a2    a3               taken there; the last is not carried out
+    state      0     1     2     3 = horizon      the first is real, the others are imagined
+    action     a0    a1    a2    a3               taken there; the last is not executed
     reward     r0    r1    r2    r3               received on arriving there
     discount   d0    d1    d2    d3               of what follows
-    weight     1     d0    d0d1  d0d1d2           how likely the dream gets there
+    weight     1     d0    d0d1  d0d1d2           probability that the dream gets there
     value      v0    v1    v2    v3               of the slow critic
     target     t0    t1    t2                     t[i] = r[i] + d[i] ((1-lam) v[i+1] + lam t[i+1])
     """
@@ -132,7 +134,7 @@ class Dream:
 
 
 class Actor(LatentPolicy):
-    """Actions from latent states: classes, or normals cut off at -1 and 1."""
+    """Policy on latent states: categorical, or Gaussian truncated to [-1, 1]."""
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> Dist:
         if self.action.classes is not None:
@@ -143,7 +145,7 @@ class Actor(LatentPolicy):
         return TruncatedNormal(torch.tanh(self.mean(x).float()), std)
 
     def passing(self, dist: Dist, action: Shaped[Tensor, " ..."]) -> Float[Tensor, " ..."]:
-        """Return sampled actions so that gradients pass: classes as if through probabilities."""
+        """Return differentiable samples: straight-through for discrete actions."""
         if self.action.classes is None:
             return self.shaped(action)
         single = isinstance(dist, Categorical)
@@ -152,7 +154,7 @@ class Actor(LatentPolicy):
         return one_hot(action, self.action.classes) + (probs - probs.detach())
 
     def log_prob(self, dist: Dist, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "*b"]:
-        """Return the log-probability of what `sample`, `shaped` or `passing` returned."""
+        """Return the log-probability of an action from `sample`, `shaped` or `passing`."""
         action, classes = action.detach(), self.action.classes
         if classes is None:
             return dist.log_prob(action.flatten(action.ndim - len(self.action.shape)))
@@ -194,11 +196,11 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
     # -- acting -----------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return the latent state and the action before the first step."""
+        """Return the initial latent state and previous action."""
         return self.model.before(num_envs, self.device)
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Take the step into the latent state and sample an action; in evaluation the likeliest."""
+        """Update the latent state and sample an action; in evaluation, take the mode."""
         latent = self.model.after(obs, is_first, state, mode)
         dist = self.actor(latent.feature)
         action = self.actor.shaped(dist.sample() if mode.samples else dist.mode())
@@ -208,12 +210,12 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
 
     @hook
     def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take one gradient step on the world model alone, to give it a head start."""
+        """Take one gradient step on the world model alone, for pretraining."""
         return {k: v.detach() for k, v in self.learn_model(batch)[0].items()}
 
     @hook
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take a step each on the world model, then on actor and critic in its dreams."""
+        """Take a gradient step on the world model, then on actor and critic in its dreams."""
         metrics, seen = self.learn_model(batch)
         last = self.config.imagine_last
         recent = slice(-last, None) if last else slice(None)
@@ -222,7 +224,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         return {k: v.detach() for k, v in metrics.items()}
 
     def learn_model(self, batch: Batch) -> tuple[Metrics, Posterior]:
-        """Take one step on the world model (eq. 2); return what it made of the sequences."""
+        """Take one gradient step on the world model (eq. 2); return metrics and the posterior."""
         c = self.config
         reward = self.squashed(batch.reward)
         seen = self.model.follow(batch)
@@ -236,24 +238,24 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         return {"model_loss": loss, "model_grad_norm": norm, **named, **entropies}, seen
 
     def squashed(self, reward: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
-        """Return rewards as they are learned."""
+        """Return the rewards as prediction targets."""
         return torch.tanh(reward) if self.config.squash_reward else reward
 
     def report(self, batch: Batch) -> Report:
-        """Return how well the model dreams on from replayed sequences, and images of it."""
+        """Return open-loop prediction metrics on replayed sequences, and images of them."""
         return super().report(replace(batch, reward=self.squashed(batch.reward)))
 
     def losses(
         self, seen: Posterior, reward: Float[Tensor, "b t"], is_terminal: Bool[Tensor, "b t"]
     ) -> dict[str, Float[Tensor, " ..."]]:
-        """Return the losses of the world model, not yet weighted nor averaged."""
+        """Return the world model losses, neither weighted nor averaged."""
         out = self.model.losses(seen, reward, is_terminal)
         return {**out, "kl": self.balanced_kl(seen.post, seen.prior)}
 
     def balanced_kl(
         self, post: Float[Tensor, "b t k"], prior: Float[Tensor, "b t k"]
     ) -> Float[Tensor, ""]:
-        """Return the divergence, mostly moving the prior to the posterior (algorithm 2)."""
+        """Return the balanced KL divergence (algorithm 2)."""
         c = self.config
         p, q = self.model.rssm.dist(post), self.model.rssm.dist(prior)
         to_prior = world.mean(p.detach().kl(q).mean()).clamp(min=c.free_nats)
@@ -261,7 +263,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         return c.kl_balance * to_prior + (1 - c.kl_balance) * to_post
 
     def learn_actor_critic(self, start: Latent, is_terminal: Bool[Tensor, " n"]) -> Metrics:
-        """Take one step each on actor and critic, in dreams from states [n, ...]."""
+        """Take one gradient step each on actor and critic, in dreams from states [n, ...]."""
         dream = self.dream(start, is_terminal)
         policy, metrics = self.actor_loss(dream)
         metrics |= {"actor_loss": policy, "actor_grad_norm": self.optimizers["actor"].step(policy)}
@@ -273,18 +275,18 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         return metrics
 
     def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
-        """Return sampled actions for states [n, ...]; the states get no gradient from them."""
+        """Sample actions for states [n, ...], without gradients to the states."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
     def passing_policy(self, latent: Latent) -> Float[Tensor, "n ..."]:
-        """Return sampled actions that gradients pass through."""
+        """Sample differentiable actions."""
         dist = self.actor(latent.detach().feature)
         return self.actor.passing(dist, dist.sample())
 
     def dream(
         self, start: Latent, is_terminal: Bool[Tensor, " n"], policy: Policy | None = None
     ) -> Dream:
-        """Dream from every state and value what is seen there; of the first, the end is known."""
+        """Imagine from every state and compute values; for the first, termination is known."""
         c = self.config
         through = self.actor_grad != "reinforce"
         with torch.set_grad_enabled(through):
@@ -302,7 +304,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         return Dream(feature, action, reward, discount, weight, value, target)
 
     def actor_loss(self, dream: Dream) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the actor's loss (eq. 6): an action answers for what follows its state."""
+        """Return the actor loss (eq. 6): an action is scored by what follows its state."""
         c = self.config
         dist = self.actor(dream.feature[:, :-2].detach())
         later, baseline = dream.target[:, 1:], dream.value[:, :-2]
@@ -321,7 +323,7 @@ class DreamerV2(WorldModelWorkflow, Workflow[DreamerV2Config]):
         return loss, entropies
 
     def critic_loss(self, dream: Dream) -> Float[Tensor, ""]:
-        """Return how far values are from targets (eq. 5), where the dream still continues."""
+        """Return the value regression loss (eq. 5), weighted by the probability to get there."""
         value = self.critic(dream.feature[:, :-1].detach())
         error = self.critic.loss(value, dream.target.detach())
         return (dream.weight[:, :-1] * error).mean()

@@ -1,11 +1,11 @@
 """DreamerV3 (Hafner et al. 2025, doi:10.1038/s41586-025-08744-2): learn a world model, act in it.
 
-One update: the world model follows replayed sequences; from every state it passes it dreams
-`imagine` steps ahead with the present policy; actor and critic learn from these dreams, the critic
-also from the sequences themselves; then one step of one optimizer for everything.
+One update: the world model is trained on replayed sequences; from every posterior state it imagines
+`imagine` steps ahead with the current policy; actor and critic are trained on these dreams, the
+critic also on the sequences themselves; then a single optimizer updates everything.
 
-Exactly the original as of 2026; its older forms are switches (the `norm` of each part, the `bins`
-of `reward` and `critic`, `actor.unimix`, `actor_grad`, an optimizer for each part).
+Matches the original as of 2026; older variants are options (the `norm` of each part, the `bins` of
+`reward` and `critic`, `actor.unimix`, `actor_grad`, an optimizer for each part).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Size = Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"]
 
 
 def _sizes(deter: int, hidden: int, classes: int, depth: int, units: int) -> dict[str, Any]:
-    """Return the options that make a model as large as this."""
+    """Return the options of a model of this size."""
     net, codec = {"units": units}, {"depth": depth, "units": units}
     rssm = {"deter": deter, "hidden": hidden, "classes": classes}
     heads = dict.fromkeys(("reward", "cont", "actor", "critic"), net)
@@ -54,14 +54,14 @@ SIZES: dict[str, dict[str, Any]] = {
     "25m": _sizes(3072, 384, 24, 24, 384),
     "50m": _sizes(4096, 512, 32, 32, 512),
     "100m": _sizes(6144, 768, 48, 48, 768),
-    "200m": {},  # as the parts themselves have it
+    "200m": {},  # the defaults of the parts
     "400m": _sizes(12288, 1536, 96, 96, 1536),
 }
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Weights of the losses; `rec` is that of every observation's (`rec/NAME`)."""
+    """Loss weights; `rec` applies to the loss of every observation (`rec/NAME`)."""
 
     rec: NonNegative = 1.0
     rew: NonNegative = 1.0
@@ -79,21 +79,21 @@ class Scales:
 
 @dataclass(frozen=True)
 class DreamerV3Config(ActorCriticConfig, WorldModelConfig):
-    """Defaults of the original; a size stands for options of every part, unless they are given."""
+    """Defaults of the original; `size` sets options of every part unless given explicitly."""
 
     size: Size | None = "200m"
-    """None: every number is given, or that of the part itself."""
+    """None uses the given options, else the defaults of each part."""
     imagine: PositiveInt = 15
-    """Steps of each dream."""
+    """Imagination horizon in steps."""
     imagine_last: Natural = 0
-    """Dream from this many last states of each window only; 0 takes all."""
+    """Imagine only from this many last states of each window; 0 uses all."""
     scales: Scales = field(default_factory=Scales)
     optimizer: Part = optimizer_field("laprop", lr=4e-5, eps=1e-20, agc=0.3, warmup_steps=1000)
-    """Of everything; of the world model alone if actor and critic have their own, as in 2023."""
+    """Optimizer of everything, or of the world model if actor and critic have their own (2023)."""
     actor_optimizer: Part | None = optional_optimizer()
     critic_optimizer: Part | None = optional_optimizer()
     actor_grad: Literal["reinforce", "dynamics"] = "reinforce"
-    """`dynamics` lets the gradient of returns flow back through the dream (2023, continuous)."""
+    """`dynamics` backpropagates returns through the dream (2023, continuous actions)."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {"size": SIZES}
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class DreamerV3Config(ActorCriticConfig, WorldModelConfig):
 
 @dataclass(frozen=True)
 class Dream:
-    """Imagined states and what they are worth; nothing carries a gradient."""
+    """Imagined states with their rewards, values and returns; all detached."""
 
     feature: Float[Tensor, "n t d"]
     action: Shaped[Tensor, "n t ..."]
@@ -167,7 +167,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     # -- acting -----------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return the latent state and the action before the first step."""
+        """Return the initial latent state and previous action."""
         latent = self.model.rssm.initial(num_envs, self.device)
         spec = self.spec.action
         dtype = torch.int64 if spec.is_discrete else torch.float32
@@ -176,7 +176,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
 
     @capturable
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Take the step into the latent state and act on it; the latents are stored beside it."""
+        """Update the latent state and act; the latents are stored with the step."""
         model, rssm = self.model, self.model.rssm
         noise = rssm.noise(is_first.shape[0], device=is_first.device, mode=mode)
         latent, _ = rssm.observe_step(
@@ -193,11 +193,11 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         )
 
     def compress_latent(self, latent: Latent) -> dict[str, Shaped[Tensor, " ..."]]:
-        """Return states as the replay keeps them."""
+        """Return latent states in the format of the replay."""
         return self.model.rssm.compress(latent)
 
     def decompress_latent(self, extras: dict[str, Shaped[Tensor, " ..."]]) -> Latent:
-        """Return the states that `compress_latent` wrote down."""
+        """Return the latent states stored by `compress_latent`."""
         return self.model.rssm.decompress(extras)
 
     # -- learning ---------------------------------------------------------------------------------
@@ -206,23 +206,23 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     def update_agent(
         self, batch: Batch, *, phase: Phase
     ) -> tuple[Metrics, dict[str, Shaped[Tensor, "b t ..."]]]:
-        """Learn from windows [b, 1 + t]; the first step only lends its stored state and action.
+        """Train on windows [b, 1 + t]; the first step only provides its stored state and action.
 
-        The states [b, t] computed here go back to the replay, so that the next window starts from
+        The new states [b, t] are written back to the replay, so that the next window starts from
         them.
         """
         return self.update(replace(batch, index=None))
 
     @capturable
     def update(self, batch: Batch) -> tuple[Metrics, dict[str, Shaped[Tensor, "b t ..."]]]:
-        """Do what `update_agent` promises, with tensors."""
+        """Implement `update_agent`, with metrics as tensors."""
         start = self.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         flags = (batch.reward, batch.is_first, batch.is_last, batch.is_terminal)
         reward, first, last, terminal = (x[:, 1:] for x in flags)
         seen = self.model.observe(obs, batch.action[:, :-1], first, start)
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
-        here = seen.as_leaves()  # the gradients of all losses meet here, and go back together
+        here = seen.as_leaves()  # all losses accumulate gradients here, for one backward pass
         known = [x[:, recent] for x in (here.feature, reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
         gather = self.gathering()
@@ -231,7 +231,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             self.device,
             lambda: gather.follow(*model_losses(), here=here.tensors),
             lambda: self.dream(origin),
-            urgent=True,  # many small steps, each of which waits for the last
+            urgent=True,  # many small sequential steps
         )
 
         def look_back() -> tuple[Followed, dict[str, Grads]]:
@@ -251,25 +251,25 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         )
 
     def learn(self, losses: dict[str, Float[Tensor, " ..."]]) -> Metrics:
-        """Follow the gradient of the weighted losses, then move the slow critic."""
+        """Take a gradient step on the weighted losses, then update the slow critic."""
         gather = self.gathering()
         followed = gather.follow(losses, {})
         return {**self.move(gather, followed.grads), "loss": followed.total}
 
     def gathering(self) -> Gathering:
-        """Return the optimizers of an update: one for everything, or one for each part."""
+        """Return the optimizers of an update: one for everything, or one per part."""
         names = ("agent", "actor", "critic", "model")
         opts = {k: self.optimizers[k] for k in names if k in self.optimizers}
         return Gathering(opts, self.config.scales.of, self.device)
 
     def move(self, gather: Gathering, *grads: dict[str, Grads]) -> Metrics:
-        """Take one step along the sum of gradients, then move the slow critic; return norms."""
+        """Take one step along the summed gradients, then update the slow critic; return norms."""
         norms = gather.move(*grads)
         self.target_network.update(self.config.slow_rate)
         return {"grad_norm" if k == "agent" else f"{k}_grad_norm": v for k, v in norms.items()}
 
     def sequences(self, batch: Batch) -> Sequences:
-        """Return windows to look at; their first step only lends its stored state and action."""
+        """Return training sequences; the first step only provides its stored state and action."""
         start = self.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         flags = (batch.reward, batch.is_first, batch.is_terminal)
@@ -277,14 +277,14 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         return Sequences(obs, batch.action[:, :-1], reward, first, terminal, start)
 
     def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
-        """Return sampled actions for states [n, ...]; the states get no gradient from them."""
+        """Sample actions for states [n, ...], without gradients to the states."""
         return self.actor.shaped(self.actor(latent.detach().feature).sample())
 
     @compilable
     def dream_step(
         self, latent: Latent, noise: Float[Tensor, "n ..."]
     ) -> tuple[Latent, Shaped[Tensor, "n ..."]]:
-        """Return the state after one of the actor's actions, and that action."""
+        """Sample an action from the actor; return the next state and the action."""
         return self.model.advance(self.policy, latent, noise)
 
     def dream(
@@ -293,7 +293,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         policy: Policy | None = None,
         noise: Float[Tensor, "h n ..."] | None = None,
     ) -> Dream:
-        """Dream from every state and value what is seen there."""
+        """Imagine from every state and predict rewards and values."""
         through = self.config.actor_grad == "dynamics"
         fixed = (self.model, self.critic) if through else ()
         with torch.set_grad_enabled(through), passed_through(*fixed):
@@ -312,7 +312,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     def predict_values(
         self, feature: Float[Tensor, "n t d"]
     ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"], Float[Tensor, "n t"]]:
-        """Return reward, continuation and value of states."""
+        """Predict reward, continuation and value of states."""
         reward = self.model.reward.mean(self.model.reward(feature))
         cont = torch.sigmoid(self.model.cont(feature))
         return reward, cont, self.critic.mean(self.critic(feature))
@@ -325,7 +325,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
     ) -> tuple[dict[str, Float[Tensor, " ..."]], Metrics]:
-        """Return the losses of actor and critic, in dreams and on the sequences themselves."""
+        """Return the losses of actor and critic, on dreams and on the replayed sequences."""
         losses, metrics = self.behaviour_losses(dream)
         shape = reward.shape
         losses = {k: v.view(shape) for k, v in losses.items()}
@@ -333,7 +333,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
 
     @compilable
     def behaviour_losses(self, dream: Dream) -> tuple[dict[str, Float[Tensor, " n"]], Metrics]:
-        """Return the losses of actor and critic in each dream."""
+        """Return the losses of actor and critic for each dream."""
         policy, metrics = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
         value = self.critic_loss(dream.feature[:, :-1].detach(), dream.ret)
         value = value * dream.weight[:, :-1]
@@ -348,7 +348,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
     ) -> dict[str, Float[Tensor, "b t-1"]]:
-        """Return the loss of the critic on the sequences themselves; it shapes the model too."""
+        """Return the critic loss on the replayed sequences; its gradient reaches the model."""
         if not self.config.scales.repval:
             return {}
         ret = self.replay_return(dream.ret[:, 0].view(reward.shape), reward, last, terminal)
@@ -358,7 +358,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     def actor_loss(
         self, dream: Dream, scale: Float[Tensor, ""]
     ) -> tuple[Float[Tensor, "n h"], Metrics]:
-        """Return the policy's loss, given the range of returns to scale it by."""
+        """Return the actor loss, with advantages divided by the return scale."""
         c = self.config
         advantage = (dream.ret - dream.value[:, :-1]) / scale
         dist: Dist = self.actor(dream.feature.detach())
@@ -377,7 +377,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         return loss, metrics
 
     def return_scale(self, ret: Float[Tensor, "n t"]) -> Float[Tensor, ""]:
-        """Follow the 5th and 95th percentile of returns; return their distance, at least 1."""
+        """Update the 5th and 95th return percentiles; return their distance, at least 1."""
         return update_return_range(
             ret, self.quantiles, (self.return_low, self.return_high), self.config.return_rate
         )
@@ -385,7 +385,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
     def critic_loss(
         self, feature: Float[Tensor, "n t d"], ret: Float[Tensor, "n t"]
     ) -> Float[Tensor, "n t"]:
-        """Return the distance of values from returns, and from the slow critic's values."""
+        """Return the loss of values against returns, and against the slow critic's values."""
         with torch.no_grad():
             slow = self.slow.mean(self.slow(feature))
         logits = self.critic(feature)
@@ -398,7 +398,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
     ) -> Float[Tensor, "b t-1"]:
-        """Return what happened after each step but the last, bootstrapped with dreamt returns."""
+        """Return the returns of replayed steps but the last, bootstrapped with imagined returns."""
         discount = (~terminal).float() * self.model.discount
         lam = (~last).float() * self.config.lam
         return lambda_return(reward, discount, boot.detach(), lam)

@@ -1,8 +1,8 @@
-"""Imitation: any policy learns the demonstrated actions by its own loss.
+"""Imitation: train any policy on demonstrated actions with its own loss.
 
-With `policy: gaussian` it is behaviour cloning (Pomerleau 1988), with `diffusion` diffusion policy
-(Chi et al. 2023, arXiv:2303.04137); `flow`, `autoregressive` and `categorical` are as easily named.
-It acts in chunks with a receding horizon, and is measured with the average of its weights.
+`policy: gaussian` is behavior cloning (Pomerleau 1988), `diffusion` is diffusion policy (Chi et al.
+2023, arXiv:2303.04137); `flow`, `autoregressive` and `categorical` work as well. It acts in chunks
+with a receding horizon, and is evaluated with averaged weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dreamlab.core.workflow import Workflow, compilable, hook
 
 @dataclass(frozen=True)
 class ImitationConfig:
-    """The policy, and how it learns: as the diffusion policy's authors do."""
+    """The policy and its training options, as in diffusion policy."""
 
     policy: Part = part("gaussian", HOME, Policy)
     optimizer: Part = optimizer_field(
@@ -36,7 +36,7 @@ class ImitationConfig:
 
 
 class Imitation(Workflow[ImitationConfig]):
-    """One supervised update. Batches are windows of at least `horizon` steps, from any source."""
+    """One supervised update on windows of at least `horizon` steps, from any source."""
 
     Config = ImitationConfig
     reads_padding: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class Imitation(Workflow[ImitationConfig]):
         return acting.initial_state(self.policy, self.spec, num_envs, self.device)
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Continue the chunk of actions, or sample the next one."""
+        """Continue the action chunk, or sample the next one."""
         return acting.act(self.policy, obs, is_first, state, mode)
 
     @hook
@@ -60,7 +60,7 @@ class Imitation(Workflow[ImitationConfig]):
 
     @compilable
     def learn(self, rows: Chunks) -> Metrics:
-        """Take the step; rows without an action do not count."""
+        """Take the gradient step; ignore rows without an action."""
         each = self.policy.loss(rows.obs, self.policy.flat(rows.action))
         loss = (each * rows.valid).sum() / world.mean(rows.valid.sum()).clamp(min=1)
         norm = self.opt.step(loss)

@@ -1,7 +1,7 @@
 """Implicit Q-learning (Kostrikov et al. 2022, arXiv:2110.06169), with a policy of any kind.
 
-The critics never ask what an action outside of the data is worth. The policy imitates the data's
-actions, each weighed by how much better it was than expected (advantage-weighted regression).
+The critics never evaluate out-of-data actions. The policy imitates the data's actions, weighted by
+their exponentiated advantages (advantage-weighted regression).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from dreamlab.core.workflow import compilable, hook
 
 @dataclass(frozen=True)
 class IQLConfig:
-    """Numbers of the paper's locomotion tasks."""
+    """Hyperparameters of the paper's locomotion tasks."""
 
     policy: Part = part("gaussian", HOME, Policy)
-    """Any that learns by its own loss: `gaussian`, `diffusion`, `autoregressive`, ..."""
+    """Any policy with its own supervised loss: `gaussian`, `diffusion`, `autoregressive`, ..."""
     critic: ImplicitConfig = field(default_factory=ImplicitConfig)
     beta: NonNegative = 3.0
-    """How much an advantage counts; 0 imitates everything alike."""
+    """Inverse temperature of the advantage weights; 0 is plain imitation."""
     max_weight: Positive = 100.0
     optimizer: Part = optimizer_field("adam", lr=3e-4)
-    """Of the critics."""
+    """Optimizer of the critics."""
     policy_optimizer: Part = optimizer_field("adam", lr=3e-4)
     gamma: Share = 0.99
 
 
 class IQL(ChunkActor[IQLConfig]):
-    """Critics by expectiles, a policy by weighted imitation."""
+    """Expectile critics and a policy trained by weighted imitation."""
 
     Config = IQLConfig
     tiny: ClassVar[dict[str, Any]] = {
@@ -60,7 +60,7 @@ class IQL(ChunkActor[IQLConfig]):
         self.policy_opt = self.optimizer("policy", self.policy.parameters(), c.policy_optimizer)
 
     def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n h a"]:
-        """Return a sample of the policy, or its mode in evaluation."""
+        """Sample actions from the policy, or return its mode in evaluation."""
         with evaluating(self.policy):
             return self.policy.sample(as_window(obs), mode=mode)[:, 0]
 
@@ -71,7 +71,7 @@ class IQL(ChunkActor[IQLConfig]):
 
     @compilable
     def learn(self, t: Transitions) -> Metrics:
-        """Take both steps, then let the target critics follow."""
+        """Take both gradient steps, then update the target critics."""
         loss, metrics = self.critic.loss(t)
         advantage = self.critic.advantage(t)
         metrics["critic_grad_norm"] = self.critic_opt.step(loss)
@@ -84,6 +84,6 @@ class IQL(ChunkActor[IQLConfig]):
     def policy_loss(
         self, t: Transitions, advantage: Float[Tensor, " b"]
     ) -> tuple[Float[Tensor, ""], Float[Tensor, " b"]]:
-        """Return the policy's own loss, each row weighed by exp(beta advantage) (eq. 7)."""
+        """Return the policy's own loss, each row weighted by exp(beta advantage) (eq. 7)."""
         weight = torch.exp(self.config.beta * advantage).clamp(max=self.config.max_weight)
         return (weight * self.policy.loss(as_window(t.obs), t.action)).mean(), weight

@@ -1,4 +1,4 @@
-"""Model-predictive control: learn a world model, search it for actions at every step.
+"""Model-predictive control: learn a world model, plan with it at every step.
 
 The model and the planner are parts: an ensemble of networks with the cross-entropy method is PETS
 (Chua et al. 2018, arXiv:1805.12114), PlaNet's RSSM with it is PlaNet.
@@ -29,21 +29,21 @@ from dreamlab.ops.planning import PLANNERS, Planner, shifted
 
 @dataclass(frozen=True)
 class MPCConfig:
-    """Numbers of PETS, but for a shorter horizon."""
+    """Hyperparameters of PETS, except for a shorter horizon."""
 
     model: Part = part("ensemble", HOME, PlannedModel)
-    """What predicts: `ensemble`, `planet_rssm`, or a class of yours."""
+    """World model: `ensemble`, `planet_rssm`, or your own class."""
     planner: Part = part("cem", PLANNERS, Planner, horizon=20, iterations=5, samples=400, elites=40)
-    """What searches for actions: `cem`, `mppi`, `cma_es`, `random_shooting`."""
+    """Planner: `cem`, `mppi`, `cma_es`, `random_shooting`."""
     warm_start: bool = True
-    """Start a search where the last one ended, one step later."""
+    """Start each search from the last plan, shifted by one step."""
     noise: NonNegative = 0.0
-    """Deviation of what is added to actions in training."""
+    """Standard deviation of the exploration noise added to actions in training."""
     optimizer: Part = optimizer_field("adam", lr=1e-3)
 
 
 class MPC(WorldModelWorkflow, Workflow[MPCConfig]):
-    """A world model and a planner, both of any kind."""
+    """Any world model with any planner."""
 
     Config = MPCConfig
     tiny: ClassVar[dict[str, Any]] = {
@@ -65,12 +65,12 @@ class MPC(WorldModelWorkflow, Workflow[MPCConfig]):
     # -- acting -----------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return the latent state, the action before the first step, and no plan."""
+        """Return the initial latent state and previous action, and an empty plan."""
         like = self.fixed_noise.new_zeros(num_envs, self.spec.action.size)
         return {**self.model.before(num_envs, self.device), "plan": self.planner.zeros(like)}
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Take the step into the latent state and plan from it; in training add some noise."""
+        """Update the latent state and plan from it; in training, add noise."""
         latent = self.model.after(obs, is_first, state, mode)
         goes_on = (~is_first).float()[:, None, None] * float(self.config.warm_start)
         plan = self.plan(latent, shifted(state["plan"]) * goes_on, mode)
@@ -89,7 +89,7 @@ class MPC(WorldModelWorkflow, Workflow[MPCConfig]):
     def plan(
         self, latent: Any, start: Float[Tensor, "n h a"], mode: Mode
     ) -> Float[Tensor, "n h a"]:
-        """Return the best actions that a search from `start` finds for each state."""
+        """Run the planner from `start` for each state; return the best actions."""
         noise = self.fixed_noise if mode is Mode.FIXED else None
         score = lambda plans: self.score_plans(latent, plans, mode)  # noqa: E731
         return self.planner.search(score, start, noise=noise).mean
@@ -97,11 +97,11 @@ class MPC(WorldModelWorkflow, Workflow[MPCConfig]):
     def score_plans(
         self, latent: Any, plans: Float[Tensor, "n k h a"], mode: Mode = Mode.EVAL
     ) -> Float[Tensor, "n k"]:
-        """Return the reward that k plans each are imagined to bring from n states."""
+        """Return the imagined reward of k plans from each of n states."""
         n, k, h, _ = plans.shape
         start = map_latent(lambda x: x.repeat_interleave(k, 0), latent)
         todo = plans.flatten(0, 1).unflatten(-1, self.spec.action.shape).unbind(1)
-        actions = iter([*todo, todo[-1]])  # the last one is decided, but not carried out
+        actions = iter([*todo, todo[-1]])  # the last action is chosen but not executed
         noise = self.model.noise(h, n * k, device=plans.device, mode=mode)
         imagined, _ = self.model.imagine(start, lambda _: next(actions), h, noise)
         seen = self.model.predict_reward(map_latent(lambda x: x[:, 1:], imagined))

@@ -1,10 +1,10 @@
 """PA-RL (Mark et al. 2024, arXiv:2412.06685): improve a policy's actions, then imitate them.
 
-No gradient goes through the policy's sampler. The policy proposes actions; a critic ranks them
-(global step) and climbs from the best (local steps); the policy then learns the result by its own
-supervised loss. So any policy does that can sample and imitate: Gaussian, diffusion, flow,
-autoregressive. Three phases in YAML: `clone_policy` on data, `update_critic` on data with the
-policy as it is, and online `update_critic` with `update_policy`.
+No gradient passes through the policy's sampler. The policy proposes actions; a critic ranks them
+(global step) and refines the best by gradient ascent (local steps); the policy then imitates the
+result with its own supervised loss. This works with any policy that can sample and imitate:
+Gaussian, diffusion, flow, autoregressive. A config has three phases: `clone_policy` on data,
+`update_critic` on data with the policy fixed, and online `update_critic` with `update_policy`.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ def _conservative() -> ConservativeConfig:
 
 @dataclass(frozen=True)
 class PARLConfig:
-    """Numbers of the original's tasks from states; its values are `hl_gauss` of their range."""
+    """Hyperparameters of the original's state-based tasks; `hl_gauss` values over their range."""
 
     policy: Part = part("gaussian", HOME, Policy)
-    """Any that samples and learns by its own loss."""
+    """Any policy that samples and has its own supervised loss."""
     critic: QConfig = field(default_factory=_critics)
     conservative: ConservativeConfig = field(default_factory=_conservative)
     improve: ActionOptimizerConfig = field(default_factory=ActionOptimizerConfig)
     distil: Choice = "sample"
-    """Which of the improved actions the policy imitates: one drawn by its value, or the best."""
+    """Which improved action the policy imitates: one sampled by value, or the best."""
     optimizer: Part = optimizer_field("adam", lr=3e-4)
-    """Of the critics."""
+    """Optimizer of the critics."""
     clone_optimizer: Part = optimizer_field("adam", lr=3e-4)
-    """Of the policy while it imitates the data."""
+    """Optimizer of the policy for imitating the data."""
     policy_optimizer: Part = optimizer_field("adam", lr=5e-5)
-    """Of the policy while it imitates improved actions."""
+    """Optimizer of the policy for imitating improved actions."""
     policy_tau: SomeShare = 0.01
-    """How far the acting policy moves towards the trained one."""
+    """Step size of the acting policy's weights towards the trained ones."""
     restart_critic: bool = True
-    """Forget the steps of the critics' optimizer where learning continues online."""
+    """Reset the critics' optimizer state when online training starts."""
     gamma: Share = 0.99
     tau: SomeShare = 0.005
 
 
 class PARL(ChunkActor[PARLConfig]):
-    """A policy that imitates its own proposals, improved by a critic."""
+    """A policy that imitates its own proposals after improvement by a critic."""
 
     Config = PARLConfig
     plans: ClassVar[bool] = True
@@ -113,9 +113,9 @@ class PARL(ChunkActor[PARLConfig]):
     # -- acting -----------------------------------------------------------------------------------
 
     def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n h a"]:
-        """Return the best of the improved proposals; `POLICY` asks the policy alone.
+        """Return the best of the improved proposals; `POLICY` samples the policy alone.
 
-        A fixed decision has no gradient in it, so that it can be exported: it ranks, and no more.
+        A deterministic decision only ranks: it must be exportable, so it contains no gradient.
         """
         if mode is Mode.POLICY:
             return self.proposals(obs, 1, Mode.EVAL)[:, 0]
@@ -125,7 +125,7 @@ class PARL(ChunkActor[PARLConfig]):
 
     @torch.no_grad()
     def proposals(self, obs: Obs, num: int, mode: Mode = Mode.SAMPLE) -> Float[Tensor, "b n h a"]:
-        """Return what the policy would do: averaged weights, without dropout, no gradient."""
+        """Sample proposals from the policy: averaged weights, no dropout, no gradient."""
         with evaluating(self.asked):
             return self.asked.sample(as_window(obs), num, mode=mode)
 
@@ -136,11 +136,11 @@ class PARL(ChunkActor[PARLConfig]):
         climb: bool = True,
         mode: Mode = Mode.SAMPLE,
     ) -> Candidates:
-        """Return the policy's proposals as the critics improve them."""
+        """Sample proposals from the policy and improve them with the critics."""
         with torch.no_grad():
             z = self.critic.features(obs)
         how = self.config.improve.aggregate
-        # gradients are requested at actions alone, so that weights need not be taken out first
+        # only gradients of the actions are requested, so weights need not be detached
         score = lambda actions: self.critic.ranked(z, actions, how, learn=True)  # noqa: E731
         drawn = self.proposals(obs, self.config.improve.samples, mode)
         return self.improver.improve(drawn, score, data, climb)
@@ -171,7 +171,7 @@ class PARL(ChunkActor[PARLConfig]):
 
     @hook
     def update_critic(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take one gradient step on the critics, then let their targets follow."""
+        """Take one gradient step on the critics, then update their targets."""
         if phase.type == "online" and self.was_offline.value and self.config.restart_critic:
             self.critic_opt.restart()
         self.was_offline.value = int(phase.type == "offline")
@@ -183,18 +183,18 @@ class PARL(ChunkActor[PARLConfig]):
         return {**metrics, "critic_grad_norm": norm}
 
     def transitions(self, batch: Batch) -> Transitions:
-        """Return what is learned of windows: chunks of actions and what came of them."""
+        """Convert windows to transitions over action chunks."""
         return chunk_transitions(batch, self.config.gamma, self.horizon)
 
     @torch.no_grad()
     def features(self, obs: Obs) -> Float[Tensor, "b d"]:
-        """Return what the critics read, without a gradient."""
+        """Return the critics' input features, without a gradient."""
         return self.critic.features(obs)
 
     def critic_loss(
         self, t: Transitions, floor: Float[Tensor, " b"] | None
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return Bellman errors and, weighed, the conservative gap, and metrics."""
+        """Return the Bellman error plus the weighted conservative gap, and metrics."""
         c = self.config.conservative
         here, ahead = self.best_actions(t, both=c.weight > 0)
         with torch.no_grad():
@@ -214,9 +214,9 @@ class PARL(ChunkActor[PARLConfig]):
     def best_actions(
         self, t: Transitions, both: bool
     ) -> tuple[Float[Tensor, "b h a"], Float[Tensor, "b h a"]]:
-        """Return the best improved proposals here and one step later, found in one go.
+        """Return the best improved proposals at s and s', computed in one pass.
 
-        If it is not for `both`, those here are the data's.
+        Unless `both`, the actions at s are the data's.
         """
         if not both:
             return t.action, self.improver.choose(self.improved(t.next_obs))
@@ -227,7 +227,7 @@ class PARL(ChunkActor[PARLConfig]):
     def pushed_down(
         self, t: Transitions, here: Float[Tensor, "b h a"], ahead: Float[Tensor, "b h a"]
     ) -> list[Proposal]:
-        """Return uniform actions, and the best here and one step later, each for as many copies."""
+        """Return uniform actions, and the best at s and s', each counted as `actions` copies."""
         c = self.config.conservative
         found = [uniform_proposal(t.action, c.actions, c.importance)]
         for action in (here, ahead):

@@ -1,9 +1,9 @@
-"""Plan2Explore (Sekar et al. 2020, arXiv:2005.05960): seek what the world model cannot know yet.
+"""Plan2Explore (Sekar et al. 2020, arXiv:2005.05960): explore where the world model is uncertain.
 
-Two policies dream in DreamerV3's world model. The explorer collects the data: it is rewarded where
-an ensemble of one-step predictors disagrees, so it goes where there is something to learn. The
-task's policy learns from the rewards predicted in dreams, has no say in what is collected, and is
-what evaluations measure: how well the task is done after exploring without it.
+Two policies are trained in DreamerV3's world model. The explorer collects the data: its reward is
+the disagreement of an ensemble of one-step predictors. The task policy is trained on the rewards
+predicted in dreams, does not collect data, and is used in evaluation, which measures task
+performance after task-agnostic exploration.
 
 A phase calls `update_agent` (model and task) and then `update_explorer`.
 """
@@ -32,22 +32,22 @@ from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config, Sca
 
 @dataclass(frozen=True)
 class TaskScales(Scales):
-    """DreamerV3's weights but for one: what is replayed was done by the explorer."""
+    """DreamerV3's weights except one: the replayed actions are the explorer's."""
 
     repval: NonNegative = 0.0
 
 
 @dataclass(frozen=True)
 class Plan2ExploreConfig(DreamerV3Config):
-    """DreamerV3's defaults, the explorer's policy among them, and an ensemble."""
+    """DreamerV3's defaults, also for the explorer's policy, and an ensemble."""
 
     scales: TaskScales = field(default_factory=TaskScales)
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     ensemble_optimizer: Part = optimizer_field("adam", lr=3e-4, eps=1e-5, clip=100.0)
     explorer_optimizer: Part | None = optional_optimizer()
-    """Of the explorer's actor and critic; None takes `optimizer`."""
+    """Optimizer of the explorer's actor and critic; None uses `optimizer`."""
     novelty_rate: SomeShare = 0.01
-    """How fast the mean disagreement, by which rewards are divided, is followed."""
+    """Update rate of the mean disagreement that normalizes the explorer's rewards."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class Plan2ExploreConfig(DreamerV3Config):
 
 
 class Plan2Explore(DreamerV3):
-    """World model, two policies, and an ensemble that knows where it has not been."""
+    """World model, two policies, and an ensemble that measures novelty."""
 
     Config = Plan2ExploreConfig
     former_names: ClassVar[dict[str, str]] = DreamerV3.former_names | {
@@ -76,7 +76,7 @@ class Plan2Explore(DreamerV3):
         super().build(spec)
         c, rssm = self.config, self.model.rssm
         assert isinstance(c, Plan2ExploreConfig)
-        # the task may read the states, but it does not shape them
+        # task heads read the states, but their gradients must not shape them
         self.model.reward.register_forward_pre_hook(_apart)
         action_dim = width(spec.action)
         self.ensemble = LatentEnsemble(c.ensemble, rssm.out_dim, action_dim, rssm.stoch_dim)
@@ -88,7 +88,7 @@ class Plan2Explore(DreamerV3):
 
     @capturable
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Explore while collecting; do the task where the policy is measured."""
+        """Act with the explorer while collecting, with the task policy in evaluation."""
         decision = super().decide(obs, is_first, state, mode)
         if mode is not Mode.TRAIN:
             return decision
@@ -103,12 +103,12 @@ class Plan2Explore(DreamerV3):
         last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
     ) -> dict[str, Float[Tensor, "b t-1"]]:
-        """Return the loss of the task's critic, which does not shape the model."""
+        """Return the loss of the task critic, whose gradient does not reach the model."""
         return super().replay_losses(dream, feature.detach(), reward, last, terminal)
 
     @hook
     def update_explorer(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Teach the ensemble what followed, and the explorer in dreams of the present model."""
+        """Train the ensemble on next states, and the explorer in dreams of the current model."""
         latent = self.followed(batch)
         metrics = self.learn_ensemble(latent, batch)
         last = self.config.imagine_last
@@ -118,13 +118,13 @@ class Plan2Explore(DreamerV3):
 
     @torch.no_grad()
     def followed(self, batch: Batch) -> Latent:
-        """Return the states [b, t] of windows [b, 1 + t], whose first step only leads in."""
+        """Return the states [b, t] of windows [b, 1 + t]; the first step only provides context."""
         start = self.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         return self.model.observe(obs, batch.action[:, :-1], batch.is_first[:, 1:], start).latent
 
     def learn_ensemble(self, latent: Latent, batch: Batch) -> Metrics:
-        """Take one step towards the random part of the states that followed."""
+        """Take one gradient step on predicting the stochastic part of the next states."""
         action = self.model.embed(batch.action[:, 1:-1])
         error = self.ensemble.losses(latent.feature[:, :-1], action, latent.stoch[:, 1:])
         loss = (error * ~batch.is_first[:, 2:]).mean()
@@ -132,7 +132,7 @@ class Plan2Explore(DreamerV3):
         return {"ensemble_loss": loss, "ensemble_grad_norm": norm}
 
     def learn_explorer(self, start: Latent) -> Metrics:
-        """Take one step in dreams from states [n, ...], rewarded by disagreement."""
+        """Take one gradient step in dreams from states [n, ...], rewarded by disagreement."""
         with torch.no_grad():
             latent, action = self.imagine(self.config.imagine, start, self.explorer.policy)
             feature = latent.feature
@@ -150,5 +150,5 @@ class Plan2Explore(DreamerV3):
 
 
 def _apart(head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Let no gradient out of a head: called before it, with what it is to read."""
+    """Detach the inputs of a head, as a forward pre-hook."""
     return tuple(x.detach() for x in inputs)

@@ -1,7 +1,7 @@
 """PlaNet (Hafner et al. 2019, arXiv:1811.04551): learn a world model, plan in it.
 
 There is no policy: at every step a planner, by default the cross-entropy method, searches the
-latent space of the model for the actions that promise most reward, and does the first of them.
+model's latent space for the actions with the highest predicted reward, and executes the first.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dreamlab.ops.planning import PLANNERS, Planner
 
 @dataclass(frozen=True)
 class PlaNetConfig(PlannedRSSMConfig):
-    """Defaults of the paper: its model, and how it is used."""
+    """Defaults of the paper: its model and its planner."""
 
     planner: Part = part("cem", PLANNERS, Planner)
-    """What searches for actions: `cem`, `mppi`, `cma_es`, `random_shooting`."""
+    """Planner: `cem`, `mppi`, `cma_es`, `random_shooting`."""
     noise: NonNegative = 0.3
-    """Deviation of what is added to actions in training."""
+    """Standard deviation of the exploration noise added to actions in training."""
     optimizer: Part = optimizer_field("adam", lr=1e-3, eps=1e-4, clip=1000.0)
 
 
@@ -59,7 +59,7 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
     def build(self, spec: Spec) -> None:
         c = self.config
         check_continuous(spec.action, "PlaNet", "DreamerV2 or DreamerV3")
-        # a plan adds rewards up as they are, and nothing ever ends
+        # a plan sums undiscounted rewards, without termination
         self.model = PlaNetModel(PlaNetModelConfig(c.rssm, c.codec, c.reward, None, 1.0), spec)
         self.planner: Planner[Any, Any] = c.planner.build()
         noise = self.planner.fixed_noise(spec.action.size)
@@ -69,11 +69,11 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
     # -- acting -----------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return the latent state and the action before the first step."""
+        """Return the initial latent state and previous action."""
         return self.model.before(num_envs, self.device)
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Take the step into the latent state and plan from it; in training add some noise."""
+        """Update the latent state and plan from it; in training, add noise."""
         latent = self.model.after(obs, is_first, state, mode)
         action = self.policy(latent, mode)
         if mode.samples:
@@ -86,7 +86,7 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
 
     @torch.no_grad()
     def plan(self, latent: Latent, mode: Mode = Mode.EVAL) -> Float[Tensor, "n h a"]:
-        """Return the best actions that a search finds from each state."""
+        """Run the planner from each state; return the best actions."""
         start = self.planner.zeros(latent.deter[:, :1].expand(-1, self.spec.action.size))
         noise = self.fixed_noise if mode is Mode.FIXED else None
         score = lambda plans: self.score_plans(latent, plans, mode)  # noqa: E731
@@ -95,7 +95,7 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
     def score_plans(
         self, latent: Latent, plans: Float[Tensor, "n k h a"], mode: Mode = Mode.EVAL
     ) -> Float[Tensor, "n k"]:
-        """Return the reward that k plans each are dreamt to bring from n states."""
+        """Return the imagined reward of k plans from each of n states."""
         rssm, (n, k, h, _) = self.model.rssm, plans.shape
         state = Latent(*(x.repeat_interleave(k, 0) for x in latent))
         noise = rssm.noise(h, n * k, device=plans.device, mode=mode)
@@ -126,7 +126,7 @@ class PlaNet(WorldModelWorkflow, Workflow[PlaNetConfig]):
     def free_kl(
         self, post: Float[Tensor, "b t k"], prior: Float[Tensor, "b t k"]
     ) -> Float[Tensor, "b t"]:
-        """Return the divergence of prior from posterior above the free nats."""
+        """Return the KL divergence between posterior and prior above the free nats."""
         dist = self.model.rssm.dist
         return (dist(post).kl(dist(prior)) - self.config.free_nats).clamp(min=0)
 

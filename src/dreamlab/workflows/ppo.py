@@ -1,7 +1,7 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), discrete and continuous.
+"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), discrete and continuous.
 
-With a recurrent `network` (rnn, transformer) minibatches are whole sequences and the memory's state
-at the start of the rollout is replayed from what was stored when acting.
+With a recurrent `network` (rnn, transformer), minibatches are whole sequences, and each rollout
+starts from the recurrent state stored when acting.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from dreamlab.ops.pooled import pooled_mean, pooled_std_mean
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Defaults of the paper's Atari and MuJoCo runs where they agree, else those of common use."""
+    """Defaults of the paper's Atari and MuJoCo runs where they agree, else common choices."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     network: Part = part("mlp")
-    """Between the encoder and the heads; the actor and the critic have one each."""
+    """Network between the encoder and the heads, one each for actor and critic."""
     critic_encoder: EncoderConfig | None = None
-    """The critic's, if it is another one; it has its own with `share: nothing` only."""
+    """Encoder of the critic, if different; needs `share: nothing`."""
     critic_network: Part | None = optional_part()
-    """The critic's, if it is another one."""
+    """Network of the critic, if different."""
     share: Literal["nothing", "encoder", "network"] = "encoder"
-    """What actor and critic have in common; with `network` only their last layers are their own."""
+    """Modules shared by actor and critic; with `network`, only their last layers differ."""
     optimizer: Part = optimizer_field("adam", lr=3e-4, eps=1e-5, clip=0.5, schedule="linear")
     gamma: Share = 0.99
     returns: Part = part("gae", ESTIMATORS, ReturnEstimator)
-    """What advantages and values are made of: `gae`, `lambda_return`, `n_step`, `monte_carlo`."""
+    """Estimator of advantages and returns: `gae`, `lambda_return`, `n_step`, `monte_carlo`."""
     epochs: PositiveInt = 10
     minibatch: PositiveInt = 256
     """Transitions per gradient step (rounded to whole sequences if the network is recurrent)."""
     clip: Positive = 0.2
     anneal_clip: bool = False
-    """Let `clip` and `clip_value` fall linearly to zero over the training."""
+    """Anneal `clip` and `clip_value` linearly to zero during training."""
     clip_value: Positive | None = None
-    """Largest change of the value per update; None does not clip."""
+    """Maximum change of the value per update; None does not clip."""
     value_coef: NonNegative = 0.5
     entropy_coef: NonNegative = 0.0
     normalize_advantage: bool = True
     target_kl: Positive | None = None
-    """Stop the epochs once the policy has moved half as much again; None never stops."""
+    """Stop the epochs once the KL divergence exceeds 1.5 times this; None never stops."""
 
     def __post_init__(self) -> None:
         if self.share == "network" and self.critic_network is not None:
@@ -70,7 +70,7 @@ class PPOConfig:
 
 @dataclass(frozen=True)
 class Samples:
-    """Transitions to learn from: [n, ...], or [sequences, t, ...] if the network is recurrent."""
+    """Training samples: [n, ...], or [sequences, t, ...] if the network is recurrent."""
 
     obs: Obs
     action: Shaped[Tensor, "n ..."]
@@ -83,7 +83,7 @@ class Samples:
     state: Tree
 
     def rows(self, index: Int[Tensor, " k"]) -> Samples:
-        """Return the samples with these numbers."""
+        """Return the samples at these indices."""
         take = lambda x: x.index_select(0, index)  # noqa: E731
         values = {k: take(getattr(self, k)) for k in _PLAIN}
         obs = {k: take(v) for k, v in self.obs.items()}
@@ -120,27 +120,27 @@ class PPO(Workflow[PPOConfig]):
         self.opt = self.optimizer("ppo", self.parameters(), c.optimizer)
 
     def networks(self) -> dict[str, Any]:
-        """Return what may have a memory: one network, or the actor's and the critic's."""
+        """Return the possibly recurrent networks: one, or the actor's and the critic's."""
         nets = {"actor": self.actor_net}
         return nets if self.config.share == "network" else {**nets, "critic": self.critic_net}
 
     def critic_features(self, obs: Obs, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
-        """Return what the critic reads of observations; `x` is what the actor does."""
+        """Return the critic's features of observations; `x` are the actor's."""
         return self.critic_encoder(obs) if self.config.share == "nothing" else x
 
     def rows_per_step(self, steps: int) -> int:
-        """Return the rows of a minibatch."""
+        """Return the number of rows in a minibatch."""
         return min(self.config.minibatch, steps)
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return the memory of a recurrent network before the first step."""
+        """Return the initial state of a recurrent network."""
         if not self.recurrent:
             return ()
         nets = self.networks()
         return {k: net.initial_state(num_envs, self.device) for k, net in nets.items()}
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Sample from the policy; in evaluation take its mode."""
+        """Sample from the policy; in evaluation, take its mode."""
         x = self.encoder(obs)
         if not self.recurrent:
             dist = self.actor.dist(chain(self.actor_net, self.actor.layer, x)[0])
@@ -160,7 +160,7 @@ class PPO(Workflow[PPOConfig]):
 
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take `epochs` passes over a rollout [num_envs, t + 1]; the last step only bootstraps."""
+        """Train `epochs` times on a rollout [num_envs, t + 1]; the last step only bootstraps."""
         c = self.config
         left = 1.0 - phase.progress if c.anneal_clip else 1.0
         clip = torch.tensor(c.clip * left, device=self.device)
@@ -168,12 +168,12 @@ class PPO(Workflow[PPOConfig]):
         samples = self.prepare(batch)
         num = len(samples.action)
         size = max(1, c.minibatch // samples.action.shape[1]) if self.recurrent else c.minibatch
-        # all processes take as many steps, though some may have a few rows more than others
+        # all processes must take the same number of steps, even with unequal numbers of rows
         pieces = int(world.agree([num])[0]) // (size * world.size())
         history: list[Metrics] = []
         cuts: list[Tensor] = []
         for _ in range(c.epochs):
-            # the last rows join the minibatch before them: a remainder of a few would be all noise
+            # the remainder joins the last minibatch: a step on a few rows would be too noisy
             cuts = [torch.arange(num)] if pieces < 2 else _cut(torch.randperm(num), size, pieces)
             for index in cuts:
                 rows = samples if len(cuts) == 1 else samples.rows(index.to(self.device))
@@ -186,9 +186,9 @@ class PPO(Workflow[PPOConfig]):
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Samples:
-        """Compute old log-probabilities, values and advantages of a rollout, all at once.
+        """Compute old log-probabilities, values and advantages of a rollout at once.
 
-        Nothing changed the weights while the rollout was collected, so this is what acting saw.
+        The weights are unchanged since collection, so these equal the values when acting.
         """
         state = self._stored_state(batch)
         dist, value = self.evaluate(batch.obs, batch.is_first, state)
@@ -204,7 +204,7 @@ class PPO(Workflow[PPOConfig]):
         return samples if self.recurrent else _flatten(samples)
 
     def _stored_state(self, batch: Batch) -> Tree:
-        """Return the memory as it was before the rollout's first step."""
+        """Return the recurrent state before the rollout's first step."""
         if not self.recurrent:
             return ()
         out: dict[str, list[Tensor]] = {k: [] for k in self.networks()}
@@ -230,7 +230,7 @@ class PPO(Workflow[PPOConfig]):
     def minibatch(
         self, s: Samples, clip: Float[Tensor, ""], limit: Float[Tensor, ""] | None
     ) -> Metrics:
-        """Take one gradient step (eq. 7 and 9 of the paper); `limit` is that of values."""
+        """Take one gradient step (eq. 7 and 9 of the paper); `limit` clips the value change."""
         c = self.config
         dist, value = self.evaluate(s.obs, s.is_first, s.state)
         advantage = (
@@ -248,7 +248,7 @@ class PPO(Workflow[PPOConfig]):
             metrics["entropy"] = mean(dist.entropy())
             loss = loss - c.entropy_coef * metrics["entropy"]
         metrics["grad_norm"] = self.opt.step(loss)
-        with torch.no_grad():  # low-variance estimate of the divergence (Schulman 2020)
+        with torch.no_grad():  # low-variance KL estimate (Schulman 2020)
             metrics["kl"] = mean(change.expm1() - change)
         return {k: v.detach() for k, v in metrics.items()}
 
@@ -267,7 +267,7 @@ class PPO(Workflow[PPOConfig]):
 def _value_error(
     value: Float[Tensor, "*b"], s: Samples, limit: Float[Tensor, ""] | None
 ) -> Float[Tensor, "*b"]:
-    """Return the squared error, or that of a value held near the old one if it is larger."""
+    """Return the squared value error, or that of the clipped value if larger."""
     error = mse_loss(value, s.target, reduction="none")
     if limit is None:
         return error
@@ -276,14 +276,14 @@ def _value_error(
 
 
 def _cut(order: Int[Tensor, " n"], size: int, pieces: int) -> list[Int[Tensor, " _"]]:
-    """Return consecutive pieces of at least `size`; of several processes, pieces of its rows."""
+    """Split into pieces of at least `size`; each process splits its own rows."""
     if world.size() > 1:
         return list(order.tensor_split(pieces))
     return list(order.tensor_split([size * i for i in range(1, pieces)]))
 
 
 def _flatten(s: Samples) -> Samples:
-    """Return the transitions of all environments in one row, without the void ones."""
+    """Flatten environments and time into one axis, and drop void transitions."""
     keep = s.mask.flatten().nonzero()[:, 0]
     take = lambda x: x.flatten(0, 1).index_select(0, keep)  # noqa: E731
     values = {k: take(getattr(s, k)) for k in _PLAIN}

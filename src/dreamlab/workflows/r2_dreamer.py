@@ -1,6 +1,6 @@
-"""R2-Dreamer (ICLR 2026): DreamerV3 whose states are not learned by reconstruction.
+"""R2-Dreamer (ICLR 2026): DreamerV3 with representations learned without reconstruction.
 
-The world model is `components.world_models.redundancy`; all else is DreamerV3's.
+The world model is `components.world_models.redundancy`; everything else is DreamerV3's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config, Scales
 
 @dataclass(frozen=True)
 class R2Scales(Scales):
-    """DreamerV3's weights, and that of what shapes the states; `rec` teaches the decoder alone."""
+    """DreamerV3's weights, and that of the representation loss; `rec` trains the decoder alone."""
 
     redundancy: NonNegative = 0.05
 

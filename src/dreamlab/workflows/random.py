@@ -1,4 +1,4 @@
-"""Uniformly random actions: what every other score is to be compared with."""
+"""Uniformly random actions: the baseline of all other scores."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dreamlab.core.workflow import Workflow
 
 @dataclass(frozen=True)
 class RandomConfig:
-    """There is nothing to choose."""
+    """No options."""
 
 
 class Random(Workflow[RandomConfig]):
-    """Looks at nothing and learns nothing; its phases only collect or evaluate."""
+    """Ignores observations and learns nothing; its phases only collect or evaluate."""
 
     Config = RandomConfig
     low: Float[Tensor, ""]
@@ -41,7 +41,7 @@ class Random(Workflow[RandomConfig]):
 
     @torch.no_grad()
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Draw an action for each row, in evaluation too; a fixed one is the middle."""
+        """Sample uniform actions, in evaluation too; a deterministic decision is the midpoint."""
         action = self.spec.action
         half = torch.full_like(is_first, 0.5, dtype=torch.float32)
         unit = half.view(-1, *(1 for _ in action.shape)).expand(-1, *action.shape)

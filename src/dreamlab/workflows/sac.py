@@ -1,7 +1,7 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905), continuous and discrete.
 
-The discrete form (Christodoulou 2019, arXiv:1910.07207) takes expectations over the actions where
-the continuous one draws a sample; the rest of the algorithm is the same. n-step targets come from a
+The discrete form (Christodoulou 2019, arXiv:1910.07207) computes exact expectations over actions
+where the continuous one samples; otherwise the algorithm is the same. n-step targets come from a
 replay with windows of n + 1 steps.
 """
 
@@ -49,26 +49,26 @@ class SACConfig:
     """Defaults of the paper's appendix D."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    """Learns from the critics' loss alone; the actor reads what it sees."""
+    """Encoder, trained by the critic loss only; the actor uses its features, detached."""
     actor_encoder: EncoderConfig | None = None
-    """The actor's own, which learns from the actor's loss; None: it reads the critics'."""
+    """Separate encoder of the actor, trained by the actor loss; None uses that of the critics."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     critic: CriticsConfig = field(default_factory=CriticsConfig)
     optimizer: Part = optimizer_field("adam", lr=3e-4)
-    """Of the critics, and of the actor and the temperature unless they have their own."""
+    """Optimizer of the critics, and of actor and temperature unless they have their own."""
     actor_optimizer: Part | None = optional_optimizer()
     alpha_optimizer: Part | None = optional_optimizer()
     gamma: Share = 0.99
     tau: SomeShare = 0.005
-    """How far the target critics move towards the critics at each update."""
+    """Step size of the target critics towards the critics at each update."""
     alpha: Positive = 1.0
-    """Temperature at first."""
+    """Initial temperature."""
     target_entropy: Finite | None = None
-    """The entropy that the temperature aims at; None takes -|A|, or 0.98 log |A| if discrete."""
+    """Target entropy of the temperature; None uses -|A|, or 0.98 log |A| if discrete."""
 
 
 class ContinuousActor(nn.Module):
-    """A normal squashed into (-1, 1); expectations are one sample that gradients flow through."""
+    """A Gaussian squashed into (-1, 1); expectations use one reparameterized sample."""
 
     def __init__(self, config: ActorConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class ContinuousActor(nn.Module):
         self.target_entropy = -float(action.size)
 
     def dist(self, z: Float[Tensor, "b d"]) -> TanhGaussian:
-        """Return the policy."""
+        """Return the action distribution."""
         return self.head.dist(self.net.into(self.head.layer, z))
 
     def act(self, z: Float[Tensor, "b d"], mode: Mode) -> Float[Tensor, "b ..."]:
@@ -96,7 +96,7 @@ class ContinuousActor(nn.Module):
     ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
         """Return the soft value of states, and the policy's entropy there.
 
-        The actor reads `z`, the critics `seen`: the same states through the target's encoder.
+        The actor reads `z`; the critics read `seen`, the same states through the target encoder.
         """
         action, log_prob = self.dist(z).sample_with_log_prob()
         q = critics(seen, action, learn=False).amin(0)
@@ -104,7 +104,7 @@ class ContinuousActor(nn.Module):
 
 
 class DiscreteActor(nn.Module):
-    """Probabilities of n actions; expectations are exact."""
+    """A categorical over n actions; expectations are exact."""
 
     def __init__(self, config: ActorConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class DiscreteActor(nn.Module):
 
 
 class EncodedCritics(nn.Module):
-    """An encoder and the critics that teach it; the target network is a copy of both."""
+    """Critics and the encoder they train; the target network is a copy of both."""
 
     def __init__(self, encoder: Encoder, critics: Any) -> None:
         super().__init__()
@@ -175,13 +175,13 @@ class SAC(Workflow[SACConfig]):
         self.alpha_opt = self.optimizer("alpha", [self.log_alpha], c.alpha_optimizer or same)
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Sample from the policy; in evaluation take its mode."""
+        """Sample from the policy; in evaluation, take its mode."""
         return Decision(self.actor.act(self.actor_features(obs), mode))
 
     def actor_features(
         self, obs: Obs, z: Float[Tensor, "b k"] | None = None
     ) -> Float[Tensor, "b d"]:
-        """Return what the actor reads; `z` is what the critics do, if it is known already."""
+        """Return the actor's features; `z` are those of the critics, if already computed."""
         if self.actor_encoder is not None:
             return self.actor_encoder(obs)
         return self.online.encoder(obs) if z is None else z.detach()
@@ -193,7 +193,7 @@ class SAC(Workflow[SACConfig]):
 
     @compilable
     def learn(self, t: Transitions) -> Metrics:
-        """Take the three steps, then let the target critics follow."""
+        """Take the three gradient steps, then update the target critics."""
         alpha = self.log_alpha.detach().exp()
         z = self.online.encoder(t.obs)
         critic_loss, q = self.critic_loss(z, t, alpha)
@@ -228,20 +228,20 @@ class SAC(Workflow[SACConfig]):
     def actor_loss(
         self, z: Float[Tensor, "b d"], seen: Float[Tensor, "b k"], alpha: Float[Tensor, ""]
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the negative soft value (eq. 7 and 9) and the mean entropy, detached.
+        """Return the negative soft value (eq. 7 and 9) and the detached mean entropy.
 
-        The actor reads `z`, the critics `seen`.
+        The actor reads `z`, the critics read `seen`.
         """
         value, entropy = self.actor.value(z, self.online.critics, seen, alpha)
         return -value.mean(), entropy.detach().mean()
 
     def alpha_loss(self, entropy: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Return what raises the temperature while the entropy is below its target (eq. 18)."""
+        """Return the temperature loss: alpha rises while entropy is below target (eq. 18)."""
         return self.log_alpha * (entropy - self.target_entropy)
 
 
 def check_action(action: ArraySpec) -> None:
-    """Raise if the actions are neither one of n nor numbers in [-1, 1]."""
+    """Raise unless actions are one of n or continuous in [-1, 1]."""
     if isinstance(action.classes, tuple):
         raise ConfigError(
             f"workflow: SAC takes one discrete action at a time, this environment "

@@ -1,8 +1,8 @@
-"""TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860): TD3 whose actor also imitates the data.
+"""TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860): TD3 with a behavior cloning term.
 
-TD3 (Fujimoto et al. 2018, arXiv:1802.09477): a deterministic actor, the lesser of two critics at a
-smoothed action, and an actor that learns less often. `alpha` weighs values against imitation;
-without imitation (`imitation=0`) this is TD3, which explores by noise.
+TD3 (Fujimoto et al. 2018, arXiv:1802.09477): a deterministic actor, clipped double Q-learning with
+target policy smoothing, and delayed actor updates. `alpha` weights values against imitation;
+`imitation=0` is TD3, which explores with action noise.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ class ActorConfig:
 
 @dataclass(frozen=True)
 class TD3BCConfig:
-    """Numbers of the paper."""
+    """Hyperparameters of the paper."""
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     critic: QConfig = field(default_factory=QConfig)
     alpha: Positive = 2.5
-    """Weight of the values, which are divided by their mean size."""
+    """Weight of the values, which are normalized by their mean magnitude."""
     imitation: NonNegative = 1.0
-    """Weight of the distance from the data's actions; 0 leaves it out."""
+    """Weight of the behavior cloning loss; 0 disables it."""
     policy_noise: NonNegative = 0.2
-    """Deviation of what is added to the action that a target values."""
+    """Standard deviation of the target policy smoothing noise."""
     noise_clip: NonNegative = 0.5
     exploration: NonNegative = 0.1
-    """Deviation of what is added to actions while collecting."""
+    """Standard deviation of the exploration noise."""
     actor_every: PositiveInt = 2
-    """Updates of the critics per update of the actor and the targets."""
+    """Critic updates per update of the actor and the targets."""
     optimizer: Part = optimizer_field("adam", lr=3e-4)
-    """Of the critics."""
+    """Optimizer of the critics."""
     actor_optimizer: Part = optimizer_field("adam", lr=3e-4)
     gamma: Share = 0.99
     tau: SomeShare = 0.005
 
 
 class Actor(nn.Module):
-    """One action for each observation."""
+    """Deterministic policy."""
 
     def __init__(self, config: ActorConfig, spec: Spec) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Actor(nn.Module):
 
 
 class TD3BC(ChunkActor[TD3BCConfig]):
-    """Twin critics, a deterministic actor, and targets of all."""
+    """Twin critics, a deterministic actor, and target networks of all."""
 
     Config = TD3BCConfig
     tiny: ClassVar[dict[str, Any]] = {"actor": {"hidden": (8, 8)}, "critic": {"hidden": (8, 8)}}
@@ -97,7 +97,7 @@ class TD3BC(ChunkActor[TD3BCConfig]):
         self.updates = Count()
 
     def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n 1 a"]:
-        """Return the actor's action, with noise where it samples."""
+        """Return the actor's action, with exploration noise when sampling."""
         action = self.actor(obs)
         if mode.samples:
             action = (action + self.config.exploration * torch.randn_like(action)).clamp(-1, 1)
@@ -105,7 +105,7 @@ class TD3BC(ChunkActor[TD3BCConfig]):
 
     @hook
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take a step on the critics and, every so often, on the actor and the targets."""
+        """Take a gradient step on the critics and, every `actor_every` updates, on the actor."""
         t = chunk_transitions(batch, self.config.gamma, 1)
         metrics = self.learn_values(t)
         self.updates.value += 1
@@ -125,7 +125,7 @@ class TD3BC(ChunkActor[TD3BCConfig]):
 
     @torch.no_grad()
     def bellman_target(self, t: Transitions) -> Float[Tensor, " b"]:
-        """Return the reward and the lesser value of a smoothed next action (TD3, algorithm 1)."""
+        """Compute the TD targets with clipped double Q and smoothing (TD3, algorithm 1)."""
         c, action = self.config, self.target_actor(t.next_obs)
         noise = (c.policy_noise * torch.randn_like(action)).clamp(-c.noise_clip, c.noise_clip)
         action = (action + noise).clamp(-1, 1)
@@ -134,7 +134,7 @@ class TD3BC(ChunkActor[TD3BCConfig]):
 
     @compilable
     def learn_actor(self, t: Transitions) -> Metrics:
-        """Take one gradient step on the actor, then let the targets follow."""
+        """Take one gradient step on the actor, then update the targets."""
         loss, distance = self.actor_loss(t)
         norm = self.actor_opt.step(loss)
         for network in self.targets:

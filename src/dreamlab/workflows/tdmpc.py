@@ -1,7 +1,7 @@
 """TD-MPC, the first version (Hansen et al. 2022, arXiv:2203.04955), from vectors.
 
-Plain MLPs, two critics that learn numbers, a deterministic policy, a target of the whole model, and
-prioritized windows; plans are longer than TD-MPC2's and grow to their length.
+Plain MLPs, two scalar critics, a deterministic policy, a target copy of the whole model, and
+prioritized windows; plans are longer than TD-MPC2's, and their horizon is annealed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.ops.planning import PLANNERS, Plan, Planner, shifted
 
 MOST = 1e4
-"""Where losses and priorities of a window are cut off."""
+"""Upper bound of the losses and priorities of a window."""
 
 
 @dataclass(frozen=True)
@@ -62,25 +62,23 @@ class TDMPCConfig(PlainModelConfig):
 
     gamma: Share = 0.99
     rho: SomeShare = 0.5
-    """How much less each further step of a window counts."""
+    """Discount of the loss per step of a window."""
     scales: PlainScales = field(default_factory=PlainScales)
     tau: SomeShare = 0.01
     target_every: PositiveInt = 2
-    """Updates between two moves of the target."""
+    """Updates between target updates."""
     first_std: Positive = 0.5
-    """Least deviation of plans at first, and of the policy's noise; at last it is the planner's
-    `min_std`."""
+    """Initial minimum deviation of plans and of the policy's noise; decays to `planner.min_std`."""
     noise_clip: Positive = 0.3
-    """Largest noise of the policy."""
+    """Clip value of the policy's noise."""
     anneal_updates: PositiveInt = 25_000
-    """Updates over which plans grow from one step to the planner's horizon, and the deviation
-    falls."""
+    """Updates during which the horizon grows from 1 to the planner's, and the deviation decays."""
     momentum: Decay = 0.1
-    """Share of its mean that a plan keeps in each iteration."""
+    """Momentum of a plan's mean between iterations."""
     mpc: bool = True
-    """Plan; if not, the policy acts alone."""
+    """Plan; otherwise the policy acts alone."""
     planner: Part = part("mppi", PLANNERS, Planner, horizon=5, samples=537)
-    """Its samples are 512 and those of the policy."""
+    """`samples` are 512 plus those of the policy."""
     num_pi_plans: Natural = 25
     optimizer: Part = optimizer_field("adam", lr=1e-3, clip=10.0)
     policy_optimizer: Part = optimizer_field("adam", lr=1e-3, clip=10.0)
@@ -94,7 +92,7 @@ class TDMPCConfig(PlainModelConfig):
 
 
 def critic(in_dim: int, hidden: int) -> nn.Sequential:
-    """Return one of the two critics; it starts at 0."""
+    """Build one of the two critics; its initial output is 0."""
     first, middle = linear(in_dim, hidden, 1.0), linear(hidden, hidden, 1.0)
     last = linear(hidden, 1, 1.0)
     nn.init.zeros_(last.weight)
@@ -102,7 +100,7 @@ def critic(in_dim: int, hidden: int) -> nn.Sequential:
 
 
 class Model(nn.Module):
-    """What the target is a copy of: world model and critics."""
+    """The modules copied to the target: world model and critics."""
 
     def __init__(self, world: PlainModel, critics: nn.ModuleList) -> None:
         super().__init__()
@@ -111,7 +109,7 @@ class Model(nn.Module):
     def values(
         self, z: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"]
     ) -> Float[Tensor, "2 ..."]:
-        """Return what both critics think of steps."""
+        """Return the values of both critics."""
         x = torch.cat([z, action], -1)
         return torch.stack([q(x)[..., 0] for q in self.critics])
 
@@ -154,25 +152,25 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
 
     @property
     def least_std(self) -> float:
-        """Return the least deviation now."""
+        """Return the current minimum deviation."""
         first, last = self.config.first_std, getattr(self.sizes.planner, "min_std", 0.05)
         return max(last, first + (last - first) * self.grown)
 
     @property
     def horizon(self) -> int:
-        """Return how many steps are planned now."""
+        """Return the current planning horizon."""
         return max(1, int(1 + (self.sizes.planner.horizon - 1) * self.grown))
 
     # -- acting -----------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return no plan, and the latent before anything was seen."""
+        """Return an empty plan and the initial latent."""
         shape = (num_envs, self.sizes.planner.horizon, self.sizes.action)
         mean = torch.zeros(shape, device=self.device)
         return {"mean": mean, **self.model.initial(num_envs, self.device)._asdict()}
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Plan from what is seen, or let the policy act; in training add some noise."""
+        """Plan from the observation, or act with the policy; in training, add noise."""
         num, fixed = is_first.shape[0], mode is Mode.FIXED
         noise = self.fixed_noise() if fixed else draw_noise(self.sizes, num, is_first.device)
         task = self.model.task_of(obs)
@@ -186,7 +184,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
         else:
             action = self.policy_action(z, noise.action if mode.samples else None)
         after = {"mean": mean}
-        if not fixed:  # the dream of a run starts where it was
+        if not fixed:  # dreams of a running agent start at this latent
             seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
             after |= seen._asdict()
         return Decision(action.unflatten(-1, self.spec.action.shape), after)
@@ -202,12 +200,12 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
         return (mean + (self.least_std * noise).clamp(-limit, limit)).clamp(-1, 1)
 
     def fill(self, step: Step, state: Tree) -> Decision:
-        """Return a decision without a plan, for an action that is to be random."""
+        """Return a decision without a plan, for a random action."""
         action = torch.zeros(len(step.is_first), *self.spec.action.shape, device=self.device)
         return Decision(action, state)
 
     def with_action(self, decision: Decision, action: Float[Tensor, "n ..."]) -> Decision:
-        """Return a decision for another action than the planner's."""
+        """Return the decision with another action than the planner's."""
         return replace(decision, action=action)
 
     def policy(self, latent: TaskLatent) -> Float[Tensor, "n ..."]:
@@ -215,14 +213,14 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
         return self.policy_action(latent.z, None).unflatten(-1, self.spec.action.shape)
 
     def expected_return(self, obs: Obs) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """Return what the critics think of the policy in states, and the discount."""
+        """Return the critics' value of the policy's action, and the discount."""
         z = self.model.encode(obs, self.model.task_of(obs))
         value = self.online.values(z, self.policy_action(z, None)).amin(0)
         return value, torch.full_like(value, self.config.gamma)
 
     @torch.no_grad()
     def plan(self, z: Float[Tensor, "n d"], mean: Float[Tensor, "n h a"], noise: PlanNoise) -> Plan:
-        """Return what a search from `mean` finds for each state."""
+        """Run the planner from `mean` for each state."""
         horizon, keep = mean.shape[1], self.config.momentum
         proposed = self.propose(z, noise.proposed[:horizon])
         plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
@@ -240,7 +238,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
     def propose(
         self, z: Float[Tensor, "n d"], noise: Float[Tensor, "h m p a"]
     ) -> Float[Tensor, "n p h a"]:
-        """Return plans that the policy makes in its dreams."""
+        """Roll out the policy in the model and return its action sequences."""
         state = z[:, None].expand(-1, noise.shape[2], -1)
         actions: list[Tensor] = []
         for chance in noise:
@@ -254,7 +252,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
         plans: Float[Tensor, "n s h a"],
         last: Float[Tensor, "m s a"],
     ) -> Float[Tensor, "n s"]:
-        """Return the rewards that plans bring, and the smaller value of where they end."""
+        """Return the predicted rewards of plans plus the smaller value of their last state."""
         state, total, discount = z[:, None].expand(-1, plans.shape[1], -1), torch.zeros(()), 1.0
         total = torch.zeros_like(plans[:, :, 0, 0])
         for action in plans.unbind(2):
@@ -267,7 +265,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
 
     @property
     def _one(self) -> Int[Tensor, ""]:
-        """Return the only task."""
+        """Return the index of the only task."""
         return torch.zeros((), dtype=torch.int64, device=self.device)
 
     # -- learning ---------------------------------------------------------------------------------
@@ -315,7 +313,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
         total = torch.stack([getattr(c.scales, k) * v.clamp(max=MOST) for k, v in parts.items()])
         share = batch.extras.get("weight", torch.ones_like(priority))
         metrics = {f"loss/{k}": v.mean() for k, v in parts.items()}
-        # the original scales this gradient: one over the steps of a window
+        # the original scales this gradient by one over the window length
         loss = (total.sum(0) * share).mean() / horizon
         return loss, zs, priority.clamp(max=MOST), metrics
 
@@ -323,7 +321,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
     def targets(
         self, obs: Obs, reward: Float[Tensor, " b"], terminal: Bool[Tensor, " b"]
     ) -> tuple[Float[Tensor, "b d"], Float[Tensor, " b"]]:
-        """Return where the dynamics should arrive, and what values should be."""
+        """Return the target latents of the dynamics, and the TD targets."""
         task = self.model.task_of(obs)
         z = self.model.encode(obs, task)
         noise = torch.randn(len(z), self.sizes.action, device=z.device)
@@ -332,7 +330,7 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
         return goal, reward + self.config.gamma * (~terminal).float() * value
 
     def policy_loss(self, zs: list[Float[Tensor, "b d"]]) -> Float[Tensor, ""]:
-        """Return what raises the smaller value of the policy's actions."""
+        """Return the negative smaller value of the policy's actions."""
         z = torch.stack(zs).detach()
         noise = torch.randn(*z.shape[:2], self.sizes.action, device=z.device)
         q = self.online.values(z, self.policy_action(z, noise)).amin(0)

@@ -1,9 +1,9 @@
 """TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828): plan in the latents of a model without a decoder.
 
-One update: windows of H + 1 steps of one episode are encoded; from the first latent the dynamics
-continue by themselves, and must arrive where the encoder does. Rewards and values are learned on
-the latents so predicted, a policy prior on the values. Acting is a search (MPPI) over H actions,
-helped by plans of the policy, whose last state is valued by the critics.
+One update: windows of H + 1 steps of one episode are encoded; from the first latent, the dynamics
+roll out open loop and must match the encoder's latents. Rewards and values are learned on the
+predicted latents, a policy prior on the values. Acting is an MPPI search over H actions that
+includes policy rollouts and bootstraps from the critics at the last state.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dreamlab.ops.scaling import update_spread
 
 @dataclass(frozen=True)
 class Window:
-    """Windows of H + 1 steps, time first: what an update learns from."""
+    """Training windows of H + 1 steps, time first."""
 
     obs: Obs
     """[h + 1, b, ...]"""
@@ -50,7 +50,7 @@ class Window:
     terminal: Float[Tensor, "h b"]
     task: Int[Tensor, " b"]
     extras: dict[str, Float[Tensor, "h b ..."]]
-    """[h, b, ...], of the steps that the actions are of."""
+    """[h, b, ...], of the steps at which the actions were taken."""
 
 
 class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
@@ -96,14 +96,14 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
     # -- acting -----------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return no plan, and the latent before anything was seen."""
+        """Return an empty plan and the initial latent."""
         shape = (num_envs, self.sizes.planner.horizon, self.sizes.action)
         mean = torch.zeros(shape, device=self.device)
         return {"mean": mean, **self.model.initial(num_envs, self.device)._asdict()}
 
     @capturable
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Plan from what is seen, or let the policy prior act; in training add some noise."""
+        """Plan from the observation, or act with the policy prior; in training, add noise."""
         num, fixed = is_first.shape[0], mode is Mode.FIXED
         noise = self.fixed_noise() if fixed else draw_noise(self.sizes, num, is_first.device)
         task = self.model.task_of(obs)
@@ -118,7 +118,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             centre, std, mean = torch.tanh(middle), log_std.exp(), state["mean"]
             action = torch.tanh(middle + std * noise.action) if mode.samples else centre
         after = {"mean": mean}
-        if not fixed:  # the dream of a run starts where it was
+        if not fixed:  # dreams of a running agent start at this latent
             seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
             after |= seen._asdict()
         action = action.unflatten(-1, self.spec.action.shape)
@@ -127,38 +127,38 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
     def extras(
         self, centre: Float[Tensor, "n a"], std: Float[Tensor, "n a"]
     ) -> dict[str, Float[Tensor, "n a"]]:
-        """Return what is stored beside a step: here nothing."""
+        """Return the extra data to store with a step: none here."""
         return {}
 
     def fill(self, step: Step, state: Tree) -> Decision:
-        """Return a decision without a plan, for an action that is to be random."""
+        """Return a decision without a plan, for a random action."""
         device, num = self.device, len(step.is_first)
         action = torch.zeros(num, self.spec.action.size, device=device)
         extras = self.extras(action, torch.zeros_like(action))
         return Decision(action.unflatten(-1, self.spec.action.shape), state, extras)
 
     def with_action(self, decision: Decision, action: Float[Tensor, "n ..."]) -> Decision:
-        """Return a decision for another action than the planner's."""
+        """Return the decision with another action than the planner's."""
         return replace(decision, action=action)
 
     def draw_shift(self, *shape: int) -> Int[Tensor, "... 2"] | None:
-        """Return by how much images are moved, at random; None where there are none."""
+        """Sample random image shifts; None if there are no images."""
         if self.model.encoder.image is None:
             return None
         return torch.randint(0, 2 * PAD + 1, (*shape, 2), device=self.device)
 
     def mask_of(self, task: Int[Tensor, "*b"]) -> Float[Tensor, "*b a"] | None:
-        """Return which entries of an action count, if that differs from task to task."""
+        """Return the mask of valid action entries, if it differs between tasks."""
         return F.embedding(task, self.masks) if self.spec.tasks else None
 
     def policy(self, latent: TaskLatent) -> Float[Tensor, "n ..."]:
-        """Return sampled actions of the policy prior for states [n, ...]."""
+        """Sample actions from the policy prior for states [n, ...]."""
         x, mask = self.model.about(latent.task, latent.z), self.mask_of(latent.task)
         noise = torch.randn(*x.shape[:-1], self.sizes.action, device=x.device)
         return self.prior.act(x, noise, mask).unflatten(-1, self.spec.action.shape)
 
     def expected_return(self, obs: Obs) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """Return what the critics think of the policy's mode in states, and the discount."""
+        """Return the critics' value of the policy's mode action, and the discount."""
         task = self.model.task_of(obs)
         z = self.model.encode(obs, task)
         mean, _ = self.prior(self.model.about(task, z), self.mask_of(task))
@@ -175,10 +175,10 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         mean: Float[Tensor, "n h a"],
         noise: PlanNoise,
     ) -> Plan:
-        """Return what a search from `mean` finds for each state."""
+        """Run the planner from `mean` for each state."""
         proposed = self.propose(z, task, noise.proposed) if self.config.num_pi_plans else None
         plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
-        plan = replace(plan, elites=plan.elites.contiguous())  # as all that follow: compiled once
+        plan = replace(plan, elites=plan.elites.contiguous())  # one layout: compiled once
         for i in range(self.sizes.planner.iterations):
             plan = self.improve(z, task, plan, proposed, noise.at(i))
         return plan
@@ -187,7 +187,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
     def propose(
         self, z: Float[Tensor, "n d"], task: Int[Tensor, " n"], noise: Float[Tensor, "h m p a"]
     ) -> Float[Tensor, "n p h a"]:
-        """Return plans that the policy makes in its dreams."""
+        """Roll out the policy in the model and return its action sequences."""
         num = noise.shape[2]
         task = task[:, None].expand(-1, num)
         state, mask = z[:, None].expand(-1, num, -1), self.mask_of(task)
@@ -207,7 +207,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         proposed: Float[Tensor, "n p h a"] | None,
         draws: Draws,
     ) -> Plan:
-        """Do one iteration of a search: draw candidates, score them, learn from the best."""
+        """Run one search iteration: sample candidates, score them, refit to the elites."""
         candidates = self.planner.ask(plan, draws.candidates)
         if proposed is not None:
             candidates = torch.cat([proposed, candidates], 1)
@@ -227,7 +227,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         last: Float[Tensor, "m s a"],
         pair: Int[Tensor, " 2"],
     ) -> Float[Tensor, "n s"]:
-        """Return the rewards that plans bring, and what the critics think of where they end."""
+        """Return the predicted rewards of plans plus the critics' value of their last state."""
         model, samples = self.model, plans.shape[1]
         gamma = F.embedding(task, model.discounts[:, None])
         task = task[:, None].expand(-1, samples)
@@ -242,7 +242,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         gains = torch.cat([reward, value[None]])
         powers = torch.arange(gains.shape[0], device=gains.device)[:, None, None]
         gains = gains * gamma**powers
-        if model.termination is not None:  # nothing counts once it has ended
+        if model.termination is not None:  # no rewards after termination
             ahead = torch.cat([before[1:], end[None]])
             going = torch.cumprod((model.ends(ahead, task) <= 0).float(), 0)
             gains = torch.cat([gains[:1], gains[1:] * going])
@@ -257,7 +257,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
 
     @capturable
     def update(self, batch: Batch) -> Metrics:
-        """Do what `update_agent` promises, with tensors."""
+        """Implement `update_agent`, with metrics as tensors."""
         window = self.window(batch)
         h, b, a = window.action.shape
         noise = torch.randn(2 * h + 1, b, a, device=self.device)
@@ -278,7 +278,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         return {k: v.detach() for k, v in found.items()}
 
     def window(self, batch: Batch) -> Window:
-        """Return a batch time first; rewards and ends beside the actions that led to them."""
+        """Transpose a batch to time first; align rewards and ends with their actions."""
         first = lambda x: x.transpose(0, 1)  # noqa: E731
         obs = {k: first(v) for k, v in batch.obs.items()}
         return Window(
@@ -303,7 +303,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         pair: Int[Tensor, " 2"],
         shift: Int[Tensor, "h b 2"] | None,
     ) -> tuple[Float[Tensor, "h b d"], Float[Tensor, "h b"]]:
-        """Return the latents of what followed, and what values should be (eq. 4)."""
+        """Return the next latents and the TD targets (eq. 4)."""
         task = w.task.expand(noise.shape[:2])
         next_z = self.model.encode({k: v[1:] for k, v in w.obs.items()}, task, shift)
         action = self.prior.act(self.model.about(task, next_z), noise, self.mask_of(task))
@@ -319,7 +319,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         target: Float[Tensor, "h b"],
         shift: Int[Tensor, "b 2"] | None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "h+1 b d"], Metrics]:
-        """Return the loss of the model and the critics (eq. 3), and the latents predicted."""
+        """Return the loss of the model and the critics (eq. 3), and the predicted latents."""
         c, model, task = self.config, self.model, w.task
         zs = [model.encode({k: v[0] for k, v in w.obs.items()}, task, shift)]
         for action in w.action:
@@ -343,7 +343,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         return total, torch.stack(zs), metrics
 
     def weights(self, like: Float[Tensor, "h b"]) -> Float[Tensor, " h"]:
-        """Return how much each step of a window counts."""
+        """Return the weight of each step of a window."""
         return self.config.rho ** torch.arange(like.shape[0], device=like.device)
 
     @compilable
@@ -354,7 +354,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         noise: Float[Tensor, "t b a"],
         pair: Int[Tensor, " 2"],
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the loss of the policy (eq. 5)."""
+        """Return the policy loss (eq. 5)."""
         _, gain, metrics = self.policy_gain(zs, w.task, noise, pair)
         return -(self.weights(gain) * gain.mean(1)).mean(), metrics
 
@@ -365,7 +365,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         noise: Float[Tensor, "t b a"],
         pair: Int[Tensor, " 2"],
     ) -> tuple[Float[Tensor, "t b a"], Float[Tensor, "t b"], Metrics]:
-        """Return actions of the policy, and values by their range plus entropy."""
+        """Return policy actions, and their normalized values plus entropy."""
         c = self.config
         prior = self.prior.sample(self.model.about(task, zs), noise, self.mask_of(task))
         q = self.critics.values(self.model.about(task, zs, prior.action), pair, drop=True).mean(0)

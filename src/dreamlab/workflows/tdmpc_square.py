@@ -1,7 +1,7 @@
-"""TD-M(PC)^2 (Lin et al. 2025, arXiv:2502.03550): TD-MPC2 whose policy stays near its planner.
+"""TD-M(PC)^2 (Lin et al. 2025, arXiv:2502.03550): TD-MPC2 whose policy stays close to its planner.
 
-The critics value the policy on what the planner did; where the two differ they overestimate. The
-planner's normal is stored beside each step, and its log-density is part of the policy's gain.
+The critics evaluate the policy on the planner's data and overestimate where the two differ. The
+planner's Gaussian is therefore stored with each step, and its log-density regularizes the policy.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from dreamlab.nn.dists import LOG_2PI
 from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config, Window
 
 MOST_ACTIONS = 61
-"""Entries of an action of the humanoid that the original was tuned on."""
+"""Action size of the humanoid on which the original was tuned."""
 
 
 @dataclass(frozen=True)
 class TDMPCSquareConfig(TDMPC2Config):
-    """TD-MPC2's options, and how near the policy stays to the planner."""
+    """TD-MPC2's options, and how closely the policy follows the planner."""
 
     prior_coef: NonNegative = 1.0
     """Weight of the planner's log-density; 0 is TD-MPC2, bit for bit."""
     prior_scale: Literal["a_over_61", "none"] = "a_over_61"
-    """What the weight is multiplied by: the action's entries over 61, as in the original's code, or
-    nothing, as in its description."""
+    """Factor of the weight: action size over 61, as in the original's code, or none, as in its
+    description.
+    """
     prior_gate: NonNegative = 2.0
-    """Range of values up to which the policy is left alone."""
+    """Value range below which the policy is not regularized."""
     prior_min_std: Positive = 0.05
-    """Least deviation of the planner that counts."""
+    """Lower bound on the planner's standard deviation."""
 
 
 class TDMPCSquare(TDMPC2):
-    """TD-MPC2 with a policy near the planner's actions."""
+    """TD-MPC2 with a policy regularized towards the planner's actions."""
 
     Config = TDMPCSquareConfig
     config: TDMPCSquareConfig
@@ -48,11 +49,11 @@ class TDMPCSquare(TDMPC2):
     def extras(
         self, centre: Float[Tensor, "n a"], std: Float[Tensor, "n a"]
     ) -> dict[str, Float[Tensor, "n a"]]:
-        """Return the normal that the action was drawn from."""
+        """Return the Gaussian that the action was sampled from."""
         return {"plan_mean": centre, "plan_std": std}
 
     def with_action(self, decision: Decision, action: Float[Tensor, "n ..."]) -> Decision:
-        """Return a decision for a random action: around itself, as wide as the policy can be."""
+        """Return the decision with a random action: mean there, the policy's largest deviation."""
         mean = action.flatten(1)
         std = torch.full_like(mean, math.exp(self.config.log_std[1]))
         return replace(decision, action=action, extras=self.extras(mean, std))
@@ -65,7 +66,7 @@ class TDMPCSquare(TDMPC2):
         noise: Float[Tensor, "t b a"],
         pair: Int[Tensor, " 2"],
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the loss of the policy, on the states that a planner's normal is known of."""
+        """Return the policy loss on states with a known planner distribution."""
         c, known = self.config, w.action.shape[0]
         if not c.prior_coef:
             return super().policy_loss(zs, w, noise, pair)
@@ -80,9 +81,9 @@ class TDMPCSquare(TDMPC2):
         return loss, {**metrics, "plan_density": density.mean()}
 
     def plan_density(self, action: Float[Tensor, "h b a"], w: Window) -> Float[Tensor, "h b"]:
-        """Return the log-density of actions under the planner, times their entries.
+        """Return the log-density of actions under the planner, times the action size.
 
-        The constant is counted once, as the original does.
+        The constant is counted once, as in the original.
         """
         std = w.extras["plan_std"].clamp(min=self.config.prior_min_std)
         unit = (action - w.extras["plan_mean"]) / std

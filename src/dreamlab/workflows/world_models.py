@@ -1,8 +1,8 @@
-"""World Models (Ha and Schmidhuber 2018, arXiv:1803.10122): see, remember, then evolve a line.
+"""World Models (Ha and Schmidhuber 2018, arXiv:1803.10122): VAE, MDN-RNN and an evolved controller.
 
 V, an autoencoder, compresses each step; M, a recurrent mixture density network, predicts the next
-code; C, one linear layer on both, is evolved: in the environment, or in dreams of M. What is
-trained when is up to the phases.
+code; C, a linear layer on both, is evolved in the environment or in dreams of M. The phases
+determine what is trained when.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, 
 from dreamlab.core.workflow import Workflow, hook
 
 LOOK_EVERY = 50
-"""Steps of a dream after which it is asked whether anybody is still alive: a GPU has to wait."""
+"""Dream steps between checks for surviving rollouts: each check synchronizes with the GPU."""
 
 
 @dataclass(frozen=True)
 class ControllerConfig:
-    """What the controller sees, and on how many episodes it is measured."""
+    """Inputs of the controller, and episodes per evaluation."""
 
     cell: bool = False
-    """See the LSTM's cell too, not only its output (the paper's Doom)."""
+    """Use the LSTM's cell state too, not only its output (the paper's Doom)."""
     rollouts: PositiveInt = 16
-    """Episodes, real or dreamt, on which each candidate is measured."""
+    """Episodes, real or imagined, per candidate evaluation."""
 
 
 @dataclass(frozen=True)
 class DreamConfig:
-    """Dreams, where controllers are trained in them."""
+    """Options of dreams in which controllers are trained."""
 
     temperature: Positive = 1.15
-    """Above 1 dreams are more uncertain than what was seen, which leaves less to exploit."""
+    """Above 1, dreams are more uncertain than the data, which leaves less to exploit."""
     horizon: PositiveInt = 1_000
-    """Steps after which a dream has ended, if nothing ends it."""
+    """Maximum steps of a dream."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ class WorldModelsConfig:
     mdn: MDNConfig = field(default_factory=MDNConfig)
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     evolution: Part = part("cma_es", EVOLUTIONS, Evolution)
-    """What searches for the controller's weights."""
+    """Evolution strategy for the controller's weights."""
     dream: DreamConfig = field(default_factory=DreamConfig)
     vae_optimizer: Part = optimizer_field("adam", lr=1e-4)
     mdn_optimizer: Part = optimizer_field("adam", lr=1e-3)
     clip_value: Positive = 1.0
-    """Largest entry of a gradient of M."""
+    """Clip value of each gradient entry of M."""
 
 
 class LinearController(nn.Module):
-    """C: one linear layer; its weights are moved by a search, never by a gradient."""
+    """C: one linear layer, trained by evolution, never by gradients."""
 
     def __init__(self, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
@@ -131,12 +131,12 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
     # -- acting -----------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return the latent state and the action before the first step."""
+        """Return the initial latent state and previous action."""
         return self.model.before(num_envs, self.device)
 
     @torch.no_grad()
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Act with the mean of the search; while collecting, each environment has a candidate."""
+        """Act with the search mean; while collecting, each environment runs a candidate."""
         latent, code = self.model.after(obs, is_first, state, mode)
         if mode is Mode.TRAIN:
             who = self.candidates_of(is_first.shape[0])
@@ -147,21 +147,21 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return Decision(action, self.pack_state(latent, action), self.codes(code))
 
     def candidates_of(self, num: int) -> Int[Tensor, " {num}"]:
-        """Return which candidate each of so many environments of this process plays now."""
+        """Return the candidate that each of `num` environments of this process runs now."""
         population, first = self.evolution.candidates.shape[0], world.rank() * num
         return (self.turn + first + torch.arange(num, device=self.turn.device)) % population
 
     def policy(self, latent: Latent) -> Shaped[Tensor, "n ..."]:
-        """Return the actions of the search's mean."""
+        """Return the actions of the search mean."""
         return self.controller(self.features(latent)[None], self.controller.weights[None])[0]
 
     def features(self, latent: Latent) -> Float[Tensor, "*b d"]:
-        """Return what the controller sees of states."""
+        """Return the controller's input features."""
         memory = (latent.h, latent.c) if self.config.controller.cell else (latent.h,)
         return torch.cat([latent.z, *memory], -1)
 
     def codes(self, code: Code) -> dict[str, Shaped[Tensor, " ..."]]:
-        """Return what is stored of a step: its code, and how far V had learned."""
+        """Return what is stored with a step: its code, and the number of V's updates."""
         age = self.seen.expand(code.mean.shape[:-1]).to(torch.int32)
         return {"mean": code.mean, "logvar": code.logvar, "seen": age}
 
@@ -183,13 +183,13 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
     @hook
     @torch.no_grad()
     def encode(self, batch: Batch, *, phase: Phase) -> tuple[Metrics, Obs]:
-        """Write the codes that V gives to the steps of the batch now."""
+        """Encode the steps of the batch with the current V."""
         codes = self.codes(self.model.vae.encode(self.model.vae.preprocess(batch.obs)))
         return {"encoded_steps": torch.tensor(float(batch.reward.numel()))}, codes
 
     @hook
     def update_mdn(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take one gradient step on M with stored codes, drawn again from what describes them."""
+        """Take one gradient step on M with latents resampled from stored codes."""
         target = Target(batch.reward, batch.is_first, batch.is_terminal)
         losses = self.model.mdn_losses(self.stored(batch), batch.action, target)
         scales = {"reward": self.config.mdn.reward_scale}
@@ -199,12 +199,12 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return {"mdn_grad_norm": norm.detach(), "stale_codes": stale, **_named(losses)}
 
     def stored(self, batch: Batch) -> Float[Tensor, "b t z"]:
-        """Return latents drawn from the codes that are stored beside the steps."""
+        """Sample latents from the codes stored with the steps."""
         code = Code(batch.extras["mean"].float(), batch.extras["logvar"].float())
         return code.at(torch.randn_like(code.mean))
 
     def _clipped(self, opt: Optimizer, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Follow a gradient whose entries are cut, each by itself."""
+        """Take a gradient step with elementwise gradient clipping."""
         most = self.config.clip_value
         grads = opt.gradients(loss)
         return opt.follow([None if g is None else g.clamp(-most, most) for g in grads])
@@ -214,9 +214,9 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
     @hook
     @torch.no_grad()
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Take in the first episode of each environment, played by the candidates.
+        """Score candidates by the first episode of each environment.
 
-        Once every candidate was measured often enough, the search moves on.
+        Once every candidate has enough rollouts, the search takes a step.
         """
         returns = first_returns(batch)
         who = world.gathered(self.candidates_of(returns.shape[0]))
@@ -224,7 +224,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         self.total.index_add_(0, who, returns)
         self.played.index_add_(0, who, torch.ones_like(who))
         self.turn += returns.shape[0]
-        # one look at the device for thousands of steps of the environments
+        # one device synchronization per thousands of environment steps
         if bool((self.played >= self.config.controller.rollouts).all()):
             return self._evolve(self.total / self.played, self.played.sum())
         return {}
@@ -232,7 +232,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
     @hook
     @torch.no_grad()
     def update_controller_in_dream(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Measure every candidate in dreams that continue where windows of the batch end."""
+        """Evaluate every candidate in dreams that start at the ends of the batch's windows."""
         if not (self.config.mdn.reward or self.config.mdn.done):
             raise ConfigError(
                 f"phase {phase.name!r}: a dream that predicts neither reward nor end tells "
@@ -244,7 +244,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return self._evolve(world.mean(returns.mean(1)), world.total(lengths))
 
     def dream_starts(self, batch: Batch) -> tuple[Latent, Bool[Tensor, " k"]]:
-        """Return states to dream from, one per rollout, and which of them can continue."""
+        """Return dream start states, one per rollout, and which of them can continue."""
         k, z = self.config.controller.rollouts, self.stored(batch)
         rows = torch.arange(k, device=z.device) % z.shape[0]
         led = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)
@@ -254,7 +254,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return map_latent(lambda x: x[rows, -1], latent), ~batch.is_last[rows, -1]
 
     def dream_returns(self, start: Latent, awake: Bool[Tensor, " k"]) -> Float[Tensor, "p k"]:
-        """Return what each candidate gets from each start; chance is the same for all of them."""
+        """Return the return of each candidate from each start, with common random numbers."""
         weights, model = self.evolution.candidates, self.model
         p, k = weights.shape[0], start.z.shape[0]
         latent = map_latent(lambda x: x.repeat(p, 1), start)
@@ -273,7 +273,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         return total.view(p, k)
 
     def _evolve(self, fitness: Float[Tensor, " p"], episodes: Shaped[Tensor, ""]) -> Metrics:
-        """Tell the search how good the candidates were; act with its mean from now on."""
+        """Update the search with the candidates' fitness, and act with its new mean."""
         self.evolution.tell(fitness)
         self.controller.weights.copy_(self.evolution.mean())
         self.total.zero_()
@@ -286,7 +286,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
 
 
 def first_returns(batch: Batch) -> Float[Tensor, " n"]:
-    """Return the rewards of the first episode in each row, whether it ended or not."""
+    """Return the undiscounted return of the first episode in each row, whether it ended or not."""
     over = torch.cumsum(batch.is_last.int(), 1) - batch.is_last.int() > 0
     return (batch.reward * ~over).sum(1)
 

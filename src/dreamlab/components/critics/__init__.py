@@ -1,6 +1,6 @@
-"""Critics: what an action is worth, and the transitions they learn it from.
+"""Critics: action values, and the transitions they are trained on.
 
-`PARTS` are the readouts that configuration can name: what the outputs of a critic stand for.
+`PARTS` are the readouts that a configuration can name: the meaning of a critic's outputs.
 """
 
 PARTS = {
@@ -12,4 +12,4 @@ PARTS = {
     "quantile": "dreamlab.components.critics.readout.Quantile",
 }
 HOME = "dreamlab.components.critics"
-"""Where configuration looks up their short names."""
+"""Package in which a configuration looks up short names."""

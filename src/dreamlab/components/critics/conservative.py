@@ -1,7 +1,7 @@
-"""Conservative values: what the data did not do is pushed down, what it did up.
+"""Conservative values: push down out-of-data actions, push up the data's.
 
 CQL (Kumar et al. 2020, arXiv:2006.04779); with `calibrated` it is Cal-QL (Nakamoto et al. 2023,
-arXiv:2303.05479), which pushes no policy's action below what the data earned from that state.
+arXiv:2303.05479), which pushes no policy action below the data's return from that state.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from dreamlab.core.limits import NonNegative, Positive, PositiveInt
 
 @dataclass(frozen=True)
 class ConservativeConfig:
-    """How strongly, and by how many actions."""
+    """Strength of the regularizer, and number of actions."""
 
     weight: NonNegative = 5.0
-    """Factor beside the Bellman error; 0 leaves it out."""
+    """Weight relative to the Bellman error; 0 disables it."""
     actions: PositiveInt = 10
-    """Uniform ones, those of the policy here, and those of the policy one step later: of each."""
+    """Number of uniform actions, of policy actions at s, and of policy actions at s', each."""
     temperature: Positive = 1.0
     calibrated: bool = True
-    """Push no further down than the data's return to go; without it this is CQL."""
+    """Push values no lower than the data's return to go; false is CQL."""
     importance: bool = True
-    """Divide by the density that actions were drawn with (CQL's R = H); without it the data's
-    action is one of those pushed down."""
+    """Divide by the sampling density of the actions (CQL's R = H); if false, include the data's
+    action among those pushed down.
+    """
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Proposal:
 
     action: Float[Tensor, "b n h a"]
     log_density: Float[Tensor, "b n"]
-    """Of having been drawn; an action that stands for k equal ones has -log k."""
+    """Log of the sampling density; an action that stands for k equal ones has -log k."""
     bounded: bool
-    """Whether the data's return is their floor."""
+    """Whether the data's return is their lower bound."""
 
 
 def uniform_proposal(like: Float[Tensor, "b h a"], num: int, importance: bool) -> Proposal:
-    """Return actions anywhere in [-1, 1]."""
+    """Sample uniform actions in [-1, 1]."""
     b, h, a = like.shape
     action = torch.rand(b, num, h, a, device=like.device) * 2 - 1
     log_density = -math.log(2.0) * h * a if importance else 0.0
@@ -60,9 +61,9 @@ def conservative_gap(
     floor: Float[Tensor, " b"] | None,
     config: ConservativeConfig,
 ) -> Float[Tensor, " m"]:
-    """Return by how much each critic values proposed actions above the data's, `data`.
+    """Return how far each critic values proposed actions above the data's, `data`.
 
-    `floor` is the return to go of the data: Cal-QL's bound on the values of bounded proposals.
+    `floor` is the data's return to go: Cal-QL's lower bound on the values of bounded proposals.
     """
     num = [p.action.shape[1] for p in proposals]
     every = q.every(z, torch.cat([p.action for p in proposals], 1), learn=True).split(num, 2)

@@ -1,4 +1,4 @@
-"""Several critics at once: every layer of all of them is one batched product."""
+"""Critic ensembles: each layer of all members is one batched product."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from dreamlab.nn.mlp import Act
 
 @dataclass(frozen=True)
 class CriticsConfig:
-    """How many critics, the hidden layers of each, and what they predict."""
+    """Number of critics, their hidden layers, and their readout."""
 
     num_critics: Annotated[int, Range(1, 1_000)] = 2
     hidden: tuple[Width, ...] = (256, 256)
     act: Act = "relu"
     readout: Part = part("mse", HOME, Readout)
-    """What outputs stand for: `mse`, `huber`, `two_hot`, `hl_gauss`, `c51`, `quantile`."""
+    """Meaning of the outputs: `mse`, `huber`, `two_hot`, `hl_gauss`, `c51`, `quantile`."""
 
 
 class ContinuousCritics(nn.Module):
-    """Several functions Q(z, a) of features and a continuous action."""
+    """An ensemble of Q(z, a) for features and continuous actions."""
 
     def __init__(self, config: CriticsConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
@@ -42,18 +42,18 @@ class ContinuousCritics(nn.Module):
     def outputs(
         self, z: Float[Tensor, "b z"], action: Float[Tensor, "b ..."], learn: bool = True
     ) -> Float[Tensor, "n b k"]:
-        """Return what each critic says of an action; see EnsembleMLP for `learn`."""
+        """Return the raw outputs of each critic for an action; see EnsembleMLP for `learn`."""
         return self.net(torch.cat([z, action.flatten(1)], -1), learn).float()
 
     def forward(
         self, z: Float[Tensor, "b z"], action: Float[Tensor, "b ..."], learn: bool = True
     ) -> Float[Tensor, "n b"]:
-        """Return what each critic thinks of an action; see EnsembleMLP for `learn`."""
+        """Return the values of each critic for an action; see EnsembleMLP for `learn`."""
         return self.readout.decode(self.outputs(z, action, learn))
 
 
 class DiscreteCritics(nn.Module):
-    """Several functions Q(z) of features, with one value per action."""
+    """An ensemble of Q(z), with one value per discrete action."""
 
     def __init__(self, config: CriticsConfig, in_dim: int, action: ArraySpec) -> None:
         super().__init__()
@@ -65,33 +65,33 @@ class DiscreteCritics(nn.Module):
         self.net = EnsembleMLP(c.num_critics, [in_dim, *c.hidden], num, c.act, norm=False)
 
     def every(self, z: Float[Tensor, "b z"], learn: bool = True) -> Float[Tensor, "n b a"]:
-        """Return what each critic thinks of every action; see EnsembleMLP for `learn`."""
+        """Return the values of each critic for every action; see EnsembleMLP for `learn`."""
         return self.readout.decode(self.net(z, learn).float().unflatten(-1, self.shape))
 
     def outputs(self, z: Float[Tensor, "b z"], action: Int[Tensor, " b"]) -> Float[Tensor, "n b k"]:
-        """Return what each critic says of an action."""
+        """Return the raw outputs of each critic for an action."""
         out = self.net(z).float().unflatten(-1, self.shape)
         index = action[:, None, None].expand(len(out), -1, 1, self.shape[1])
         return out.gather(2, index)[:, :, 0]
 
     def forward(self, z: Float[Tensor, "b z"], action: Int[Tensor, " b"]) -> Float[Tensor, "n b"]:
-        """Return what each critic thinks of an action."""
+        """Return the values of each critic for an action."""
         return self.readout.decode(self.outputs(z, action))
 
 
 Aggregate = Literal["min", "mean"]
-"""How one value is made of several critics': the least, or the mean of those that are asked."""
+"""Aggregation of the critics' values: minimum or mean."""
 
 
 def draw_members(
     num: int, subset: int, replacement: bool, device: torch.device
 ) -> Int[Tensor, " {subset}"]:
-    """Return `subset` of `num` critics, drawn on the device, once for a whole batch (REDQ)."""
+    """Sample `subset` of `num` critics on the device, once for a whole batch (REDQ)."""
     if replacement:
         return torch.randint(num, (subset,), device=device)
     return torch.rand(num, device=device).topk(subset).indices
 
 
 def aggregate(values: Float[Tensor, "m ..."], how: Aggregate) -> Float[Tensor, " ..."]:
-    """Return one value of several critics': what each decodes to comes first, then this."""
+    """Aggregate the decoded values of several critics."""
     return values.amin(0) if how == "min" else values.mean(0)

@@ -1,4 +1,4 @@
-"""Implicit Q-learning's critics (Kostrikov et al. 2022, arXiv:2110.06169): no action is made up.
+"""Implicit Q-learning's critics (Kostrikov et al. 2022, arXiv:2110.06169): in-sample actions only.
 
 V(s) is an upper expectile of Q(s, a) over the data's actions, and Q bootstraps from V.
 """
@@ -23,13 +23,13 @@ from dreamlab.nn.target import TargetNetwork, frozen_copy
 
 @dataclass(frozen=True)
 class ImplicitConfig:
-    """Numbers of the paper's locomotion tasks."""
+    """Hyperparameters of the paper's locomotion tasks."""
 
     q: QConfig = field(default_factory=QConfig)
     expectile: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.7
-    """0.5 is the mean over the data's actions; towards 1 it becomes their best."""
+    """0.5 is the mean over the data's actions; 1 approaches their maximum."""
     tau: SomeShare = 0.005
-    """How far the target critics move towards the critics at each update."""
+    """Step size of the target critics towards the critics at each update."""
 
 
 class Value(nn.Module):
@@ -59,12 +59,12 @@ class ImplicitCritic(nn.Module):
         self.value = Value(config.q, spec)
 
     def learnt(self) -> list[nn.Parameter]:
-        """Return the parameters that an optimizer moves."""
+        """Return the trained parameters."""
         return [*self.q.parameters(), *self.value.parameters()]
 
     @torch.no_grad()
     def advantage(self, t: Transitions) -> Float[Tensor, " b"]:
-        """Return how much better the data's actions are than what V expects."""
+        """Compute the advantage of the data's actions."""
         return self._data_value(t) - self.value(t.obs)
 
     @torch.no_grad()
@@ -72,7 +72,7 @@ class ImplicitCritic(nn.Module):
         return self.target.bootstrap(self.target.features(t.obs), t.action)
 
     def loss(self, t: Transitions) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the losses of V (eq. 5) and of every Q (eq. 6) together, and metrics."""
+        """Return the summed losses of V (eq. 5) and of every Q (eq. 6), and metrics."""
         value = self.value(t.obs)
         value_loss = expectile_loss(self._data_value(t) - value, self.config.expectile).mean()
         with torch.no_grad():
@@ -84,11 +84,11 @@ class ImplicitCritic(nn.Module):
         return value_loss + q_loss, {k: v.detach() for k, v in metrics.items()}
 
     def follow(self) -> None:
-        """Move the target critics."""
+        """Update the target critics."""
         self.target_network.update(self.config.tau)
 
 
 def expectile_loss(error: Float[Tensor, "*b"], expectile: float) -> Float[Tensor, "*b"]:
-    """Return squared errors; positive ones weigh `expectile`, the others the rest (eq. 5)."""
+    """Compute the expectile loss: weight `expectile` for positive errors (eq. 5)."""
     weight = torch.where(error > 0, expectile, 1 - expectile)
     return weight * error.square()

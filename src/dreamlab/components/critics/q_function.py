@@ -1,6 +1,6 @@
 """Q(s, a) of observations and continuous actions or chunks: encoder, ensemble, readout.
 
-Actions may be one per state or several; the encoder sees a state once in either case.
+There may be one or several actions per state; each state is encoded once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dreamlab.nn.mlp import Act
 
 @dataclass(frozen=True)
 class QConfig:
-    """Networks, what they predict, and how many of them a target asks."""
+    """Networks, readout, and number of critics in a target."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     num_critics: Annotated[int, Range(1, 1_000)] = 2
@@ -35,13 +35,13 @@ class QConfig:
     norm: bool = False
     """Normalize each hidden layer."""
     readout: Part = part("mse", HOME, Readout)
-    """What outputs stand for: `mse`, `huber`, `two_hot`, `hl_gauss`, `c51`, `quantile`."""
+    """Meaning of the outputs: `mse`, `huber`, `two_hot`, `hl_gauss`, `c51`, `quantile`."""
     subset: PositiveInt | None = None
-    """Critics that a target asks, drawn again for each update (REDQ); None: all."""
+    """Number of critics in a target, resampled at each update (REDQ); None uses all."""
     replacement: bool = False
-    """Draw them with replacement."""
+    """Sample them with replacement."""
     target: Aggregate = "min"
-    """What a target takes of those that are asked."""
+    """Aggregation of these critics in a target."""
 
     def __post_init__(self) -> None:
         if self.subset is not None and self.subset > self.num_critics:
@@ -51,7 +51,7 @@ class QConfig:
 
 
 class QFunction(nn.Module):
-    """Several critics behind one encoder."""
+    """An ensemble of critics on a shared encoder."""
 
     def __init__(self, config: QConfig, spec: Spec, horizon: int) -> None:
         super().__init__()
@@ -63,22 +63,22 @@ class QFunction(nn.Module):
         self.net = EnsembleMLP(c.num_critics, dims, self.readout.outputs, c.act, c.norm)
 
     def features(self, obs: Obs) -> Float[Tensor, "b d"]:
-        """Return what the critics read of observations [b, ...]."""
+        """Return the critics' features of observations [b, ...]."""
         return self.encoder(obs)
 
     def forward(
         self, z: Float[Tensor, "b d"], action: Float[Tensor, "b ..."], learn: bool = True
     ) -> Float[Tensor, "m b k"]:
-        """Return the outputs of every critic for one action, or one chunk, of each state.
+        """Return the raw outputs of every critic for one action, or one chunk, of each state.
 
-        Without `learn` gradients reach state and action, but no weight.
+        Without `learn`, gradients reach state and action, but no weights.
         """
         return self.net(torch.cat([z, action.flatten(1)], -1), learn).float()
 
     def values(
         self, z: Float[Tensor, "b d"], action: Float[Tensor, "b ..."], learn: bool = False
     ) -> Float[Tensor, "m b"]:
-        """Return what every critic thinks of one action, or one chunk, of each state."""
+        """Return the values of every critic for one action, or one chunk, of each state."""
         return self.readout.decode(self(z, action, learn))
 
     def ranked(
@@ -88,13 +88,13 @@ class QFunction(nn.Module):
         how: Aggregate = "mean",
         learn: bool = False,
     ) -> Float[Tensor, "b n"]:
-        """Return one value of each of n chunks of each state."""
+        """Return the aggregated value of each of n chunks of each state."""
         return aggregate(self.every(z, actions, learn), how)
 
     def every(
         self, z: Float[Tensor, "b d"], actions: Float[Tensor, "b n h a"], learn: bool = False
     ) -> Float[Tensor, "m b n"]:
-        """Return what every critic thinks of each of n chunks of each state."""
+        """Return the values of every critic for each of n chunks of each state."""
         num = actions.shape[1]
         rows = z[:, None].expand(-1, num, -1).flatten(0, 1)
         return self.values(rows, actions.flatten(0, 1), learn).unflatten(1, (-1, num))
@@ -102,7 +102,7 @@ class QFunction(nn.Module):
     def bootstrap(
         self, z: Float[Tensor, "b d"], action: Float[Tensor, "b ..."]
     ) -> Float[Tensor, " b"]:
-        """Return what a target takes for the value of actions; the critics asked are drawn here."""
+        """Return the bootstrap value of actions, from a random subset of critics."""
         values = self.values(z, action)
         if self.config.subset is not None:
             c = self.config
@@ -113,12 +113,12 @@ class QFunction(nn.Module):
     def loss(
         self, out: Float[Tensor, "m b k"], target: Float[Tensor, " b"]
     ) -> Float[Tensor, "m b"]:
-        """Return how far every critic is from one target for all."""
+        """Return the loss of every critic against one common target."""
         return self.readout.loss(out, target.expand(out.shape[:-1]))
 
 
 def check_continuous(action: ArraySpec) -> None:
-    """Raise if the actions are not numbers in [-1, 1]."""
+    """Raise unless actions are continuous in [-1, 1]."""
     if action.is_discrete:
         raise ConfigError(
             "workflow: this algorithm needs continuous actions, this environment's are discrete. "

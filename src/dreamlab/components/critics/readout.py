@@ -1,8 +1,8 @@
-"""What a critic's outputs stand for: a number, or a distribution over numbers.
+"""Meaning of a critic's outputs: a scalar, or a distribution over scalars.
 
-Every kind turns outputs into a number (`decode`), a number into what outputs are compared with
-(`encode`), and compares (`distance`). A target that follows from the outputs for the next step is
-`ahead`: a number for most, a whole distribution for C51 and quantiles.
+Every kind decodes outputs to a scalar (`decode`), encodes a scalar as a target (`encode`), and
+compares outputs with targets (`distance`). `ahead` computes the TD target from the outputs of the
+next step: a scalar for most, a whole distribution for C51 and quantiles.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ NumBins = Annotated[int, Range(2, 65_536)]
 
 
 class Readout(nn.Module):
-    """The meaning of `outputs` numbers per value."""
+    """Meaning of the `outputs` values per prediction."""
 
     outputs: int
 
     def decode(self, out: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
-        """Return the values that outputs stand for."""
+        """Decode outputs to values."""
         raise NotImplementedError
 
     def encode(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b j"]:
-        """Return what outputs that stand for a number are compared with."""
+        """Encode values as training targets."""
         raise NotImplementedError
 
     def ahead(
         self, out: Float[Tensor, "*b k"], reward: Float[Tensor, "*b"], factor: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b j"]:
-        """Return the target of a step with this reward, `out` being of what follows it."""
+        """Return the TD target of a step with this reward; `out` belongs to the next step."""
         return self.encode(torch.addcmul(reward, factor, self.decode(out)))
 
     def distance(
         self, out: Float[Tensor, "*b k"], target: Float[Tensor, "*b j"]
     ) -> Float[Tensor, "*b"]:
-        """Return how far outputs are from an encoded target."""
+        """Return the loss of outputs against an encoded target."""
         raise NotImplementedError
 
     def loss(self, out: Float[Tensor, "*b k"], x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return how far outputs are from numbers, which get no gradient."""
+        """Return the loss of outputs against values, which receive no gradient."""
         return self.distance(out, self.encode(x.detach()))
 
     def priority(
@@ -57,7 +57,7 @@ class Readout(nn.Module):
         target: Float[Tensor, "*b j"],
         distance: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b"]:
-        """Return how much there is to learn: the distance itself (Hessel et al. 2018)."""
+        """Return the replay priority: the loss itself (Hessel et al. 2018)."""
         return distance
 
 
@@ -66,11 +66,11 @@ class Readout(nn.Module):
 
 @dataclass(frozen=True)
 class ScalarConfig:
-    """Has no options."""
+    """No options."""
 
 
 class MSE(Readout):
-    """One output, which is the value; squared error."""
+    """A scalar output with squared error."""
 
     Config = ScalarConfig
 
@@ -100,7 +100,7 @@ class MSE(Readout):
 
 
 class Huber(MSE):
-    """One output, which is the value; the error is squared near zero, absolute beyond 1."""
+    """A scalar output with Huber loss: quadratic near zero, linear beyond 1."""
 
     def distance(
         self, out: Float[Tensor, "*b 1"], target: Float[Tensor, "*b 1"]
@@ -112,7 +112,7 @@ class Huber(MSE):
 
 
 class TwoHot(Readout):
-    """Logits of bins even in symlog space, each number shared by the two around it (TD-MPC2)."""
+    """Logits over bins even in symlog space, with two-hot targets (TD-MPC2)."""
 
     Config = EvenBins
     bins: Float[Tensor, " k"]
@@ -134,13 +134,13 @@ class TwoHot(Readout):
         return -(target * log_softmax(out.float(), -1)).sum(-1)
 
     def loss(self, out: Float[Tensor, "*b k"], x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the cross-entropy to the two bins around each number."""
+        """Return the cross-entropy to the two bins around each value."""
         return self.config.loss(out, x)
 
 
 @dataclass(frozen=True)
 class RangeConfig:
-    """The numbers that can be told apart; what lies beyond counts as the nearest end."""
+    """Range of values; those beyond it are clipped."""
 
     low: Finite = -10.0
     high: Finite = 10.0
@@ -152,16 +152,17 @@ class RangeConfig:
 
 @dataclass(frozen=True)
 class HLGaussConfig(RangeConfig):
-    """Farebrother et al. 2024 (arXiv:2403.03950): bins of a normal around the number."""
+    """Farebrother et al. 2024 (arXiv:2403.03950): bin probabilities of a Gaussian."""
 
     bins: NumBins = 128
     sigma: Positive = 0.75
-    """Deviation of the normal, in widths of a bin. PA-RL's program has 0.75 and divides by one more
-    square root of 2 than its normal needs, so that its deviation is 1.06 widths: 1.06 here."""
+    """Standard deviation of the Gaussian in bin widths. PA-RL's code has 0.75 but divides by an
+    extra square root of 2, so its effective value is 1.06: use 1.06 here.
+    """
 
 
 class HLGauss(Readout):
-    """Logits of even bins; a number is a normal around it, so that neighbours are near."""
+    """Logits over even bins; the target is a Gaussian around the value."""
 
     Config = HLGaussConfig
     edges: Float[Tensor, " j"]
@@ -189,13 +190,13 @@ class HLGauss(Readout):
 
 @dataclass(frozen=True)
 class C51Config(RangeConfig):
-    """A return as a distribution over evenly spaced atoms."""
+    """A return distribution over evenly spaced atoms."""
 
     atoms: NumBins = 51
 
 
 class C51(Readout):
-    """Logits of atoms (Bellemare et al. 2017); a target that follows is projected onto them."""
+    """Logits over atoms (Bellemare et al. 2017); TD targets are projected onto them."""
 
     Config = C51Config
     support: Float[Tensor, " k"]
@@ -214,16 +215,16 @@ class C51(Readout):
     def ahead(
         self, out: Float[Tensor, "*b k"], reward: Float[Tensor, "*b"], factor: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b k"]:
-        """Return the distribution of reward and discounted return, on the atoms."""
+        """Return the projected distribution of reward plus discounted return."""
         atoms = reward[..., None] + factor[..., None] * self.support
         return project_categorical(self.support, atoms, out.softmax(-1))
 
     def distance(
         self, out: Float[Tensor, "*b k"], target: Float[Tensor, "*b k"]
     ) -> Float[Tensor, "*b"]:
-        """Return the divergence of the prediction from the target.
+        """Return the KL divergence between target and prediction.
 
-        It is the cross-entropy less a constant: a perfect prediction has loss and priority 0.
+        It is the cross-entropy minus a constant: a perfect prediction has loss and priority 0.
         """
         surprise = torch.xlogy(target, target) - target * log_softmax(out, -1)
         return surprise.sum(-1)
@@ -238,11 +239,11 @@ class QuantileConfig:
 
     quantiles: Annotated[int, Range(1, 65_536)] = 32
     kappa: Positive = 1.0
-    """Errors below it are squared."""
+    """Threshold of the Huber loss."""
 
 
 class Quantile(Readout):
-    """Quantiles of the return; a target that follows is every one of them moved."""
+    """Quantiles of the return; a TD target shifts and scales all of them."""
 
     Config = QuantileConfig
     levels: Float[Tensor, " k"]
@@ -262,7 +263,7 @@ class Quantile(Readout):
     def ahead(
         self, out: Float[Tensor, "*b k"], reward: Float[Tensor, "*b"], factor: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b k"]:
-        """Return as many samples of reward and discounted return as there are quantiles."""
+        """Return samples of reward plus discounted return, one per quantile."""
         return reward[..., None] + factor[..., None] * out
 
     def distance(

@@ -1,4 +1,4 @@
-"""Transitions cut from replayed windows: what every Q-learning algorithm bootstraps from."""
+"""Transitions from replayed windows, for Q-learning algorithms."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Transitions:
     action: Shaped[Tensor, "b ..."]
     reward: Float[Tensor, " b"]
     factor: Float[Tensor, " b"]
-    """What the bootstrap is multiplied with: gamma^n, or 0 where the episode terminated."""
+    """Factor of the bootstrap: gamma^n, or 0 where the episode terminated."""
     next_obs: Obs
 
     def split(self, size: int) -> list[Transitions]:
-        """Return all of them, `size` at a time."""
+        """Split the transitions into chunks of `size`."""
         obs, ahead = ({k: v.split(size) for k, v in x.items()} for x in (self.obs, self.next_obs))
         rest = zip(*(x.split(size) for x in (self.action, self.reward, self.factor)), strict=True)
         at = lambda pieces, i: {k: v[i] for k, v in pieces.items()}  # noqa: E731
@@ -42,11 +42,12 @@ def transitions(batch: Batch, gamma: float) -> Transitions:
             obs, act   r1    r2, next_obs   an episode that ends at step 1 is cut off there
     """
     first = {k: v[:, 0] for k, v in batch.obs.items()}
-    if batch.reward.shape[1] == 2:  # one step, by far the most common case, and cheap
+    if batch.reward.shape[1] == 2:  # one step: the most common case, and cheap
         factor = gamma * (~batch.is_terminal[:, 1])
         last = {k: v[:, 1] for k, v in batch.obs.items()}
         return Transitions(first, batch.action[:, 0], batch.reward[:, 1], factor, last)
-    # a suite may cut the bootstrap within an episode (Atari: a lost life); no reward counts beyond
+    # a suite may stop the bootstrap within an episode (Atari: a lost life); later rewards do not
+    # count
     ends = batch.is_last | batch.is_terminal
     reward, factor, at = n_step(batch.reward, ends, batch.is_terminal, gamma)
     rows = torch.arange(len(at), device=at.device)
@@ -55,14 +56,14 @@ def transitions(batch: Batch, gamma: float) -> Transitions:
 
 
 MC_RETURN = "mc_return"
-"""The extra that holds the discounted return to go of each step."""
+"""Name of the extra with the discounted return to go of each step."""
 
 
 def chunk_transitions(batch: Batch, gamma: float, horizon: int) -> Transitions:
     """Return the transition of each window with its action as a chunk [b, h, a].
 
-    With a horizon above 1 the window is what the chunk covers, h + 1 steps. Where the episode ends
-    earlier, its last action is repeated: what would have come is unknown.
+    With a horizon above 1 the window covers the chunk, h + 1 steps. If the episode ends earlier,
+    its last action is repeated: the rest is unknown.
     """
     if horizon > 1 and batch.reward.shape[1] != horizon + 1:
         raise ConfigError(
@@ -72,7 +73,7 @@ def chunk_transitions(batch: Batch, gamma: float, horizon: int) -> Transitions:
     t = transitions(batch, gamma)
     actions = batch.action[:, :horizon].flatten(2) if batch.action.ndim > 2 else batch.action
     if horizon > 1:
-        # step i is not the chunk's any more if an episode ended at one of the steps 1..i
+        # step i is not part of the chunk if an episode ended at one of the steps 1..i
         over = batch.is_last[:, 1:horizon].int().cumsum(1)
         last = (horizon - 1 - (over > 0).sum(1))[:, None]
         at = torch.arange(horizon, device=over.device).expand(len(over), -1).minimum(last)
@@ -81,7 +82,7 @@ def chunk_transitions(batch: Batch, gamma: float, horizon: int) -> Transitions:
 
 
 def return_to_go(batch: Batch) -> Float[Tensor, " b"]:
-    """Return the discounted return from each window's first step on, as given by the source."""
+    """Return the discounted return to go of each window's first step, as given by the source."""
     if MC_RETURN not in batch.extras:
         raise ConfigError(
             "workflow: a calibrated critic needs the discounted return to go of every step, and "
@@ -92,5 +93,5 @@ def return_to_go(batch: Batch) -> Float[Tensor, " b"]:
 
 
 def as_window(obs: Obs) -> Obs:
-    """Return observations [b, ...] as windows of one step, which policies read."""
+    """Reshape observations [b, ...] to windows of one step, the input format of policies."""
     return {k: v[:, None] for k, v in obs.items()}

@@ -1,4 +1,4 @@
-"""Values of latent states and actions as distributions, by an ensemble of which two are asked."""
+"""Values of latent states and actions as distributions, by an ensemble with random pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dreamlab.ops.even_bins import EvenBins
 
 
 class TwoHotCritics(EnsembleNormedMLP):
-    """`num` critics; each says how likely a value is in which bin. They start at 0."""
+    """`num` critics that predict value distributions over bins; initial values are 0."""
 
     bins: Float[Tensor, " n"]
 
@@ -21,7 +21,7 @@ class TwoHotCritics(EnsembleNormedMLP):
         self.register_buffer("bins", bins.tensor(), persistent=False)
 
     def decode(self, logits: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-        """Return the values that distributions stand for."""
+        """Decode distributions to values."""
         return self.kind.decode(logits, self.bins)
 
     def values(
@@ -30,10 +30,10 @@ class TwoHotCritics(EnsembleNormedMLP):
         heads: Int[Tensor, " n"] | None = None,
         drop: bool = False,
     ) -> Float[Tensor, "n ..."]:
-        """Return what critics, all or those drawn, think of steps; they learn nothing."""
+        """Return the values of all or the given critics, without training them."""
         return self.decode(self(x, heads, learn=False, drop=drop))
 
 
 def draw_pairs(num: int, critics: int, device: torch.device) -> Int[Tensor, "{num} 2"]:
-    """Return `num` pairs of different critics, drawn on the device."""
+    """Sample `num` pairs of different critics on the device."""
     return torch.rand(num, critics, device=device).topk(2, 1).indices

@@ -1,1 +1,1 @@
-"""What makes a state worth a visit when no reward says so."""
+"""Intrinsic rewards for exploration."""

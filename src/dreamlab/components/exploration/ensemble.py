@@ -16,7 +16,7 @@ from dreamlab.nn.ensemble import EnsembleMLP
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """Predictors of one step; those of the authors' later program."""
+    """One-step predictors, with the sizes of the authors' later code."""
 
     num: Annotated[int, Range(2, 1_000)] = 10
     layers: Depth = 4
@@ -24,9 +24,9 @@ class EnsembleConfig:
 
 
 class LatentEnsemble(nn.Module):
-    """Guesses of what follows a state and an action.
+    """An ensemble that predicts what follows a state and an action.
 
-    Where data was plenty all have learned the same; elsewhere each is still as it started.
+    Predictions agree where data is plentiful; elsewhere they depend on the initialization.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class LatentEnsemble(nn.Module):
     def forward(
         self, state: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"]
     ) -> Float[Tensor, "num *b k"]:
-        """Return every predictor's guess."""
+        """Return the prediction of every member."""
         x = torch.cat([state.float(), action.float()], -1)
-        # in full precision: guesses that differ little would else differ by rounding only
+        # full precision: small disagreements would otherwise be rounding errors
         with torch.autocast(x.device.type, enabled=False):
             return self.net(x.flatten(0, -2)).unflatten(1, x.shape[:-1])
 
@@ -51,7 +51,7 @@ class LatentEnsemble(nn.Module):
         action: Float[Tensor, "*b a"],
         target: Float[Tensor, "*b k"],
     ) -> Float[Tensor, "*b"]:
-        """Return the mean error of the guesses; nothing but their weights gets a gradient."""
+        """Return the mean prediction error; only the ensemble's weights receive gradients."""
         guess = self(state.detach(), action.detach())
         return 0.5 * (guess - target.detach().float()).square().sum(-1).mean(0)
 
@@ -59,12 +59,12 @@ class LatentEnsemble(nn.Module):
     def disagreement(
         self, state: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"]
     ) -> Float[Tensor, "*b"]:
-        """Return the variance of the guesses, averaged over their entries."""
+        """Return the variance of the predictions, averaged over entries."""
         return self(state, action).var(0).mean(-1)
 
 
 class Magnitude(nn.Module):
-    """Divides numbers by their mean size so far, in which the recent ones count most."""
+    """Normalizes values by a running mean of their magnitude."""
 
     mean: Float[Tensor, ""]
     share: Float[Tensor, ""]
@@ -77,7 +77,7 @@ class Magnitude(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Take note of `x` and return it with a size of about 1."""
+        """Update the magnitude with `x` and return `x` normalized."""
         self.mean.lerp_(world.mean(x.abs().mean()), self.rate)
         self.share.lerp_(torch.ones_like(self.share), self.rate)
         return x * (self.share / self.mean.clamp(min=1e-12))

@@ -1,4 +1,4 @@
-"""Acting with chunks: the observations of the last steps in, the next action of a chunk out.
+"""Receding-horizon control: recent observations in, the next action of a chunk out.
 
 step        0          1          2          3          4
 seen     o0 o0      o0 o1      o1 o2      o2 o3      o3 o4     obs_steps = 2; the first is repeated
@@ -20,7 +20,7 @@ from dreamlab.core.types import Decision, Mode, Obs, Spec, Tree
 
 
 def initial_state(policy: Policy, spec: Spec, rows: int, device: torch.device) -> Tree:
-    """Return the state before the first step: nothing seen, nothing planned."""
+    """Return the initial state: no observations, no plan."""
     if not remembers(policy):
         return ()
     obs = {
@@ -41,9 +41,9 @@ def remembers(policy: Policy) -> bool:
 def act(
     policy: Policy, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode, **how: Any
 ) -> Decision:
-    """Return the next action of every environment; `how` goes to the policy's `sample`.
+    """Return the next action of every environment; `how` is passed to the policy's `sample`.
 
-    An environment plans when its chunk is done or its episode starts, each by itself.
+    Each environment replans when its chunk is finished or its episode starts.
     """
     if not remembers(policy):
         now = tree_map(lambda x: x[:, None], obs)
@@ -67,9 +67,9 @@ def _replan(
     policy: Policy, seen: Obs, chunk: Shaped[Tensor, "n k a"], left: Int[Tensor, " n"],
     mode: Mode, how: dict[str, Any],
 ) -> tuple[Shaped[Tensor, "n k a"], Int[Tensor, " n"]]:  # fmt: skip
-    """Return chunks of which something is left, and how much."""
+    """Replan finished chunks; return all chunks and their remaining lengths."""
     needs = left == 0
-    if mode is Mode.FIXED:  # what is exported never asks what a tensor's value is
+    if mode is Mode.FIXED:  # an exported graph must not read tensor values
         new = torch.where(needs[:, None, None], plan(policy, seen, mode, how), chunk)
     elif needs.all():
         new = plan(policy, seen, mode, how)
@@ -85,7 +85,7 @@ def _replan(
 def _shift(
     past: Shaped[Tensor, "n t ..."], new: Shaped[Tensor, "n ..."], is_first: Bool[Tensor, " n"]
 ) -> Shaped[Tensor, "n t ..."]:
-    """Return the last steps with a new one; at the first step of an episode it fills them all."""
+    """Append a new step to the history; the first step of an episode fills all of it."""
     moved = torch.cat([past[:, 1:], new[:, None]], 1)
     begins = is_first.view(-1, *(1 for _ in past.shape[1:]))
     return torch.where(begins, new[:, None], moved)

@@ -1,4 +1,4 @@
-"""Autoregressive policy: each entry of an action is a token that depends on those before it.
+"""Autoregressive policy: each action entry is a token that depends on those before it.
 
 token       obs   a[0,0]  a[0,1]  a[1,0]  ...     of a chunk, entry by entry, step by step
 predicts  a[0,0]  a[0,1]  a[1,0]   ...
@@ -28,9 +28,9 @@ class AutoregressiveConfig(PolicyConfig):
     """Sizes of PA-RL's transformer."""
 
     bins: Annotated[int, Range(2, 65_536)] = 128
-    """Values that an entry can take, evenly over [-1, 1]."""
+    """Number of values of an entry, evenly spaced over [-1, 1]."""
     grid: Literal["points", "centers"] = "points"
-    """Values at the ends and between them, or in the middle of bins of equal width."""
+    """Values at the ends and between them, or at the centers of bins of equal width."""
     dim: Width = 256
     heads: Width = 8
     layers: Depth = 4
@@ -38,9 +38,9 @@ class AutoregressiveConfig(PolicyConfig):
     obs_dim: Width = 128
     """Hidden units between the observations' features and their token."""
     temperature: Positive = 1.0
-    """Divides the logits of samples; probabilities are those of 1."""
+    """Softmax temperature of samples; log-probabilities use 1."""
     top_k: PositiveInt | None = None
-    """Sample among the likeliest so many values only."""
+    """Sample only among this many likeliest values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +51,7 @@ class AutoregressiveConfig(PolicyConfig):
 
 
 class AutoregressivePolicy(Policy):
-    """A causal transformer over tokens; its loss is the cross-entropy of the values' bins.
+    """A causal transformer over action tokens, trained with cross-entropy.
 
     `log_prob` is that of the bins: a probability, not a density.
     """
@@ -80,14 +80,14 @@ class AutoregressivePolicy(Policy):
     def sample(
         self, obs: Obs, n: int = 1, *, mode: Mode = Mode.TRAIN
     ) -> Float[Tensor, "b {n} h a"]:
-        """Return values of the grid, drawn token by token, or the likeliest one after the other."""
+        """Sample grid values token by token, or decode greedily."""
         start = self.start(self.features(obs)).repeat_interleave(n, 0)
         tokens = self.decode(start, self.draw if mode.samples else best)
         chunk = self.values[tokens].unflatten(1, (self.horizon, self.action_dim))
         return chunk.unflatten(0, (-1, n))
 
     def loss(self, obs: Obs, action: Float[Tensor, "b h a"]) -> Float[Tensor, " b"]:
-        """Return the cross-entropy of the nearest values, summed over the chunk."""
+        """Return the cross-entropy of the nearest grid values, summed over the chunk."""
         return -self.log_prob(obs, action)
 
     def log_prob(self, obs: Obs, action: Float[Tensor, "b h a"]) -> Float[Tensor, " b"]:
@@ -96,7 +96,7 @@ class AutoregressivePolicy(Policy):
         return Categorical(logits).log_prob(tokens).sum(-1)
 
     def tokens(self, action: Float[Tensor, "b h a"]) -> Int[Tensor, "b k"]:
-        """Return the nearest values of a chunk's entries, in the order they are predicted."""
+        """Return the nearest grid values of a chunk's entries, in prediction order."""
         first, last = self.values[0], self.values[-1]
         place = (action.flatten(1) - first) / (last - first) * (self.config.bins - 1)
         return place.round().clamp(0, self.config.bins - 1).long()
@@ -112,7 +112,7 @@ class AutoregressivePolicy(Policy):
         return self.head(self.norm(x)).float()
 
     def decode(self, start: Float[Tensor, "b d"], choose: Choose) -> Int[Tensor, "b k"]:
-        """Return tokens, each chosen by its logits [b, bins]; what was computed is not again."""
+        """Decode tokens, each chosen from its logits [b, bins], with cached keys and values."""
         found: list[Tensor] = []
         past: list[KeysValues | None] = [None] * len(self.blocks)
         x = start[:, None]
@@ -126,12 +126,12 @@ class AutoregressivePolicy(Policy):
         return torch.stack(found, 1)
 
     def embedded(self, tokens: Int[Tensor, "b k"], first: int) -> Float[Tensor, "b k d"]:
-        """Return what consecutive tokens look like; the first of them has this number."""
+        """Embed consecutive tokens, starting at position `first`."""
         entry = (torch.arange(tokens.shape[1], device=tokens.device) + first) % self.action_dim
         return self.embed[entry, tokens]
 
     def draw(self, logits: Float[Tensor, "b bins"]) -> Int[Tensor, " b"]:
-        """Return a value of each row, drawn at the temperature from the likeliest."""
+        """Sample a value per row with temperature and top-k."""
         logits = logits / self.config.temperature
         if self.config.top_k is not None:
             least = logits.topk(self.config.top_k, -1).values[:, -1:]
@@ -145,6 +145,6 @@ def best(logits: Float[Tensor, "b bins"]) -> Int[Tensor, " b"]:
 
 
 def bin_values(config: AutoregressiveConfig) -> Float[Tensor, " k"]:
-    """Return what tokens mean."""
+    """Return the values of the tokens."""
     edge = 1.0 if config.grid == "points" else 1 - 1 / config.bins
     return torch.linspace(-edge, edge, config.bins)

@@ -21,11 +21,11 @@ class CategoricalPolicyConfig(PolicyConfig):
     hidden: tuple[Width, ...] = (256, 256)
     act: Act = "relu"
     temperature: Positive = 1.0
-    """Divides the logits of samples; probabilities are those of 1."""
+    """Softmax temperature of samples; log-probabilities use 1."""
 
 
 class CategoricalPolicy(Policy):
-    """Independent logits of every choice of a chunk; its loss is the cross-entropy."""
+    """Independent logits for every choice of a chunk, trained with cross-entropy."""
 
     Config = CategoricalPolicyConfig
     has_log_prob = True
@@ -38,12 +38,12 @@ class CategoricalPolicy(Policy):
         self.head = nn.Linear(self.net.out_dim, self.horizon * sum(self.classes))
 
     def logits(self, obs: Obs) -> Float[Tensor, "b h k"]:
-        """Return the logits of all choices, end to end."""
+        """Return the logits of all choices, concatenated."""
         flat = self.net.into(self.head, self.features(obs)).float()
         return flat.unflatten(-1, (self.horizon, sum(self.classes)))
 
     def sample(self, obs: Obs, n: int = 1, *, mode: Mode = Mode.TRAIN) -> Int[Tensor, "b {n} h a"]:
-        """Return class numbers; no gradient flows through them."""
+        """Sample class indices, without gradients."""
         logits = self.logits(obs)[:, None].expand(-1, n, -1, -1)
         dist = MultiCategorical(logits / self.temperature, self.classes)
         return dist.sample() if mode.samples else dist.mode()

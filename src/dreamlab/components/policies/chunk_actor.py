@@ -1,7 +1,7 @@
-"""How workflows with critics act: a chunk is decided and carried out, then the next one is.
+"""Acting in chunks for workflows with critics: choose a chunk, execute all of it.
 
-What a critic values is the whole chunk, so that the whole of it is carried out; a policy whose
-chunks are single actions decides at every step.
+The critic evaluates whole chunks, so they are executed in full; a policy with chunks of one action
+decides at every step.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from dreamlab.core.workflow import C, Workflow
 
 
 class ChunkActor(Workflow[C]):
-    """Acts by chunks of `horizon` actions that `chunk` decides."""
+    """Acts in chunks of `horizon` actions from `chunk`."""
 
     horizon: int
 
     @abstractmethod
     def chunk(self, obs: Obs, mode: Mode) -> Float[Tensor, "n h a"]:
-        """Return what to do from observations [n, ...] on."""
+        """Choose action chunks for observations [n, ...]."""
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Return no plan; where a chunk is one action, there is nothing to remember."""
+        """Return an empty plan; chunks of one action need no state."""
         if self.horizon == 1:
             return ()
         rest = torch.zeros(num_envs, self.horizon, self.spec.action.size, device=self.device)
         return {"rest": rest, "left": torch.zeros(num_envs, device=self.device)}
 
     def decide(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Decision:
-        """Continue the chunk, or start a new one where it has ended or the episode is new."""
+        """Continue the chunk, or start a new one if it is finished or the episode is new."""
         if self.horizon == 1:
             return Decision(self._shaped(self.chunk(obs, mode)[:, 0]))
         fresh, plan = is_first | (state["left"] < 1), state["rest"]
-        if mode is Mode.FIXED or fresh.any():  # what is exported never asks what a tensor holds
+        if mode is Mode.FIXED or fresh.any():  # an exported graph must not read tensor values
             plan = torch.where(fresh[:, None, None], self.chunk(obs, mode), plan)
         left = torch.where(fresh, float(self.horizon), state["left"]) - 1
         rest = torch.cat([plan[:, 1:], plan[:, -1:]], 1)
@@ -50,7 +50,7 @@ class ChunkActor(Workflow[C]):
 
 
 def whole_chunk(policy: Policy) -> int:
-    """Return how many actions a policy's chunk has, all of which are carried out, or raise."""
+    """Return the length of a policy's chunks, or raise unless they are executed in full."""
     if policy.obs_steps != 1 or policy.execute != policy.horizon:
         raise ConfigError(
             "workflow.policy: critics value whole chunks from the newest observation on: set "

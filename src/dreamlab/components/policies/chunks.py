@@ -1,4 +1,4 @@
-"""Windows of steps as what a policy learns from: observations up to now, actions from then on."""
+"""Training samples of policies: recent observations and future actions, from windows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Chunks:
     obs: Obs
     action: Shaped[Tensor, "n h ..."]
     valid: Bool[Tensor, " n"]
-    """Whether there is an action now: none follows the last step of an episode."""
+    """Whether an action exists: none follows the last step of an episode."""
 
 
 def chunks(batch: Batch, obs_steps: int, horizon: int) -> Chunks:
@@ -28,11 +28,11 @@ def chunks(batch: Batch, obs_steps: int, horizon: int) -> Chunks:
 
     step      0    1    2 last  3 first  4      obs_steps = 2, horizon = 4
     row 0     o0   o1                           now is step 1
-              a0   a1   a1    a1                what is beyond the episode repeats its edge
+              a0   a1   a1    a1                beyond the episode, its edge is repeated
     row 2          (o3) o3                      a row that starts at step 2: now is step 3
                         a3    a3    a4   ...
 
-    The action of an episode's last step is nobody's: it counts as beyond.
+    The action of an episode's last step is void and counts as beyond the episode.
     """
     length = batch.shape[1]
     if length < horizon:
@@ -53,7 +53,7 @@ def chunks(batch: Batch, obs_steps: int, horizon: int) -> Chunks:
 
 
 def _edges(batch: Batch) -> tuple[Int[Tensor, "b t"], Int[Tensor, "b t"]]:
-    """Return, for every step, the first of its episode and the last that has an action."""
+    """Return, for every step, the first step of its episode and the last with an action."""
     length = batch.shape[1]
     step = torch.arange(length, device=batch.reward.device).expand_as(batch.is_first)
     first = torch.where(batch.is_first, step, 0).cummax(1).values
@@ -63,6 +63,6 @@ def _edges(batch: Batch) -> tuple[Int[Tensor, "b t"], Int[Tensor, "b t"]]:
 
 
 def _take(x: Shaped[Tensor, "b t ..."], index: Int[Tensor, "b s k"]) -> Shaped[Tensor, "n k ..."]:
-    """Return the steps that an index names, all rows of all windows end to end."""
+    """Gather the indexed steps, with the rows of all windows concatenated."""
     rows = torch.arange(len(x), device=x.device)[:, None, None]
     return x[rows, index].flatten(0, 1)

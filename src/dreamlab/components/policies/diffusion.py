@@ -1,4 +1,4 @@
-"""Diffusion policy (Chi et al. 2023, arXiv:2303.04137): actions are denoised, DDPM or DDIM."""
+"""Diffusion policy (Chi et al. 2023, arXiv:2303.04137): denoises actions with DDPM or DDIM."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from dreamlab.ops.diffusion import (
 
 @dataclass(frozen=True)
 class DiffusionConfig(GenerativeConfig):
-    """Noise levels, and how samples are made."""
+    """Noise levels and sampler."""
 
     levels: PositiveInt = 100
     betas: Betas = "squaredcos_cap_v2"
     prediction: Prediction = "epsilon"
     sampler: Literal["ddpm", "ddim"] = "ddpm"
     sample_steps: PositiveInt | None = None
-    """Levels that a sample visits; None: all."""
+    """Noise levels visited by a sample; None visits all."""
     clip: bool = True
-    """Keep the actions that each step expects within the bounds."""
+    """Clip the predicted actions to the bounds at each step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +52,7 @@ class DiffusionConfig(GenerativeConfig):
 
 
 class DiffusionPolicy(GenerativePolicy):
-    """Learns the noise of noised actions; samples by taking it off step by step."""
+    """Learns to predict the noise in noised actions; samples by iterative denoising."""
 
     Config = DiffusionConfig
     abar: Float[Tensor, " levels"]
@@ -63,7 +63,7 @@ class DiffusionPolicy(GenerativePolicy):
         steps = config.levels if config.sample_steps is None else config.sample_steps
         self.path = spaced_levels(config.levels, steps)
         levels = noise_levels(config.betas, config.levels)
-        # the last entry is that of level -1: no noise
+        # the last entry is for level -1: no noise
         self.register_buffer("abar", torch.cat([levels, torch.ones(1)]), persistent=False)
 
     def estimate(self, obs: Obs, action: Float[Tensor, "b h a"]) -> Estimate:
@@ -98,7 +98,7 @@ class DiffusionPolicy(GenerativePolicy):
     def clean_and_noise(
         self, x: Float[Tensor, "b h a"], level: int, cond: Float[Tensor, "b t d"]
     ) -> tuple[Float[Tensor, "b h a"], Float[Tensor, "b h a"]]:
-        """Return the actions and the noise that the network sees in samples at a level."""
+        """Predict the actions and the noise of samples at a level."""
         out = self.output(x, float(level), cond)
         clean, noise = clean_and_noise(out, x, self.abar[level], self.config.prediction)
         return (clean.clamp(-1, 1) if self.config.clip else clean), noise
@@ -107,7 +107,7 @@ class DiffusionPolicy(GenerativePolicy):
         self, x: Float[Tensor, "b h a"], level: int, cond: Float[Tensor, "b t d"], guided: Guided,
         share: float,
     ) -> tuple[Float[Tensor, "b h a"], Float[Tensor, "b h a"]]:  # fmt: skip
-        """Return actions and noise, shifted towards what is valued: eps - sqrt(1 - abar) slope."""
+        """Return guided actions and noise: eps - sqrt(1 - abar) slope."""
         abar = self.abar[level]
 
         def clean_of(start: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:
@@ -118,6 +118,6 @@ class DiffusionPolicy(GenerativePolicy):
             _, noise = self.clean_and_noise(x, level, cond)
             noise = noise - (1 - abar).sqrt() * slope
             clean, _ = clean_and_noise(noise, x, abar, "epsilon")
-            # far up the chain a small step of the noise is a large one of the actions: both bounded
+            # at high noise, small changes of the noise are large changes of the actions: clip both
             clean = clean.clamp(-1, 1)
             return clean, (x - abar.sqrt() * clean) / (1 - abar).sqrt()

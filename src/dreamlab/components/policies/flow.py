@@ -1,4 +1,4 @@
-"""Flow-matching policy (Lipman et al. 2023): actions flow from noise along a learned velocity."""
+"""Flow-matching policy (Lipman et al. 2023): a learned velocity from noise to actions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from dreamlab.ops.diffusion import euler_step, flow_path, noisy_times, rk4_step
 
 @dataclass(frozen=True)
 class FlowConfig(GenerativeConfig):
-    """Which times are learned, and how a flow is followed."""
+    """Distribution of training times, and the integrator."""
 
     times: Literal["noisy", "uniform"] = "noisy"
-    """`noisy` learns more about the beginning: 0.999 (1 - Beta(1.5, 1))."""
+    """`noisy` samples more times near the noise: 0.999 (1 - Beta(1.5, 1))."""
     sampler: Literal["euler", "rk4"] = "euler"
     sample_steps: PositiveInt = 10
 
 
 class FlowPolicy(GenerativePolicy):
-    """Learns the velocity from noise (time 0) to actions (time 1); samples by following it."""
+    """Learns the velocity from noise (time 0) to actions (time 1); samples by integrating it."""
 
     Config = FlowConfig
 
@@ -69,19 +69,19 @@ class FlowPolicy(GenerativePolicy):
     def velocity(
         self, x: Float[Tensor, "b h a"], time: float, cond: Float[Tensor, "b t d"]
     ) -> Float[Tensor, "b h a"]:
-        """Return where samples flow to."""
+        """Predict the velocity of samples."""
         return self.output(x, self.time_scale * time, cond)
 
     def guided(
         self, x: Float[Tensor, "b h a"], time: float, cond: Float[Tensor, "b t d"], guided: Guided
     ) -> Float[Tensor, "b h a"]:
-        """Return the velocity to actions that are valued more, and are within the bounds.
+        """Return the velocity guided to actions of higher value, within the bounds.
 
-        The noise is shifted by -(1 - t) slope, as in diffusion; x = t action + (1 - t) noise stays
-        where it is, so the actions are shifted by (1 - t) / t of that.
+        The noise is shifted by -(1 - t) slope, as in diffusion; x = t action + (1 - t) noise is
+        fixed, so the actions are shifted by (1 - t) / t of that.
         """
         left = 1 - time
-        if left <= 0:  # the end of a Runge-Kutta step, where nothing is left to be changed
+        if left <= 0:  # the end of a Runge-Kutta step, where guidance has no effect
             return self.velocity(x, time, cond).detach()
 
         def clean_of(start: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:

@@ -1,4 +1,4 @@
-"""A normal over actions, squashed into (-1, 1) by tanh or plain."""
+"""A Gaussian over actions, optionally squashed into (-1, 1) by tanh."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from dreamlab.nn.dists import Gaussian, TanhGaussian
 from dreamlab.nn.mlp import MLP, Act, MLPConfig
 
 INSIDE = 1 - 1e-5
-"""Largest action that is learned from: beyond it the squashed density has no bound."""
+"""Bound on training actions: beyond it the squashed density is unbounded."""
 
 
 @dataclass(frozen=True)
 class GaussianPolicyConfig(PolicyConfig):
-    """Hidden layers, and the form of the distribution."""
+    """Hidden layers and distribution."""
 
     hidden: tuple[Width, ...] = (256, 256)
     act: Act = "relu"
     squash: bool = True
-    """Squash samples by tanh; else they are normal, and cut off at the bounds when sampled."""
+    """Squash samples by tanh; otherwise clip Gaussian samples to the bounds."""
     log_std: tuple[Finite, Finite] = (-5.0, 2.0)
-    """Bounds of the log-deviation, approached smoothly."""
+    """Smooth bounds of the log-deviation."""
     temperature: Positive = 1.0
-    """Factor of the deviation of samples; densities are those of 1."""
+    """Factor of the deviation of samples; densities use 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,7 +38,7 @@ class GaussianPolicyConfig(PolicyConfig):
 
 
 class GaussianPolicy(Policy):
-    """One mean and one deviation for every entry of a chunk; its loss is the likelihood's."""
+    """A mean and a deviation for every entry of a chunk, trained by maximum likelihood."""
 
     Config = GaussianPolicyConfig
     has_log_prob = True
@@ -52,7 +52,7 @@ class GaussianPolicy(Policy):
         self.head = nn.Linear(self.net.out_dim, 2 * self.horizon * self.action_dim)
 
     def dist(self, obs: Obs) -> Gaussian | TanhGaussian:
-        """Return the distribution of chunks, each as one row."""
+        """Return the distribution of flattened chunks."""
         mean, raw = self.net.into(self.head, self.features(obs)).float().chunk(2, -1)
         log_std = self.low + 0.5 * (self.high - self.low) * (raw.tanh() + 1)
         return (TanhGaussian if self.squash else Gaussian)(mean, log_std)
@@ -60,7 +60,7 @@ class GaussianPolicy(Policy):
     def sample(
         self, obs: Obs, n: int = 1, *, mode: Mode = Mode.TRAIN
     ) -> Float[Tensor, "b {n} h a"]:
-        """Return samples that gradients flow through, or n times the mode."""
+        """Return reparameterized samples, or n copies of the mode."""
         dist = self.dist(obs)
         mean = dist.mean[:, None].expand(-1, n, -1)
         many = type(dist)(mean, dist.log_std[:, None] + math.log(self.temperature))
@@ -68,7 +68,7 @@ class GaussianPolicy(Policy):
         return flat.clamp(-1, 1).unflatten(-1, (self.horizon, self.action_dim))
 
     def loss(self, obs: Obs, action: Float[Tensor, "b h a"]) -> Float[Tensor, " b"]:
-        """Return the negative log-likelihood; actions on the bounds count as just inside."""
+        """Return the negative log-likelihood; actions on the bounds are moved just inside."""
         inside = action.clamp(-INSIDE, INSIDE) if self.squash else action
         return -self.log_prob(obs, inside)
 

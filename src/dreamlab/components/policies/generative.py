@@ -1,4 +1,4 @@
-"""What diffusion and flow policies share: a denoiser, the noise they start with, and guidance."""
+"""Common code of diffusion and flow policies: denoiser, initial noise, and guidance."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ CleanOf = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class GenerativeConfig(PolicyConfig):
-    """The network, and how far samples follow the observations."""
+    """The network, and classifier-free guidance."""
 
     net: Part = part("resnet_mlp", kind=Denoiser)
     """`resnet_mlp` for single actions; `unet1d` or `denoising_transformer` for chunks."""
     drop_cond: Decay = 0.0
-    """Share of rows that are learned without their observations, for classifier-free guidance."""
+    """Share of rows trained without observations, for classifier-free guidance."""
     cond_scale: NonNegative = 0.0
-    """By how much samples follow the observations more than they were taught (Ho & Salimans 2022).
-    """
+    """Scale of classifier-free guidance (Ho & Salimans 2022)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,9 +39,9 @@ class GenerativeConfig(PolicyConfig):
 
 @dataclass(frozen=True)
 class Guidance:
-    """What samples shall be good for: they climb `value` while they are denoised.
+    """Value guidance: samples ascend `value` while they are denoised.
 
-    `value` rates chunks [b, n, h, a] by numbers [b, n]. The scale goes from `scale` at the noisiest
+    `value` maps chunks [b, n, h, a] to scalars [b, n]. The scale goes from `scale` at the noisiest
     step to `last_scale` (None: the same) at the last one. 0 is exactly the unguided sampler.
     """
 
@@ -50,10 +49,10 @@ class Guidance:
     scale: float
     last_scale: float | None = None
     normalize: bool = False
-    """Give every chunk's gradient the length 1 before it is scaled."""
+    """Normalize every chunk's gradient to length 1 before scaling."""
 
     def at(self, share: float) -> float:
-        """Return the scale when this share of the steps is done."""
+        """Return the scale after this share of the steps."""
         last = self.scale if self.last_scale is None else self.last_scale
         return self.scale + share * (last - self.scale)
 
@@ -64,19 +63,19 @@ class Guidance:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a policy makes of noised actions: its loss, the clean actions it means, and how sure."""
+    """Prediction from noised actions: loss, denoised actions, and signal share."""
 
     loss: Float[Tensor, " b"]
     clean: Float[Tensor, "b h a"]
-    """Gradients flow to the denoiser."""
+    """Denoised actions, with gradients to the denoiser."""
     signal: Float[Tensor, " b"]
-    """Share of the variance that is data and not noise: 1 where nothing was hidden."""
+    """Share of the variance that is data and not noise: 1 without noise."""
 
 
 class GenerativePolicy(Policy):
-    """Makes actions of noise. Evaluation samples too: there is no mode to be had cheaply.
+    """Generates actions from noise. Evaluation samples too: there is no cheap mode.
 
-    What is fixed starts with one noise that was drawn when the policy was made, and adds none.
+    A deterministic sample starts from a fixed noise drawn at construction, and adds none.
     """
 
     fixed_noise: Float[Tensor, "h a"]
@@ -90,7 +89,7 @@ class GenerativePolicy(Policy):
         self.register_buffer("fixed_noise", torch.randn(self.horizon, self.action_dim))
 
     def check(self, action: ArraySpec) -> None:
-        """Raise if actions are of another kind."""
+        """Raise if the action space is not supported."""
         check_bounded(action, type(self).__name__.removesuffix("Policy").lower())
 
     def sample(
@@ -102,9 +101,9 @@ class GenerativePolicy(Policy):
         guidance: Guidance | None = None,
         noise: Float[Tensor, "b {n} h a"] | None = None,
     ) -> Float[Tensor, "b {n} h a"]:
-        """Return what `noise`, or new noise, becomes; gradients flow through every step.
+        """Denoise `noise`, or new noise, to samples; gradients flow through every step.
 
-        No gradient flows through guided samples: they are to act with or to be learned from.
+        No gradient flows through guided samples: they are for acting or as training targets.
         """
         cond = self.encode(obs).repeat_interleave(n, 0)
         x = self.first(cond.shape[0], mode) if noise is None else noise.flatten(0, 1)
@@ -113,7 +112,7 @@ class GenerativePolicy(Policy):
         return out.clamp(-1, 1).unflatten(0, (-1, n))
 
     def first(self, rows: int, mode: Mode) -> Float[Tensor, "{rows} h a"]:
-        """Return the noise that samples start with."""
+        """Return the initial noise of samples."""
         fixed = self.fixed_noise.expand(rows, -1, -1)
         return fixed if mode is Mode.FIXED else torch.randn_like(fixed)
 
@@ -122,18 +121,18 @@ class GenerativePolicy(Policy):
         self, x: Float[Tensor, "b h a"], cond: Float[Tensor, "b t d"], random: bool,
         guided: Guided | None,
     ) -> Float[Tensor, "b h a"]:  # fmt: skip
-        """Return what noise becomes; without `random` no more is added on the way."""
+        """Denoise samples; without `random`, add no noise on the way."""
 
     @abstractmethod
     def estimate(self, obs: Obs, action: Float[Tensor, "b h a"]) -> Estimate:
-        """Add noise to actions, each row as much as chance says, and take it off again."""
+        """Add random amounts of noise to actions, and predict the clean ones."""
 
     def loss(self, obs: Obs, action: Float[Tensor, "b h a"]) -> Float[Tensor, " b"]:
-        """Return the squared error of what the network predicts, averaged over a chunk."""
+        """Return the squared error of the network's prediction, averaged over a chunk."""
         return self.estimate(obs, action).loss
 
     def learnt_cond(self, obs: Obs) -> Float[Tensor, "b t d"]:
-        """Return the conditions to learn with: some rows without, if that was requested."""
+        """Return the training conditions, with some rows dropped if configured."""
         cond = self.encode(obs)
         if not self.drop_cond:
             return cond
@@ -143,7 +142,7 @@ class GenerativePolicy(Policy):
     def output(
         self, x: Float[Tensor, "b h a"], time: float, cond: Float[Tensor, "b t d"]
     ) -> Float[Tensor, "b h a"]:
-        """Return what the network says of samples that are all at the same time."""
+        """Return the network's output for samples at the same time."""
         times = torch.full_like(x[:, 0, 0], time)
         out = self.net(x, times, cond)
         if not self.cond_scale:
@@ -153,7 +152,7 @@ class GenerativePolicy(Policy):
 
 
 class Guided:
-    """Asks a guidance for directions, for rows of n samples each."""
+    """Evaluates a guidance for rows of n samples each."""
 
     def __init__(self, guidance: Guidance, n: int) -> None:
         self.guidance, self.n = guidance, n
@@ -161,9 +160,9 @@ class Guided:
     def direction(
         self, x: Float[Tensor, "b h a"], clean_of: CleanOf, share: float
     ) -> Float[Tensor, "b h a"]:
-        """Return where the value of the clean actions rises, by the noisy ones, times the scale.
+        """Return the scaled gradient of the clean actions' value at the noisy ones.
 
-        `clean_of` estimates them (Tweedie); beyond the bounds no action is better than on them.
+        `clean_of` estimates the clean actions (Tweedie); they are clipped to the bounds.
         """
         with torch.enable_grad():
             start = x.detach().requires_grad_()

@@ -23,11 +23,11 @@ class CategoricalHead(nn.Module):
 
     @property
     def layer(self) -> nn.Linear:
-        """Return what makes the numbers that `dist` reads."""
+        """Return the layer whose outputs `dist` reads."""
         return self.logits
 
     def dist(self, logits: Float[Tensor, "*b n"]) -> Dist:
-        """Return the distribution with these logits, in full precision as for every policy."""
+        """Return the distribution with these logits, in full precision."""
         logits = logits.float()
         if isinstance(self.classes, int):
             return Categorical(logits)
@@ -38,7 +38,7 @@ class CategoricalHead(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """A mean for each state and one learned deviation for all of them, as PPO uses it."""
+    """A state-dependent mean and one learned deviation for all states, as in PPO."""
 
     def __init__(self, in_dim: int, action: ArraySpec, log_std: float = 0.0) -> None:
         super().__init__()
@@ -47,11 +47,11 @@ class GaussianHead(nn.Module):
 
     @property
     def layer(self) -> nn.Linear:
-        """Return what makes the numbers that `dist` reads."""
+        """Return the layer whose outputs `dist` reads."""
         return self.mean
 
     def dist(self, mean: Float[Tensor, "*b a"]) -> Dist:
-        """Return the distribution with this mean; in full precision, whatever it came in."""
+        """Return the distribution with this mean, in full precision."""
         return Gaussian(mean.float(), self.log_std)
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Dist:
@@ -59,7 +59,7 @@ class GaussianHead(nn.Module):
 
 
 class TanhGaussianHead(nn.Module):
-    """Mean and deviation for each state, squashed into (-1, 1), as SAC uses it."""
+    """A state-dependent mean and deviation, squashed into (-1, 1), as in SAC."""
 
     def __init__(
         self, in_dim: int, action: ArraySpec, bounds: tuple[float, float] = (-20.0, 2.0)
@@ -70,11 +70,11 @@ class TanhGaussianHead(nn.Module):
 
     @property
     def layer(self) -> nn.Linear:
-        """Return what makes the numbers that `dist` reads."""
+        """Return the layer whose outputs `dist` reads."""
         return self.out
 
     def dist(self, out: Float[Tensor, "*b k"]) -> TanhGaussian:
-        """Return the distribution; in full precision, whatever `out` was computed in."""
+        """Return the distribution, in full precision."""
         mean, log_std = out.float().chunk(2, -1)
         return TanhGaussian(mean, log_std.clamp(self.low, self.high))
 
@@ -83,5 +83,5 @@ class TanhGaussianHead(nn.Module):
 
 
 def policy_head(in_dim: int, action: ArraySpec) -> CategoricalHead | GaussianHead:
-    """Return the head that suits an action space: categorical if it is discrete, else Gaussian."""
+    """Build the head for an action space: categorical if discrete, else Gaussian."""
     return CategoricalHead(in_dim, action) if action.is_discrete else GaussianHead(in_dim, action)

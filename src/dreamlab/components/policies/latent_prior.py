@@ -1,4 +1,4 @@
-"""TD-MPC2's policy prior: a squashed normal."""
+"""TD-MPC2's policy prior: a squashed Gaussian."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Prior:
-    """Actions in [-1, 1] with what the policy's loss needs of them."""
+    """Actions in [-1, 1], and the statistics for the policy loss."""
 
     action: Float[Tensor, "*b a"]
     mean: Float[Tensor, "*b a"]
-    """Before it is squashed."""
+    """Mean before squashing."""
     log_std: Float[Tensor, "*b a"]
     entropy: Float[Tensor, "*b"]
-    """Minus the log-probability of the action."""
+    """Negative log-probability of the action."""
     scaled_entropy: Float[Tensor, "*b"]
-    """The same times the number of entries: what the policy's loss has."""
+    """The same times the action size, as in the policy loss."""
 
 
 class LatentPrior(nn.Module):
-    """A mean and a deviation of each entry of the action."""
+    """Predicts mean and deviation of each action entry."""
 
     def __init__(
         self, in_dim: int, hidden: int, action_dim: int, log_std: tuple[float, float]
@@ -41,7 +41,7 @@ class LatentPrior(nn.Module):
     def forward(
         self, x: Float[Tensor, "*b d"], mask: Float[Tensor, "... a"] | None = None
     ) -> tuple[Float[Tensor, "*b a"], Float[Tensor, "*b a"]]:
-        """Return mean, not yet squashed, and log-deviation; both are 0 where the mask is."""
+        """Return mean before squashing and log-deviation; both are 0 where the mask is."""
         mean, raw = self.net(x).float().chunk(2, -1)
         log_std = self.low + 0.5 * (self.high - self.low) * (torch.tanh(raw) + 1)
         return (mean, log_std) if mask is None else (mean * mask, log_std * mask)
@@ -52,7 +52,7 @@ class LatentPrior(nn.Module):
         noise: Float[Tensor, "... a"],
         mask: Float[Tensor, "... a"] | None = None,
     ) -> Float[Tensor, "*b a"]:
-        """Return the actions that standard normal noise leads to."""
+        """Return the actions for standard normal noise."""
         mean, log_std = self(x, mask)
         noise = noise if mask is None else noise * mask
         return torch.tanh(mean + noise * log_std.exp())
@@ -63,7 +63,7 @@ class LatentPrior(nn.Module):
         noise: Float[Tensor, "*b a"],
         mask: Float[Tensor, "... a"] | None = None,
     ) -> Prior:
-        """Return actions and their entropies, which gradients flow through."""
+        """Return reparameterized actions and their entropies."""
         mean, log_std = self(x, mask)
         noise = noise if mask is None else noise * mask
         action = torch.tanh(mean + noise * log_std.exp())
@@ -76,5 +76,5 @@ class LatentPrior(nn.Module):
 def gaussian_log_prob(
     noise: Float[Tensor, "*b a"], log_std: Float[Tensor, "*b a"]
 ) -> Float[Tensor, "*b"]:
-    """Return the log-density of normals at `noise` deviations from their means."""
+    """Return the log-density of Gaussians at `noise` deviations from their means."""
     return (-0.5 * noise.square() - log_std - 0.5 * LOG_2PI).sum(-1)

@@ -1,8 +1,8 @@
-"""What every policy can do: sample actions, learn from actions and, where it can, rate them.
+"""Interface of policies: sample actions, a supervised loss and, if available, log-densities.
 
 A policy is a part: `workflow.policy: {_target_: diffusion, ...}`. It owns the encoder of its
-observations, whose leaves are `[b, obs_steps, ...]`; actions are `[b, h, a]`, numbers in [-1, 1] or
-class numbers, flattened over the environment's own shape.
+observations, whose leaves are `[b, obs_steps, ...]`; actions are `[b, h, a]`, continuous in [-1, 1]
+or class indices, flattened over the environment's own shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dreamlab.core.types import ArraySpec, Mode, Obs, Spec
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """What every policy has: how it sees, how much of the past, and how far it acts ahead.
+    """Options of every policy: encoder, observation history, and action horizon.
 
     step        0    1    2   ...   8   ...  15
     obs         o0   o1                           obs_steps = 2: the last of them is now
@@ -46,10 +46,10 @@ class PolicyConfig:
 
 
 class Policy(nn.Module, ABC):
-    """A distribution over chunks of actions, whatever form it has; built with a spec."""
+    """A distribution over action chunks, of any form; built with a spec."""
 
     has_log_prob: ClassVar[bool] = False
-    """Whether it can rate actions: `log_prob` of others raises."""
+    """Whether `log_prob` is available; otherwise it raises."""
 
     def __init__(self, config: PolicyConfig, spec: Spec) -> None:
         super().__init__()
@@ -63,10 +63,10 @@ class Policy(nn.Module, ABC):
     def sample(
         self, obs: Obs, n: int = 1, *, mode: Mode = Mode.TRAIN
     ) -> Shaped[Tensor, "b {n} h a"]:
-        """Return n chunks of actions for each row of observations.
+        """Sample n action chunks for each row of observations.
 
-        Gradients flow to the weights where actions are numbers that a network computes. Modes that
-        do not sample get the policy's mode, where it has one; FIXED draws no random number.
+        Gradients flow to the weights if actions are continuous outputs of a network. Deterministic
+        modes return the policy's mode, if it has one; FIXED draws no random numbers.
         """
 
     @abstractmethod
@@ -81,26 +81,26 @@ class Policy(nn.Module, ABC):
         )
 
     def encode(self, obs: Obs) -> Float[Tensor, "b t d"]:
-        """Return what the encoder makes of each observed step."""
+        """Encode each observed step."""
         return self.encoder(obs)
 
     def features(self, obs: Obs) -> Float[Tensor, "b {self.feature_dim}"]:
-        """Return what the encoder makes of all observed steps, end to end."""
+        """Encode all observed steps, concatenated."""
         return self.encode(obs).flatten(1)
 
     def flat(self, action: Shaped[Tensor, "*b"]) -> Shaped[Tensor, "... a"]:
-        """Return actions in the environment's shape as rows."""
+        """Flatten actions from the environment's shape to rows."""
         lead = action.shape[: action.ndim - len(self.action.shape)]
         return action.reshape(*lead, self.action_dim)
 
     def shaped(self, action: Shaped[Tensor, "*b a"]) -> Shaped[Tensor, " ..."]:
-        """Return rows in the environment's shape."""
+        """Reshape rows to the environment's shape."""
         return action.reshape(*action.shape[:-1], *self.action.shape)
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch dropout and random crops off inside the block: actions are sampled without them."""
+    """Disable dropout and random crops inside the block, for sampling."""
     was = module.training
     module.eval()
     try:
@@ -110,7 +110,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def check_bounded(action: ArraySpec, kind: str) -> None:
-    """Raise unless actions are numbers in [-1, 1]."""
+    """Raise unless actions are continuous in [-1, 1]."""
     if action.is_discrete:
         raise ConfigError(
             f"workflow.policy: {kind} takes continuous actions, these are discrete: "
@@ -124,7 +124,7 @@ def check_bounded(action: ArraySpec, kind: str) -> None:
 
 
 def check_discrete(action: ArraySpec, kind: str) -> tuple[int, ...]:
-    """Return the number of classes of each choice, or raise if there is none."""
+    """Return the number of classes of each choice, or raise if actions are not discrete."""
     if action.classes is None:
         raise ConfigError(
             f"workflow.policy: {kind} takes discrete actions, these are continuous: "

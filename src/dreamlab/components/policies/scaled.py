@@ -1,4 +1,4 @@
-"""A diffusion policy that keeps the normalization of its data: LeRobot's checkpoints come so."""
+"""A diffusion policy that stores its data's normalization, as in LeRobot's checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dreamlab.nn.named import NamedModules
 
 
 class Scale(nn.Module):
-    """`(x - shift) / scale`, saved with the weights; it changes nothing until it is filled."""
+    """`(x - shift) / scale`, saved with the weights; the identity until it is loaded."""
 
     shift: Float[Tensor, " ..."]
     scale: Float[Tensor, " ..."]
@@ -28,12 +28,12 @@ class Scale(nn.Module):
         return (x - self.shift) / self.scale
 
     def inverse(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return numbers in their own units."""
+        """Undo the normalization."""
         return x * self.scale + self.shift
 
 
 class ScaledDiffusionPolicy(DiffusionPolicy):
-    """Observes and acts in the units of its data, whatever they are: `env.scale_actions=false`."""
+    """Observes and acts in the units of its data; needs `env.scale_actions=false`."""
 
     Config = DiffusionConfig
 
@@ -61,7 +61,7 @@ class ScaledDiffusionPolicy(DiffusionPolicy):
         guidance: Guidance | None = None,
         noise: Float[Tensor, "b {n} h a"] | None = None,
     ) -> Float[Tensor, "b {n} h a"]:
-        """Return actions in the data's units; a guidance sees them normalized."""
+        """Sample actions in the data's units; guidance uses normalized ones."""
         out = super().sample(obs, n, mode=mode, guidance=guidance, noise=noise)
         return self.action_scale.inverse(out)
 

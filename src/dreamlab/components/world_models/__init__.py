@@ -1,1 +1,1 @@
-"""World models: their protocol, their parts, and how good their dreams are."""
+"""World models: their protocol, their parts, and open-loop evaluation."""

@@ -1,4 +1,4 @@
-"""Observations to tokens and back: images and vectors together, as DreamerV3 does it."""
+"""Encoder and decoder for images and vectors together, as in DreamerV3."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dreamlab.ops.scaling import symexp, symlog
 
 @dataclass(frozen=True)
 class CodecConfig(NetConfig):
-    """Layers of the encoder: `units` and `layers` are those for vectors."""
+    """Layers of the encoder; `units` and `layers` are those of the vector MLP."""
 
     depth: Width = 64
     mults: Annotated[tuple[Width, ...], Items()] = (2, 3, 4, 4)
-    """Channels of each convolution, in units of `depth`; each halves (doubles) the map."""
+    """Channels of each convolution in units of `depth`; each halves (doubles) the resolution."""
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -35,14 +35,14 @@ class CodecConfig(NetConfig):
 
 @dataclass(frozen=True)
 class DecoderConfig(CodecConfig):
-    """Layers of the decoder, from the innermost map outwards."""
+    """Layers of the decoder, from the smallest map outwards."""
 
     blocks: Width = 8
-    """Into which the innermost map and the deterministic state are cut."""
+    """Number of blocks of the smallest map and the deterministic state."""
 
 
 def split_spec(obs: dict[str, ArraySpec]) -> tuple[dict[str, ArraySpec], dict[str, ArraySpec]]:
-    """Return the images, and everything else."""
+    """Split observations into images and everything else."""
     images = {k: s for k, s in obs.items() if s.is_image}
     sizes = {s.shape[:2] for s in images.values()}
     if len(sizes) > 1:
@@ -54,7 +54,7 @@ def split_spec(obs: dict[str, ArraySpec]) -> tuple[dict[str, ArraySpec], dict[st
 
 
 def width(spec: ArraySpec) -> int:
-    """Return how many numbers stand for a vector observation, classes as one-hot."""
+    """Return the input size of a vector observation, with classes one-hot."""
     if spec.classes is None:
         return spec.size
     return spec.classes if isinstance(spec.classes, int) else sum(spec.classes)
@@ -63,9 +63,9 @@ def width(spec: ArraySpec) -> int:
 def one_hot(
     value: Shaped[Tensor, " ..."], classes: int | tuple[int, ...]
 ) -> Float[Tensor, "... k"]:
-    """Return class numbers [*b] or [*b, n] as one-hot, those of one step end to end.
+    """Return class indices [*b] or [*b, n] as one-hot vectors, concatenated per step.
 
-    A class of -1 means that the value is not there, and gives zeros.
+    A class of -1 marks a missing value and gives zeros.
     """
     if isinstance(classes, int):
         hot = F.one_hot(value.long().clamp(min=0), classes).float()
@@ -77,7 +77,7 @@ def one_hot(
 def squash(
     value: Shaped[Tensor, " ..."], spec: ArraySpec, batch_dims: int
 ) -> Float[Tensor, "... k"]:
-    """Return a vector observation [*b, ...] as symlog numbers [*b, n]; one with -inf is zeros."""
+    """Return a vector observation [*b, ...] as symlog values [*b, n]; -inf gives zeros."""
     if spec.classes is not None:
         return one_hot(value, spec.classes)
     flat = value.float().reshape(*value.shape[:batch_dims], -1)
@@ -86,7 +86,7 @@ def squash(
 
 
 class Encoder(nn.Module):
-    """Reads vectors (symlog) through an MLP and images through convolutions."""
+    """Encodes vectors (symlog) with an MLP and images with convolutions."""
 
     Config = CodecConfig
 
@@ -106,7 +106,7 @@ class Encoder(nn.Module):
             self.out_dim += self.cnn.out_dim
 
     def forward(self, obs: Obs) -> Float[Tensor, "*b e"]:
-        """Return tokens of observations [*b, ...]."""
+        """Return the tokens of observations [*b, ...]."""
         tokens: list[Tensor] = []
         if self.vectors:
             spec = next(iter(self.vectors))
@@ -121,7 +121,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Predicts every observation from a latent state."""
+    """Predicts every observation from the latent state."""
 
     Config = DecoderConfig
 
@@ -143,7 +143,7 @@ class Decoder(nn.Module):
             )  # fmt: skip
 
     def forward(self, deter: Float[Tensor, "n d"], stoch: Float[Tensor, "n s"]) -> Obs:
-        """Return predictions [n, ...]: symlog vectors, logits of classes, images in (0, 1)."""
+        """Return predictions [n, ...]: symlog vectors, class logits, images in (0, 1)."""
         out: Obs = {}
         if self.vectors:
             x = self.mlp(torch.cat([stoch, deter], -1))
@@ -155,7 +155,7 @@ class Decoder(nn.Module):
         return out
 
     def natural(self, predicted: Obs) -> Obs:
-        """Return predictions in the observations' own units; images stay in (0, 1)."""
+        """Return predictions in the units of the observations; images stay in (0, 1)."""
         out = dict(predicted)
         for name, spec in self.vectors.items():
             if spec.classes is None:
@@ -169,7 +169,7 @@ class Decoder(nn.Module):
         return out
 
     def losses(self, predicted: Obs, obs: Obs) -> Obs:
-        """Return the error [n] of each prediction, summed over its entries."""
+        """Return the loss [n] of each observation, summed over its entries."""
         out: Obs = {}
         for name, guess in predicted.items():
             if name in self.images:
@@ -192,13 +192,13 @@ def _class_loss(
 
 
 def _stacked(images: dict[str, ArraySpec]) -> tuple[int, int, int]:
-    """Return the shape of all images with their channels end to end."""
+    """Return the shape of all images concatenated along channels."""
     height, width_ = next(iter(images.values())).shape[:2]
     return height, width_, sum(s.shape[2] for s in images.values())
 
 
 def check_blocks(config: DecoderConfig, deter: int) -> None:
-    """Raise unless the innermost map and the deterministic state can be cut into blocks."""
+    """Raise unless the smallest map and the deterministic state divide into blocks."""
     sizes = {"the innermost map's channels (depth times the last of mults)": config.depths[-1]}
     for what, size in {**sizes, "the deterministic state's numbers": deter}.items():
         if size % config.blocks:
@@ -208,7 +208,7 @@ def check_blocks(config: DecoderConfig, deter: int) -> None:
 
 
 def check_size(shape: tuple[int, int, int], halvings: int) -> None:
-    """Raise unless an image can be halved that often and leaves a map of 3 to 16 pixels."""
+    """Raise unless an image can be halved `halvings` times to a map of 3 to 16 pixels."""
     scale = 2**halvings
     small = [math.ceil(n / scale) for n in shape[:2]]
     if any(n % scale for n in shape[:2]) or not all(3 <= n <= 16 for n in small):

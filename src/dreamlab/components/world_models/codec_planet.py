@@ -1,4 +1,4 @@
-"""Observations to tokens and back as before DreamerV3: images and vectors together."""
+"""Encoder and decoder for images and vectors together, as before DreamerV3."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class PlaNetCodecConfig:
     """Layers of encoder and decoder."""
 
     depth: Width = 32
-    """Channels of the first convolution of the encoder; the others have multiples of it."""
+    """Channels of the first encoder convolution; the others use multiples of it."""
     layers: Depth = 2
     """Hidden layers for vectors."""
     units: Width = 400
     act: ActKind = "elu"
     conv_act: ActKind = "relu"
     bits: Annotated[int, Range(1, 8)] = 8
-    """Bits of each color that are kept."""
+    """Bit depth of each color channel."""
     symlog: bool = False
-    """Compress the numbers of vectors, which the originals leave as they are."""
+    """Apply symlog to vectors, which the originals leave unscaled."""
 
 
 class PlaNetCodec(nn.Module):
-    """Makes observations ready, encodes them, and predicts them from latent states."""
+    """Preprocesses and encodes observations, and predicts them from latent states."""
 
     def __init__(self, config: PlaNetCodecConfig, obs: dict[str, ArraySpec], in_dim: int) -> None:
         super().__init__()
@@ -58,9 +58,9 @@ class PlaNetCodec(nn.Module):
             self.token_dim += self.look.out_dim
 
     def preprocess(self, obs: Obs) -> Obs:
-        """Return observations [*b, ...] as the model sees and predicts them.
+        """Return observations [*b, ...] as model inputs and targets.
 
-        Images are centred, vectors [*b, n] are numbers, classes are one-hot.
+        Images are centered, vectors are flattened to [*b, n], classes are one-hot.
         """
         out: Obs = {k: centred(obs[k], self.config.bits) for k in self.images}
         for name, spec in self.vectors.items():
@@ -74,7 +74,7 @@ class PlaNetCodec(nn.Module):
         return out
 
     def encode(self, ready: Obs) -> Float[Tensor, "*b e"]:
-        """Return tokens of what `preprocess` returned."""
+        """Return the tokens of preprocessed observations."""
         tokens: list[Tensor] = []
         if self.vectors:
             tokens.append(self.read(torch.cat([ready[k] for k in self.vectors], -1)))
@@ -85,7 +85,7 @@ class PlaNetCodec(nn.Module):
         return torch.cat(tokens, -1) if len(tokens) > 1 else tokens[0]
 
     def decode(self, feature: Float[Tensor, "n d"]) -> Obs:
-        """Return predictions [n, ...] from latent states; logits where classes."""
+        """Return predictions [n, ...] from latent states; logits for classes."""
         out: Obs = {}
         if self.vectors:
             flat = self.write_out(self.write(feature)).float()
@@ -98,7 +98,7 @@ class PlaNetCodec(nn.Module):
         return out
 
     def natural(self, predicted: Obs) -> Obs:
-        """Return predictions in the observations' own units; images in [0, 1]."""
+        """Return predictions in the units of the observations; images in [0, 1]."""
         out: Obs = {k: (predicted[k] + 0.5).clamp(0, 1) for k in self.images}
         for name, spec in self.vectors.items():
             guess = predicted[name]
@@ -115,7 +115,7 @@ class PlaNetCodec(nn.Module):
     def losses(self, predicted: Obs, ready: Obs) -> Obs:
         """Return the negative log-likelihood [n] of each observation, without its constant.
 
-        Numbers and pixels are normals of deviation 1 around the prediction.
+        Vectors and pixels are Gaussians with unit variance around the prediction.
         """
         out: Obs = {}
         for name, guess in predicted.items():
@@ -136,7 +136,7 @@ def _class_loss(
 
 
 def check_images(images: dict[str, ArraySpec]) -> None:
-    """Raise unless every image has the one size that the convolutions lead to."""
+    """Raise unless every image has the size that the convolutions require."""
     for name, spec in images.items():
         if spec.shape[:2] != SIZE:
             raise ConfigError(

@@ -1,8 +1,8 @@
-"""A latent world model that predicts values of actions and whether they are controllable.
+"""A latent world model that predicts the value of actions and whether they are controllable.
 
-TD-MPC2's encoder, dynamics and reward, with a value of latents and an inverse model that names the
-action between two of them. An action that the inverse model cannot recover from its own predicted
-effect is off the data, or has no effect to be controlled. RIC requires both.
+TD-MPC2's encoder, dynamics and reward, plus a state value and an inverse model that predicts the
+action between two latents. An action that the inverse model cannot recover from its own predicted
+effect is out of distribution, or has no controllable effect. RIC uses both terms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dreamlab.nn.normed import NormedMLP
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the model's losses."""
+    """Loss weights of the model."""
 
     consistency: NonNegative = 20.0
     reward: NonNegative = 0.1
@@ -37,24 +37,24 @@ def _model() -> LatentModelConfig:
 
 @dataclass(frozen=True)
 class RICConfig:
-    """Weights of the two terms in the policy's loss, and the model that they come from."""
+    """Weights of the two terms in the policy loss, and the model that computes them."""
 
     constraint: NonNegative = 0.1
-    """Of the inverse model's error; 0 leaves it out."""
+    """Weight of the inverse model's error; 0 disables it."""
     value: NonNegative = 0.1
-    """Of what the model expects of the actions; 0 leaves it out."""
+    """Weight of the predicted value of the actions; 0 disables it."""
     steps: PositiveInt = 3
-    """Actions of a chunk, at most, that are followed in the model."""
+    """Maximum number of actions of a chunk rolled out in the model."""
     model: LatentModelConfig = field(default_factory=_model)
     weights: Weights = field(default_factory=Weights)
     shape: NonNegative = 0.0
-    """How much of the inverse model's gradient reaches the encoder."""
+    """Scale of the inverse model's gradient into the encoder."""
     tau: SomeShare = 0.01
-    """How far the model that is asked moves towards the one that learns."""
+    """Step size of the target model's weights towards the trained ones."""
 
 
 class ControllableWorld(nn.Module):
-    """Encoder, dynamics, reward, value, inverse dynamics."""
+    """Encoder, dynamics, reward, value and inverse dynamics."""
 
     def __init__(self, config: RICConfig, spec: Spec, gamma: float) -> None:
         super().__init__()
@@ -71,13 +71,13 @@ class ControllableWorld(nn.Module):
     def between(
         self, z: Float[Tensor, "*b d"], after: Float[Tensor, "*b d"]
     ) -> Float[Tensor, "*b a"]:
-        """Return the actions that lead from one latent to another."""
+        """Predict the actions between pairs of latents."""
         return self.inverse(torch.cat([z, after], -1)).tanh()
 
     def judge(
         self, z: Float[Tensor, "n d"], actions: Float[Tensor, "n h a"]
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """Return what chunks are worth, and how far the inverse model is from them."""
+        """Return the predicted value of action chunks, and the inverse model's error on them."""
         num = min(self.config.steps, actions.shape[1])
         worth, missed = torch.zeros_like(z[:, 0]), torch.zeros_like(z[:, 0])
         for i, action in enumerate(actions[:, :num].unbind(1)):
@@ -87,7 +87,7 @@ class ControllableWorld(nn.Module):
         return worth + self.gamma**num * self.model.decode(self.value(z)), missed
 
     def losses(self, batch: Batch, value: Float[Tensor, " b"]) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the weighed losses on windows, and each; `value` is that of their first steps."""
+        """Return the weighted loss on windows and its terms; `value` targets their first steps."""
         z, action = self.encode(batch.obs), batch.action[:, :-1].flatten(2)
         same = (batch.is_last[:, :-1].int().cumsum(1) == 0).float()
         bins, state = self.config.model.bins, z[:, 0]
@@ -110,7 +110,7 @@ class ControllableWorld(nn.Module):
     def step(
         self, z: Float[Tensor, "n d"], action: Float[Tensor, "n a"]
     ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n d"]]:
-        """Return the reward of a step, as a distribution, and the latent after it."""
+        """Return the reward distribution of a step, and the next latent."""
         task = torch.zeros(len(z), dtype=torch.int64, device=z.device)
         return self.model.reward_logits(z, action, task), self.model.next(z, action, task)
 

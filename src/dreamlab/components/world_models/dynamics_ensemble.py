@@ -1,7 +1,7 @@
-"""Several networks that predict the next observation (PETS, Chua et al. 2018, arXiv:1805.12114).
+"""Ensemble of one-step dynamics networks (PETS, Chua et al. 2018, arXiv:1805.12114).
 
-A latent is a cloud of particles, each of which stays with one network: where they disagree, or
-where chance is at work, the cloud grows.
+A latent is a cloud of particles, each assigned to one network: the cloud spreads where the networks
+disagree or the dynamics are stochastic.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from dreamlab.nn.standardize import Standardize
 
 @dataclass(frozen=True)
 class DynamicsEnsembleConfig:
-    """PETS' ensemble with its numbers, but for smaller networks."""
+    """PETS' ensemble and hyperparameters, with smaller networks."""
 
     members: Annotated[int, Range(1, 1_000)] = 5
     units: Width = 200
     layers: Depth = 3
     act: Act = "silu"
     particles: PositiveInt = 4
-    """Particles of each network."""
+    """Particles per network."""
     probabilistic: bool = True
-    """Predict a normal; else a number, and particles differ by their networks only."""
+    """Predict Gaussians; otherwise means, and particles differ by network only."""
     reward: Part | None = optional_part(HOME, RewardFunction)
-    """What computes rewards; None: they are predicted too."""
+    """Reward function; None predicts rewards with the ensemble."""
     bound_scale: NonNegative = 0.01
-    """How strongly the bounds of predicted variances are drawn together."""
+    """Weight of the regularizer on the predicted variance bounds."""
     gamma: Share = 1.0
 
 
 class Cloud(NamedTuple):
-    """Particles [*b, p, ...]: observations end to end, and the reward that came with them."""
+    """Particles [*b, p, ...]: concatenated observations, and the reward received on arrival."""
 
     particles: Float[Tensor, "*b p d"]
     rewards: Float[Tensor, "*b p"]
 
 
 class Posterior(NamedTuple):
-    """What is made of sequences [b, t]."""
+    """Latents of sequences [b, t]."""
 
     latent: Cloud
 
 
 class DynamicsEnsemble(nn.Module):
-    """What is seen is the state: vectors only, and nothing that ends an episode."""
+    """Observations are the state: vectors only, without termination."""
 
     Config = DynamicsEnsembleConfig
     Latent = Cloud
@@ -96,7 +96,7 @@ class DynamicsEnsemble(nn.Module):
     def describe(
         self, x: Float[Tensor, "m n d"]
     ) -> tuple[Float[Tensor, "m n k"], Float[Tensor, "m n k"] | None]:
-        """Return means and log-variances of changes, in their deviations, by each network."""
+        """Return normalized means and log-variances of state changes, for each network."""
         out = self.net.layers(self.enter(x))
         if not self.config.probabilistic:
             return out, None
@@ -129,26 +129,26 @@ class DynamicsEnsemble(nn.Module):
     # -- following what happens -------------------------------------------------------------------
 
     def initial(self, num: int, device: Any) -> Cloud:
-        """Return the states before anything was seen."""
+        """Return the initial states."""
         none = torch.zeros(num, self.num, self.obs_dim, device=device)
         return Cloud(none, none[..., 0].clone())
 
     def flat(self, obs: Obs) -> Float[Tensor, "*b d"]:
-        """Return observations end to end."""
+        """Concatenate observations."""
         parts = [obs[k].float().flatten(-max(1, len(s.shape))) for k, s in self.specs.items()]
         return torch.cat(parts, -1)
 
     def numbers(self, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "... a"]:
-        """Return actions as one row of numbers each."""
+        """Return actions as flat vectors."""
         return action.float().reshape(*action.shape[: action.ndim - len(self.action.shape)], -1)
 
     def before(self, num: int, device: Any) -> Tree:
-        """Return the state of an agent that has seen and done nothing."""
+        """Return the initial state of an agent: latent and previous action."""
         action = torch.zeros(num, *self.action.shape, device=device)
         return {**self.initial(num, device)._asdict(), "action": action}
 
     def after(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Cloud:
-        """Return all particles where the observation is."""
+        """Set all particles to the observation."""
         seen = self.flat(obs)[:, None].expand(-1, self.num, -1)
         return Cloud(seen, torch.zeros_like(seen[..., 0]))
 
@@ -159,7 +159,7 @@ class DynamicsEnsemble(nn.Module):
         is_first: Bool[Tensor, "b t"],
         state: Cloud,
     ) -> Posterior:
-        """Follow sequences; the reward of each step is what was expected one step before."""
+        """Filter sequences; the reward of each step is the one-step prediction."""
         shape = is_first.shape
         seen = self.flat(obs)[:, :, None].expand(-1, -1, self.num, -1)
         past = torch.cat([state.particles[:, None], seen[:, :-1]], 1).flatten(0, 1)
@@ -172,7 +172,7 @@ class DynamicsEnsemble(nn.Module):
     # -- imagining --------------------------------------------------------------------------------
 
     def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Float[Tensor, " ..."]:
-        """Return the chance that so many imagined steps need."""
+        """Sample the noise of imagined steps."""
         make = torch.zeros if mode is Mode.FIXED else torch.randn
         return make(*shape, self.num, self.out_dim, device=device)
 
@@ -183,7 +183,7 @@ class DynamicsEnsemble(nn.Module):
         horizon: int,
         noise: Float[Tensor, "{horizon} n p k"] | None = None,
     ) -> tuple[Cloud, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Continue from clouds [n, ...]; see `roll_out`."""
+        """Imagine from clouds [n, ...]; see `roll_out`."""
         num, device = start.particles.shape[0], start.particles.device
         noise = self.noise(horizon, num, device=device) if noise is None else noise
 
@@ -196,7 +196,7 @@ class DynamicsEnsemble(nn.Module):
         return roll_out(advance, start, policy, noise)
 
     def predict(self, latent: Cloud) -> dict[str, Any]:
-        """Return the mean of the particles as observations, and of their rewards."""
+        """Return the particle mean as observations, and the mean reward."""
         mean = latent.particles.mean(-2)
         parts = mean.split([s.size for s in self.specs.values()], -1)
         pairs = zip(self.specs.items(), parts, strict=True)
@@ -204,14 +204,14 @@ class DynamicsEnsemble(nn.Module):
         return {"obs": obs, **self.predict_reward(latent)}
 
     def predict_reward(self, latent: Cloud) -> dict[str, Float[Tensor, "*b"]]:
-        """Return the mean reward of clouds; nothing ends."""
+        """Return the mean reward of clouds; episodes never terminate."""
         reward = latent.rewards.mean(-1)
         return {"reward": reward, "cont": torch.full_like(reward, self.config.gamma)}
 
     # -- learning ---------------------------------------------------------------------------------
 
     def watch(self, batch: Batch) -> None:
-        """Learn the scales of what enters and leaves the networks."""
+        """Update the normalization statistics of inputs and outputs."""
         x, change, weight = self._transitions(batch)
         self.enter.watch(x, weight)
         self.leave.watch(change, weight)
@@ -243,7 +243,7 @@ class DynamicsEnsemble(nn.Module):
     def _transitions(
         self, batch: Batch
     ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n k"], Float[Tensor, " n"]]:
-        """Return inputs and changes of a batch, and which of them are within an episode."""
+        """Return inputs and state changes of a batch, and a mask of those within an episode."""
         seen = self.flat(batch.obs)
         x = torch.cat([seen, self.numbers(batch.action)], -1)[:, :-1]
         change = seen[:, 1:] - seen[:, :-1]
@@ -254,7 +254,7 @@ class DynamicsEnsemble(nn.Module):
 
 
 def _numbers(obs: dict[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """Return the observations if all of them are numbers, or raise."""
+    """Return the observations if all of them are continuous, else raise."""
     for name, spec in obs.items():
         if spec.is_image or spec.is_discrete:
             kind = "an image" if spec.is_image else "a class"

@@ -1,4 +1,4 @@
-"""TD-MPC2's encoders: vectors by an MLP, or images by four convolutions, into a SimNorm."""
+"""TD-MPC2's encoders: an MLP for vectors or four convolutions for images, then SimNorm."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from dreamlab.core.types import ArraySpec, Obs
 from dreamlab.nn.normed import NormedMLP, SimNorm
 
 PAD = 3
-"""Pixels by which an image may be moved to each side."""
+"""Maximum image shift in pixels, in each direction."""
 
 
 @dataclass(frozen=True)
 class LatentEncoderConfig:
-    """Widths of the original's 5M."""
+    """Widths of the original's 5M model."""
 
     latent_dim: Width = 512
-    """Numbers of a latent; with images it is what the convolutions give: 512 of 64x64."""
+    """Size of a latent; for images that of the convolutions' output: 512 for 64x64."""
     simnorm_dim: Width = 8
-    """Numbers of a latent that sum to 1."""
+    """Group size of SimNorm; each group sums to 1."""
     enc_dim: Width = 256
     enc_layers: Annotated[int, Range(1, 1_000)] = 2
-    """Layers of the encoder of vectors, its last one included; at least one is hidden."""
+    """Layers of the vector encoder, including the output layer; at least one is hidden."""
     channels: Width = 32
-    """Of the convolutions."""
+    """Channels of the convolutions."""
     obs_order: tuple[str, ...] = ()
-    """Vectors by name, in the order in which they are read; by default that of the alphabet."""
+    """Order in which vectors are concatenated, by name; alphabetical by default."""
 
     def __post_init__(self) -> None:
         if self.latent_dim % self.simnorm_dim:
@@ -44,7 +44,7 @@ class LatentEncoderConfig:
 
 
 class ImageEncoder(nn.Module):
-    """Bytes [h, w, c] through four convolutions; their outputs, end to end, are the latent."""
+    """Encodes byte images [h, w, c] with four convolutions; their flat output is the latent."""
 
     def __init__(self, shape: tuple[int, ...], channels: int, simnorm_dim: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class ImageEncoder(nn.Module):
 
 
 def _side(pixels: int) -> int:
-    """Return what four convolutions leave of a side."""
+    """Return the side length after four convolutions."""
     for kernel, stride in ((7, 2), (5, 2), (3, 2), (3, 1)):
         pixels = (pixels - kernel) // stride + 1
     return max(0, pixels)
@@ -77,7 +77,7 @@ def _side(pixels: int) -> int:
 def moved(
     image: UInt8[Tensor, "n h w c"], shift: Int[Tensor, "n 2"], pad: int = PAD
 ) -> UInt8[Tensor, "n h w c"]:
-    """Return images moved by 0 to 2 `pad` pixels less `pad`, their edges repeated."""
+    """Shift images by 0 to 2 `pad` pixels minus `pad`, replicating their edges."""
     n, h, w, _ = image.shape
     device = image.device
     rows = (torch.arange(h, device=device) + shift[:, :1] - pad).clamp(0, h - 1)
@@ -86,7 +86,7 @@ def moved(
 
 
 class LatentEncoder(nn.Module):
-    """One image, or vectors end to end."""
+    """Encodes one image, or concatenated vectors."""
 
     def __init__(
         self, config: LatentEncoderConfig, obs: dict[str, ArraySpec], task_dim: int
@@ -120,7 +120,7 @@ class LatentEncoder(nn.Module):
         task: Float[Tensor, "*b e"] | None = None,
         shift: Int[Tensor, "*b 2"] | None = None,
     ) -> Float[Tensor, "*b d"]:
-        """Return latents; `task` conditions vectors on the task."""
+        """Return latents; `task` conditions the vector encoder."""
         if self.image is not None:
             return self.net(obs[self.image], shift)
         parts = [flat_obs(obs[k], s) for k, s in self.obs.items()]
@@ -129,7 +129,7 @@ class LatentEncoder(nn.Module):
 
 
 def ordered(obs: dict[str, ArraySpec], order: tuple[str, ...]) -> list[str]:
-    """Return the names of observations, those of `order` first."""
+    """Return the observation names, those in `order` first."""
     for name in order:
         if name not in obs:
             raise ConfigError(unknown("observation", name, obs, "workflow.obs_order"))

@@ -1,7 +1,7 @@
-"""TD-MPC2's world model: an encoder, MLPs for what follows, and no decoder.
+"""TD-MPC2's world model: an encoder, MLPs for dynamics and reward, and no decoder.
 
-A latent is the encoder's output for what is seen, and the dynamics' for what is dreamt. Rewards are
-of a step, (z, action), so that a latent of the protocol carries the one that led to it.
+A latent is an output of the encoder if observed, or of the dynamics if imagined. Rewards depend on
+a step, (z, action), so a latent of the protocol carries the reward that led to it.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from dreamlab.nn.normed import NormedMLP, SimNorm
 from dreamlab.ops.even_bins import EvenBins
 
 TASK = "task"
-"""The observation with the task index."""
+"""Name of the observation with the task index."""
 
 
 @dataclass(frozen=True)
 class LatentModelConfig(LatentEncoderConfig):
-    """Widths of the original's 5M."""
+    """Widths of the original's 5M model."""
 
     mlp_dim: Width = 512
-    """Of the hidden layers of everything behind the encoder."""
+    """Hidden width of all MLPs after the encoder."""
     task_dim: Width = 96
     """Size of a task embedding, if there are several tasks."""
     bins: EvenBins = field(default_factory=EvenBins)
-    """Of rewards and values."""
+    """Bins of rewards and values."""
     episodic: bool = False
-    """Learn where episodes terminate; needed where they do."""
+    """Predict termination; required for tasks that terminate."""
 
 
 class TaskLatent(NamedTuple):
-    """A state, its task, and what came with it."""
+    """A latent, its task, and the reward and continuation on arrival."""
 
     z: Float[Tensor, "*b d"]
     task: Int[Tensor, "*b"]
     reward: Float[Tensor, "*b"]
     cont: Float[Tensor, "*b"]
-    """The discount, times the chance that the episode continues."""
+    """Discount times the probability that the episode continues."""
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What sequences look like in latents."""
+    """Latents of sequences."""
 
     latent: TaskLatent
 
@@ -90,7 +90,7 @@ class LatentModel(nn.Module):
     # -- one step ---------------------------------------------------------------------------------
 
     def task_of(self, obs: Obs) -> Int[Tensor, "*b"]:
-        """Return which task observations are of: 0 where there is one only."""
+        """Return the task index of observations: 0 if there is only one task."""
         if self.tasks is not None:
             return obs[TASK].long()
         name, spec = next(iter(self.encoder.obs.items()))
@@ -103,7 +103,7 @@ class LatentModel(nn.Module):
         z: Float[Tensor, "*b d"],
         action: Float[Tensor, "*b a"] | None = None,
     ) -> Float[Tensor, "*b k"]:
-        """Return a state, its task embedding, and an action if given, concatenated."""
+        """Concatenate a latent, its task embedding, and an action if given."""
         parts = [z]
         if self.tasks is not None:
             known = self.tasks(task)
@@ -114,23 +114,23 @@ class LatentModel(nn.Module):
     def encode(
         self, obs: Obs, task: Int[Tensor, "*b"], shift: Int[Tensor, "*b 2"] | None = None
     ) -> Float[Tensor, "*b d"]:
-        """Return the latents of observations; images are moved by `shift`, if it is given."""
+        """Return the latents of observations, with images shifted by `shift` if given."""
         return self.encoder(obs, None if self.tasks is None else self.tasks(task), shift)
 
     def next(
         self, z: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"], task: Int[Tensor, " ..."]
     ) -> Float[Tensor, "*b d"]:
-        """Return the latents that follow."""
+        """Predict the next latents."""
         return self.dynamics(self.about(task, z, action))
 
     def reward_logits(
         self, z: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"], task: Int[Tensor, " ..."]
     ) -> Float[Tensor, "*b n"]:
-        """Return the rewards of steps, as distributions."""
+        """Predict the reward distributions of steps."""
         return self.reward(self.about(task, z, action))
 
     def decode(self, logits: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-        """Return the numbers that distributions stand for."""
+        """Return the mean values of distributions."""
         return self.config.bins.decode(logits, self.bins)
 
     def ends(self, z: Float[Tensor, "*b d"], task: Int[Tensor, " ..."]) -> Float[Tensor, "*b"]:
@@ -142,7 +142,7 @@ class LatentModel(nn.Module):
     def limit_tasks(self) -> None:
         """Limit the norm of task embeddings to 1.
 
-        The original does so in every forward pass; a captured graph must not.
+        The original does so in every forward pass, which a captured graph must not.
         """
         if self.tasks is not None:
             norm = self.tasks.weight.norm(dim=1, keepdim=True)
@@ -152,11 +152,11 @@ class LatentModel(nn.Module):
 
     @property
     def decoded(self) -> dict[str, ArraySpec]:
-        """Return nothing: it dreams in latents alone."""
+        """Return nothing: there is no decoder."""
         return {}
 
     def initial(self, num: int, device: Any) -> TaskLatent:
-        """Return the latents before anything was seen."""
+        """Return the initial latents."""
         zeros = torch.zeros(num, self.latent_dim + 2, device=device)
         task = torch.zeros(num, dtype=torch.int64, device=device)
         return TaskLatent(zeros[:, 2:], task, zeros[:, 0], zeros[:, 1])
@@ -168,7 +168,7 @@ class LatentModel(nn.Module):
         is_first: Bool[Tensor, "b t"],
         state: TaskLatent,
     ) -> Followed:
-        """Encode sequences; what is predicted of each step comes from the latent before it."""
+        """Encode sequences; predictions of each step come from the latent before it."""
         task = self.task_of(obs)
         z = self.encode(obs, task)
         before = torch.cat([state.z[:, None].to(z.dtype), z[:, :-1]], 1)
@@ -177,14 +177,14 @@ class LatentModel(nn.Module):
         return Followed(TaskLatent(z, task, reward, self.goes_on(z, task)))
 
     def goes_on(self, z: Float[Tensor, "*b d"], task: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the discount times the chance that episodes continue."""
+        """Return the discount times the probability of continuation."""
         discount = F.embedding(task, self.discounts[:, None])[..., 0]
         return (
             discount if self.termination is None else discount * torch.sigmoid(-self.ends(z, task))
         )
 
     def advance(self, latent: TaskLatent, action: Shaped[Tensor, "n ..."]) -> TaskLatent:
-        """Return the latent after an action."""
+        """Predict the latent after an action."""
         flat, task = action.flatten(1), latent.task
         reward = self.decode(self.reward_logits(latent.z, flat, task))
         z = self.next(latent.z, flat, task)
@@ -197,7 +197,7 @@ class LatentModel(nn.Module):
         horizon: int,
         noise: Float[Tensor, "h ..."] | None = None,
     ) -> tuple[TaskLatent, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Continue from latents; there is no chance in it, whatever the noise."""
+        """Imagine from latents; the dynamics are deterministic and ignore the noise."""
 
         def advance(
             latent: TaskLatent, chance: Float[Tensor, " ..."]
@@ -208,9 +208,9 @@ class LatentModel(nn.Module):
         return roll_out(advance, start, policy, torch.zeros(horizon))
 
     def predict(self, latent: TaskLatent) -> dict[str, Any]:
-        """Return the reward and the continuation that latents carry, and no observation."""
+        """Return the reward and continuation stored in latents, without observations."""
         return {"obs": {}, **self.predict_reward(latent)}
 
     def predict_reward(self, latent: TaskLatent) -> dict[str, Float[Tensor, "*b"]]:
-        """Return the reward and the continuation that latents carry."""
+        """Return the reward and continuation stored in latents."""
         return {"reward": latent.reward, "cont": latent.cont}

@@ -1,4 +1,4 @@
-"""The world model of TD-MPC's first version: plain MLPs, latents without a norm."""
+"""World model of the first TD-MPC: plain MLPs, latents without normalization."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class PlainModelConfig:
     enc_dim: Width = 256
     mlp_dim: Width = 512
     obs_order: tuple[str, ...] = ()
-    """Vectors by name, in the order in which they are read; by default that of the alphabet."""
+    """Order in which vectors are concatenated, by name; alphabetical by default."""
 
 
 def plain_mlp(in_dim: int, hidden: int, out_dim: int, zero: bool = False) -> nn.Sequential:
-    """Return two hidden layers and an output; `zero` makes that 0 at first."""
+    """Build an MLP with two hidden layers; `zero` initializes its output to 0."""
     last = linear(hidden, out_dim, 1.0)
     if zero:
         nn.init.zeros_(last.weight)
@@ -38,7 +38,7 @@ def plain_mlp(in_dim: int, hidden: int, out_dim: int, zero: bool = False) -> nn.
 
 
 class PlainEncoder(nn.Module):
-    """Vectors end to end through one hidden layer."""
+    """Encodes concatenated vectors with one hidden layer."""
 
     image = None
 
@@ -61,7 +61,7 @@ class PlainEncoder(nn.Module):
 
 
 class PlainModel(LatentModel):
-    """Encoder, dynamics and reward; everything else is as TD-MPC2 has it."""
+    """Encoder, dynamics and reward; everything else as in TD-MPC2."""
 
     def __init__(self, config: PlainModelConfig, spec: Spec, gamma: float) -> None:
         nn.Module.__init__(self)
@@ -77,5 +77,5 @@ class PlainModel(LatentModel):
         self.discount = gamma
 
     def decode(self, logits: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-        """Return rewards: they are numbers already."""
+        """Return the rewards, which are scalars already."""
         return logits.float()[..., 0]

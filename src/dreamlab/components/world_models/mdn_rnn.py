@@ -1,4 +1,4 @@
-"""M of World Models, and V and M together as a world model: a code, and the memory beside it."""
+"""M of World Models, and V and M together as a world model: a code and a recurrent state."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from dreamlab.ops.mixtures import mixture_log_prob, sample_mixture
 
 @dataclass(frozen=True)
 class MDNConfig:
-    """The paper's numbers for CarRacing, with what a dream needs beside: reward and end."""
+    """The paper's CarRacing hyperparameters, plus reward and termination heads for dreams."""
 
     hidden: Width = 256
     mixtures: Width = 5
-    """Normals that describe each latent number of the next step."""
+    """Mixture components per latent dimension."""
     reward: bool = True
-    """Predict the reward. Without it every step of a dream is worth 1, as in the paper's Doom."""
+    """Predict the reward. Otherwise every imagined step has reward 1, as in the paper's Doom."""
     done: bool = True
-    """Predict the end of an episode. Without it a dream continues to its horizon."""
+    """Predict termination. Otherwise dreams continue to their horizon."""
     done_weight: Positive = 10.0
-    """How much more an end counts in the loss than a step that continues."""
+    """Loss weight of terminal steps relative to others."""
     reward_scale: NonNegative = 1.0
 
 
 class Prediction(NamedTuple):
-    """What M says of the step after a memory."""
+    """Predictions of M for the next step."""
 
     mixture: Float[Tensor, "*b z k"]
     reward: Float[Tensor, "*b"] | None
     done: Float[Tensor, "*b"] | None
-    """The logit of an end."""
+    """Logit of termination."""
 
 
 class MDNRNN(nn.Module):
-    """An LSTM over codes and actions that describes the next code by mixtures of normals."""
+    """An LSTM over codes and actions that predicts the next code as a Gaussian mixture."""
 
     def __init__(self, config: MDNConfig, latent: int, action: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class MDNRNN(nn.Module):
         self.out = nn.Linear(config.hidden, sum(self.sizes))
 
     def predict(self, h: Float[Tensor, "*b k"]) -> Prediction:
-        """Return what follows from memories."""
+        """Predict the next step from recurrent states."""
         mixture, reward, done = self.out(h).float().split(self.sizes, -1)
         return Prediction(
             mixture.unflatten(-1, (self.latent, -1)),
@@ -67,7 +67,7 @@ class MDNRNN(nn.Module):
 
 
 class Latent(NamedTuple):
-    """A code, and the memory of what came before it."""
+    """A code, and the recurrent state of the steps before it."""
 
     z: Float[Tensor, "*b z"]
     h: Float[Tensor, "*b k"]
@@ -75,13 +75,13 @@ class Latent(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """What the model makes of sequences [b, t]."""
+    """Latents of sequences [b, t]."""
 
     latent: Latent
 
 
 class Target(NamedTuple):
-    """Flags of windows [b, t], beside codes and actions."""
+    """Targets of windows [b, t] other than codes and actions."""
 
     reward: Float[Tensor, "b t"]
     is_first: Bool[Tensor, "b t"]
@@ -89,10 +89,10 @@ class Target(NamedTuple):
 
 
 class VMModel(nn.Module):
-    """V sees, M remembers and predicts.
+    """V encodes, M remembers and predicts.
 
     step        0            1                    2
-    z           V(o0)        V(o1)                V(o2)        in a dream: drawn from the mixture
+    z           V(o0)        V(o1)                V(o2)        in a dream: sampled from the mixture
     h           0       ──▶  M(z0, a0, h0)   ──▶  M(z1, a1, h1)
     predicted                o1, r1, end 1        o2, r2, end 2     from the h above it
     """
@@ -112,13 +112,13 @@ class VMModel(nn.Module):
         return self.specs
 
     def initial(self, num: int, device: Any) -> Latent:
-        """Return the states before anything was seen."""
+        """Return the initial states."""
         z = torch.zeros(num, self.latent_dim, device=device)
         h = torch.zeros(num, self.mdn.config.hidden, device=device)
         return Latent(z, h, h.clone())
 
     def embed(self, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "... a"]:
-        """Return actions as numbers, one row each; classes become one-hot."""
+        """Return actions as flat vectors; classes become one-hot."""
         if self.action.classes is not None:
             return one_hot(action, self.action.classes)
         return action.float().reshape(*action.shape[: action.ndim - len(self.action.shape)], -1)
@@ -126,7 +126,7 @@ class VMModel(nn.Module):
     # -- following what happens -------------------------------------------------------------------
 
     def before(self, num: int, device: Any) -> Tree:
-        """Return the state of an agent that has seen and done nothing."""
+        """Return the initial state of an agent: latent and previous action."""
         spec = self.action
         dtype = torch.int64 if spec.is_discrete else torch.float32
         action = torch.zeros(num, *spec.shape, dtype=dtype, device=device)
@@ -135,7 +135,7 @@ class VMModel(nn.Module):
     def after(
         self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode
     ) -> tuple[Latent, Code]:
-        """Return the state once a step was seen, and the step's code; z is drawn from it."""
+        """Return the state after an observation, and its code, from which z is sampled."""
         code = self.vae.encode(self.vae.preprocess(obs))
         fixed = mode is Mode.FIXED
         z = code.mean if fixed else code.at(torch.randn_like(code.mean))
@@ -147,7 +147,7 @@ class VMModel(nn.Module):
     def remember(
         self, latent: Latent, action: Shaped[Tensor, "n ..."]
     ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
-        """Return the memory after an action in a state."""
+        """Return the recurrent state after an action."""
         entering = torch.cat([latent.z, self.embed(action)], -1)
         return self.mdn.lstm.step(entering, (latent.h, latent.c))
 
@@ -158,7 +158,7 @@ class VMModel(nn.Module):
         is_first: Bool[Tensor, "b t"],
         state: Latent,
     ) -> Posterior:
-        """Follow sequences from `state`; `action[:, i]` led to step i."""
+        """Filter sequences from `state`; `action[:, i]` led to step i."""
         code = self.vae.encode(self.vae.preprocess(obs))
         z = code.at(torch.randn_like(code.mean))
         past = torch.cat([state.z[:, None], z[:, :-1]], 1)
@@ -172,9 +172,9 @@ class VMModel(nn.Module):
         is_first: Bool[Tensor, "b t"],
         state: Latent,
     ) -> Latent:
-        """Return states of codes `z` that are known; `past` and `action` led to each of them.
+        """Return the states of known codes `z`; `past` and `action` led to each of them.
 
-        The memory of a first step is empty: what enters there is forgotten at once.
+        The recurrent state of a first step is empty, so its inputs are ignored.
         """
         entering = torch.cat([past, self.embed(action)], -1)
         h, c = self.mdn.lstm(entering, (state.h, state.c), _after_first(is_first))
@@ -184,13 +184,13 @@ class VMModel(nn.Module):
     # -- imagining --------------------------------------------------------------------------------
 
     def noise(self, *shape: int, device: Any) -> Float[Tensor, "... z 2"]:
-        """Return the chance that so many steps of a dream need."""
+        """Sample the noise of imagined steps."""
         return torch.randn(*shape, self.latent_dim, 2, device=device)
 
     def dream_step(
         self, latent: Latent, action: Shaped[Tensor, "n ..."], chance: Float[Tensor, "n z 2"]
     ) -> tuple[Latent, Prediction]:
-        """Return the state after an action, and what was predicted of it."""
+        """Return the imagined state after an action, and M's predictions."""
         h, c = self.remember(latent, action)
         seen = self.mdn.predict(h)
         return Latent(sample_mixture(seen.mixture, chance, self.temperature), h, c), seen
@@ -202,7 +202,7 @@ class VMModel(nn.Module):
         horizon: int,
         noise: Float[Tensor, "{horizon} n z 2"] | None = None,
     ) -> tuple[Latent, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Dream on from states [n, ...]; see `roll_out`."""
+        """Imagine from states [n, ...]; see `roll_out`."""
         num, device = start.z.shape[0], start.z.device
         noise = self.noise(horizon, num, device=device) if noise is None else noise
 
@@ -220,7 +220,7 @@ class VMModel(nn.Module):
         return {"obs": obs, **self.predict_reward(latent)}
 
     def predict_reward(self, latent: Latent) -> dict[str, Float[Tensor, "*b"]]:
-        """Return the reward and the chance of going on that M expected of states."""
+        """Return M's predicted reward and continuation probability of states."""
         seen, none = self.mdn.predict(latent.h), torch.zeros_like(latent.h[..., 0])
         return {
             "reward": none if seen.reward is None else seen.reward,
@@ -235,10 +235,9 @@ class VMModel(nn.Module):
         action: Shaped[Tensor, "b t ..."],
         target: Target,
     ) -> dict[str, Float[Tensor, ""]]:
-        """Return the losses of predicting each step of a window but the first.
+        """Return the prediction losses of every step of a window but the first.
 
-        `action` is the one taken from each step; where a new episode starts there is nothing to
-        predict.
+        `action` is the one taken at each step; the first step of an episode is not predicted.
         """
         entering = torch.cat([z, self.embed(action)], -1)[:, :-1]
         start = self.initial(z.shape[0], z.device)
@@ -261,5 +260,5 @@ class VMModel(nn.Module):
 
 
 def _after_first(is_first: Bool[Tensor, "b t"]) -> Bool[Tensor, "b t"]:
-    """Return which steps follow a first one: their recurrent state is empty."""
+    """Return which steps follow a first step: their recurrent state is empty."""
     return torch.cat([is_first[:, :1], is_first[:, :-1]], 1)

@@ -1,4 +1,4 @@
-"""How good a dream is: sequences followed for a while, then continued with closed eyes."""
+"""Open-loop evaluation: filter sequences for some steps, then imagine without observations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dreamlab.core.types import Array, Curves, Metrics, Obs, Report
 
 HORIZONS = (1, 2, 4, 8, 16, 32)
 BLACK_FRAMES = 10
-"""Between the end of a video and its beginning, where a player repeats it."""
+"""Black frames at the end of a video, to mark where a looping player restarts."""
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Windows [b, t] to look at; `action[:, i]` led to step i, `start` is the state before."""
+    """Windows [b, t] to evaluate; `action[:, i]` led to step i, `start` is the state before."""
 
     obs: Obs
     action: Shaped[Tensor, "b t ..."]
@@ -38,19 +38,19 @@ class Sequences:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Predictions [b, t, ...]: reconstructed up to `context`, dreamt after it."""
+    """Predictions [b, t, ...]: reconstructed up to `context`, imagined after it."""
 
     obs: Obs
     reward: Float[Tensor, "b t"]
     cont: Float[Tensor, "b t"]
     context: int
     waking: Any
-    """The last states [b, ...] that had seen something."""
+    """The last posterior states [b, ...]."""
 
 
 @torch.no_grad()
 def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
-    """Follow sequences for `context` steps, then dream on with the actions that were taken."""
+    """Filter sequences for `context` steps, then imagine with the recorded actions."""
     seen = model.observe(
         {k: v[:, :context] for k, v in seq.obs.items()},
         seq.action[:, :context],
@@ -69,7 +69,7 @@ def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
 
 
 def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> Report:
-    """Return videos, curves and numbers of an open-loop prediction of the second half."""
+    """Return videos, curves and metrics of an open-loop prediction of the second half."""
     context = seq.reward.shape[1] // 2
     loop = open_loop(model, seq, context)
     films = {
@@ -77,7 +77,7 @@ def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> R
         for k, v in loop.obs.items()
         if model.decoded[k].is_image
     }
-    row = int(alive(seq, context)[:, -1].int().argmax())  # one without a new episode, if there is
+    row = int(alive(seq, context)[:, -1].int().argmax())  # one without a new episode, if any
     one = lambda x: x[row].float().reshape(x.shape[1], -1).cpu().numpy()  # noqa: E731
     curves = {
         f"openloop/{k}": Curves(one(seq.obs[k]), one(v), context)
@@ -90,12 +90,12 @@ def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> R
 
 
 def alive(seq: Sequences, context: int) -> Bool[Tensor, "b h"]:
-    """Return which imagined steps, those after `context`, belong to the first episode."""
+    """Return which imagined steps, after `context`, belong to the first episode."""
     return torch.cumsum(seq.is_first[:, context:].int(), 1) == 0
 
 
 def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> Metrics:
-    """Return errors by horizon, and how reward and continuation are calibrated in dreams."""
+    """Return errors by horizon, and calibration of imagined reward and continuation."""
     context, ok = loop.context, alive(seq, loop.context).float()
     out: Metrics = {}
 
@@ -127,11 +127,10 @@ def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> Metrics:
 def exploit_gap(
     model: WorldModel, seq: Sequences, loop: OpenLoop, policy: Policy, gamma: float
 ) -> Metrics:
-    """Return by how much the policy's dreams promise more than the recorded futures paid.
+    """Return how far the policy's imagined returns exceed the recorded returns.
 
-    Both are discounted sums of rewards over the same steps. Only windows without a new episode in
-    them count. A gap that grows while real returns do not means that the policy exploits errors of
-    the model.
+    Both are discounted sums of rewards over the same steps, of windows without a new episode only.
+    A gap that grows while real returns do not means that the policy exploits model errors.
     """
     horizon = seq.reward.shape[1] - loop.context
     latent, _ = model.imagine(loop.waking, policy, horizon)
@@ -150,9 +149,9 @@ def exploit_gap(
 
 
 def film(truth: Array, dream: Array, context: int) -> Array:
-    """Return labelled frames: truth above dream above error, sequences side by side, then black.
+    """Return labeled frames: truth above dream above error, sequences side by side, then black.
 
-    A green border while the model sees, a red one while it dreams. `truth` is bytes, `dream` the
+    The border is green for context steps and red for imagined ones. `truth` is bytes, `dream` the
     same in (0, 1), both [b, t, h, w, c].
     """
     heads = [step_head(t, context, truth.shape[1]) for t in range(truth.shape[1])]
@@ -160,7 +159,7 @@ def film(truth: Array, dream: Array, context: int) -> Array:
     error = (guess - real + 1) / 2
     rows = [_rgb((x * 255).astype(np.uint8)) for x in (real, guess, error)]
     stacked = np.concatenate(rows, 2)
-    b = max(1, truth.shape[2] // 32)  # what a border covers cannot be seen
+    b = max(1, truth.shape[2] // 32)  # keep the border thin: it hides pixels
     for t, (_, color) in enumerate(heads):
         stacked[:, t, :b], stacked[:, t, -b:] = color, color
         stacked[:, t, :, :b], stacked[:, t, :, -b:] = color, color
@@ -172,7 +171,7 @@ def film(truth: Array, dream: Array, context: int) -> Array:
 
 
 def _rgb(image: Array) -> Array:
-    """Return bytes with three channels, whatever there were."""
+    """Return bytes with three channels."""
     channels = image.shape[-1]
     if channels == 3:
         return image

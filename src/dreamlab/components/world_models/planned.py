@@ -1,4 +1,4 @@
-"""What model-predictive control asks of a world model, and PlaNet's RSSM as one that has it."""
+"""Interface of world models for model-predictive control, and PlaNet's RSSM implementing it."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from dreamlab.core.types import Batch, Mode, Obs, Spec, Tree
 
 
 class PlannedModel(WorldModel, Protocol):
-    """A world model that acts step by step and learns by itself; built with the env's `Spec`.
+    """A world model with a step-by-step state and its own losses, built from the env's `Spec`.
 
     It is a `torch.nn.Module`.
     """
 
     def before(self, num: int, device: Any) -> Tree:
-        """Return the state of an agent that has seen and done nothing: latent and `action`."""
+        """Return the initial state of an agent: latent and previous `action`."""
         ...
 
     def after(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Any:
-        """Return the latents [n, ...] once a step was seen; `state` holds the ones before."""
+        """Return the latents [n, ...] after an observation; `state` is the one before."""
         ...
 
     def noise(self, *shape: int, device: Any, mode: Mode) -> Float[Tensor, " ..."]:
-        """Return the chance that so many imagined steps need; none of it in `Mode.FIXED`."""
+        """Sample the noise of imagined steps; zeros in `Mode.FIXED`."""
         ...
 
     def watch(self, batch: Batch) -> None:
-        """Take note of a batch, by no gradient: scales of numbers, for example."""
+        """Update gradient-free statistics, such as normalization scales, from a batch."""
         ...
 
     def losses(self, batch: Batch) -> dict[str, Float[Tensor, ""]]:
-        """Return the losses of a batch by name, weighted: their sum is followed."""
+        """Return the weighted losses of a batch by name; training minimizes their sum."""
         ...
 
 
 @dataclass(frozen=True)
 class PlannedRSSMConfig:
-    """PlaNet's model with PlaNet's numbers."""
+    """PlaNet's model and hyperparameters."""
 
     rssm: PlaNetRSSMConfig = field(
         default_factory=lambda: PlaNetRSSMConfig(cell="reset_before", act="relu")
@@ -62,11 +62,11 @@ class PlannedRSSMConfig:
     reward_scale: NonNegative = 10.0
     kl_scale: NonNegative = 1.0
     free_nats: NonNegative = 3.0
-    """Divergence that each step has for nothing."""
+    """Free nats of KL divergence per step."""
 
 
 class PlannedRSSM(PlaNetModel):
-    """PlaNet's world model with its own loss: nothing ends, rewards count as they are."""
+    """PlaNet's world model with its own loss: no termination, rewards unscaled."""
 
     Config = PlannedRSSMConfig
 
@@ -77,14 +77,14 @@ class PlannedRSSM(PlaNetModel):
         self.free_nats = config.free_nats
 
     def noise(self, *shape: int, device: Any, mode: Mode) -> Float[Tensor, " ..."]:
-        """Return the chance that so many imagined steps need."""
+        """Sample the noise of imagined steps."""
         return self.rssm.noise(*shape, device=device, mode=mode)
 
     def watch(self, batch: Batch) -> None:
         """Do nothing."""
 
     def losses(self, batch: Batch) -> dict[str, Float[Tensor, ""]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the variational bound's losses of windows."""
+        """Return the losses of the variational bound on windows."""
         seen = self.follow(batch)
         out = super().losses(seen, batch.reward, batch.is_terminal)
         kl = self.rssm.dist(seen.post).kl(self.rssm.dist(seen.prior))

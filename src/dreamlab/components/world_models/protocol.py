@@ -1,6 +1,6 @@
-"""What planners, reports, imagined environments and workflows ask of a world model, of any kind.
+"""Interface of world models for planners, reports, imagined environments and workflows.
 
-A latent is a NamedTuple of tensors [*b, ...]; its fields are the model's own business.
+A latent is a NamedTuple of tensors [*b, ...] whose fields are private to the model.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dreamlab.core.types import ArraySpec, Obs
 Z = TypeVar("Z", bound=tuple[Tensor, ...])
 
 Policy = Callable[[Any], Shaped[Tensor, "n ..."]]
-"""Latents [n, ...] to actions as an environment takes them."""
+"""Maps latents [n, ...] to actions in the environment's format."""
 
 Advance = Callable[[Any, Float[Tensor, "n ..."]], tuple[Any, Shaped[Tensor, "n ..."]]]
-"""A latent and noise to the latent that follows, and the action that led there."""
+"""Maps a latent and noise to the next latent, and the action that led there."""
 
 
 class Posterior(Protocol):
-    """What a model makes of sequences [b, t]; a model's own has more in it."""
+    """Result of filtering sequences [b, t]; models may add fields."""
 
     @property
     def latent(self) -> Any:
@@ -33,21 +33,21 @@ class Posterior(Protocol):
 
 
 class WorldModel(Protocol):
-    """Follows what happens in latents, and continues them without seeing anything."""
+    """Filters sequences into latents, and imagines latents without observations."""
 
     Latent: type[Any]
-    """The NamedTuple of this model's latents."""
+    """NamedTuple type of this model's latents."""
 
     @property
     def decoded(self) -> dict[str, ArraySpec]:
-        """Return the observations that `predict` gives; none where the model decodes none."""
+        """Return the specs of the observations from `predict`; empty without a decoder."""
         ...
 
     @property
     def discount(self) -> float: ...
 
     def initial(self, num: int, device: Any) -> Any:
-        """Return the latents [num, ...] before anything was seen."""
+        """Return the initial latents [num, ...]."""
         ...
 
     def observe(
@@ -57,7 +57,7 @@ class WorldModel(Protocol):
         is_first: Bool[Tensor, "b t"],
         state: Any,
     ) -> Posterior:
-        """Follow sequences from `state`; `action[:, i]` led to step i."""
+        """Filter sequences from `state`; `action[:, i]` led to step i."""
         ...
 
     def imagine(
@@ -67,14 +67,14 @@ class WorldModel(Protocol):
         horizon: int,
         noise: Float[Tensor, "h ..."] | None = None,
     ) -> tuple[Any, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Continue from latents [n, ...]; return latents and actions [n, horizon + 1].
+        """Imagine from latents [n, ...]; return latents and actions [n, horizon + 1].
 
-        The first latent is the start; the last action is decided but not carried out.
+        The first latent is the start; the last action is chosen but not executed.
         """
         ...
 
     def predict(self, latent: Any) -> dict[str, Any]:
-        """Return `obs`, `reward` and `cont`, the discount in it, of latents [n, ...]."""
+        """Return `obs`, `reward` and `cont`, which includes the discount, of latents [n, ...]."""
         ...
 
     def predict_reward(self, latent: Any) -> dict[str, Float[Tensor, "*b"]]:
@@ -83,19 +83,19 @@ class WorldModel(Protocol):
 
 
 def map_latent(fn: Callable[..., Shaped[Tensor, " ..."]], *latents: Z) -> Z:
-    """Return the latent whose every field is `fn` of that field of all the latents."""
+    """Apply `fn` to each field of the latents."""
     return type(latents[0])(*(fn(*parts) for parts in zip(*latents, strict=True)))
 
 
 def flatten_time(latent: Z) -> Z:
-    """Return latents [b, t, ...] as [b * t, ...]."""
+    """Reshape latents [b, t, ...] to [b * t, ...]."""
     return map_latent(lambda x: x.flatten(0, 1), latent)
 
 
 def roll_out(
     advance: Advance, start: Z, policy: Policy, noise: Float[Tensor, "h ..."]
 ) -> tuple[Z, Shaped[Tensor, "n h+1 ..."]]:
-    """Go from latent to latent, once per noise; see `WorldModel.imagine`."""
+    """Apply `advance` once per noise step; see `WorldModel.imagine`."""
     latents, actions = [start], list[Tensor]()
     for chance in noise:
         latent, action = advance(latents[-1], chance)

@@ -1,8 +1,8 @@
-"""A world model that learns what to remember without drawing it: R2-Dreamer's.
+"""R2-Dreamer's world model: representation learning without reconstruction.
 
-Instead of reconstructing observations, states must tell the encoder's tokens, each entry by itself
-(Barlow Twins, Zbontar et al. 2021, arXiv:2103.03230). The decoder learns beside it from states
-that it does not shape, so that dreams can still be looked at.
+Instead of reconstructing observations, states must predict the encoder's tokens with decorrelated
+entries (Barlow Twins, Zbontar et al. 2021, arXiv:2103.03230). The decoder is trained on detached
+states, so that dreams can still be visualized.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dreamlab.ops.pooled import pooled_standard
 def redundancy_loss(
     guess: Float[Tensor, "n d"], truth: Float[Tensor, "n d"], off_weight: float
 ) -> Float[Tensor, ""]:
-    """Return how far the correlation of two batches is from the identity."""
+    """Return the distance of the cross-correlation of two batches from the identity."""
     a, b = (pooled_standard(x.float()) for x in (guess, truth))
     corr = world.mean(a.t() @ b / len(a))
     on = corr.diagonal()
@@ -30,7 +30,7 @@ def redundancy_loss(
 
 
 class RedundancyModel(WorldModel):
-    """Its states are shaped by their tokens, rewards and ends, not by what could be drawn."""
+    """World model whose states are shaped by tokens, rewards and ends, not by reconstruction."""
 
     off_weight = 5e-4
 
@@ -46,7 +46,7 @@ class RedundancyModel(WorldModel):
         reward: Float[Tensor, "b t"],
         is_terminal: Bool[Tensor, "b t"],
     ) -> tuple[dict[str, Float[Tensor, " ..."]], Metrics]:
-        """Return the losses of a world model, and that of the projected states."""
+        """Return the world model losses, plus that of the projected states."""
         losses, metrics = super().losses(seen, obs, reward, is_terminal)
         guess = self.projector(seen.feature).flatten(0, 1)
         tokens = seen.tokens.detach().flatten(0, 1)
@@ -55,6 +55,6 @@ class RedundancyModel(WorldModel):
         return {**losses, "redundancy": loss}, metrics
 
     def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Float[Tensor, " n"]]:
-        """Return the decoder's errors; they teach the decoder alone."""
+        """Return the reconstruction losses; they train the decoder alone."""
         apart = Posterior(seen.tokens, seen.latent.detach(), seen.post)
         return super().reconstruction(apart, obs)

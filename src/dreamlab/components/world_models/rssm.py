@@ -1,7 +1,7 @@
-"""Recurrent state-space model (Hafner et al. 2019, arXiv:1811.04551), as DreamerV3 has it.
+"""Recurrent state-space model (Hafner et al. 2019, arXiv:1811.04551), as in DreamerV3.
 
-A latent state is a deterministic memory `deter` and a random part `stoch`: 32 choices of `classes`
-each, one-hot. The posterior has seen the observation of its step, the prior has not.
+A latent state has a deterministic part `deter` and a stochastic part `stoch`: 32 categoricals of
+`classes` each, one-hot. The posterior depends on the observation of its step, the prior does not.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dreamlab.ops.functional import gumbel, one_hot_max, softmax, tanh
 
 
 class Latent(NamedTuple):
-    """States of the world model: a deterministic and a random part."""
+    """States of the world model: a deterministic and a stochastic part."""
 
     deter: Float[Tensor, "*b d"]
     stoch: Float[Tensor, "*b s"]
 
     @property
     def feature(self) -> Float[Tensor, "*b f"]:
-        """Return what the heads read: both parts end to end."""
+        """Return the input of the heads: both parts concatenated."""
         return torch.cat([self.deter, self.stoch], -1)
 
     def detach(self) -> Latent:
@@ -42,11 +42,11 @@ class Latent(NamedTuple):
         return Latent(self.deter.float(), self.stoch.float())
 
     def flat(self) -> Latent:
-        """Return [b, t, ...] as [b * t, ...]."""
+        """Reshape [b, t, ...] to [b * t, ...]."""
         return Latent(self.deter.flatten(0, 1), self.stoch.flatten(0, 1))
 
     def masked(self, keep: Float[Tensor, "*b 1"]) -> Latent:
-        """Return zeros where `keep` is 0: the state before an episode starts."""
+        """Set states to zero where `keep` is 0, as before the start of an episode."""
         return Latent(self.deter * keep, self.stoch * keep)
 
 
@@ -60,12 +60,12 @@ class RSSMConfig(LayerStyle):
     classes: Width = 64
     blocks: Width = 8
     unimix: Decay = 0.01
-    """Share of the uniform distribution in every latent, so that nothing is impossible."""
+    """Share of the uniform distribution in every categorical, to bound probabilities from zero."""
     prior_layers: Depth = 2
     post_layers: Depth = 1
     dyn_layers: Depth = 1
     free_nats: NonNegative = 1.0
-    """Divergence between prior and posterior that each step has for nothing."""
+    """Free nats of KL divergence between posterior and prior per step."""
 
     def __post_init__(self) -> None:
         if self.deter % self.blocks:
@@ -73,7 +73,7 @@ class RSSMConfig(LayerStyle):
 
 
 class BlockGRU(nn.Module):
-    """The recurrent cell: its memory is cut into blocks, each with a gated unit of its own."""
+    """Recurrent cell with a block-diagonal GRU."""
 
     def __init__(self, config: RSSMConfig, action_dim: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class BlockGRU(nn.Module):
         self.act = ACTS[c.act]
 
     def forward(self, state: Latent, action: Float[Tensor, "b a"]) -> Float[Tensor, "b d"]:
-        """Return the next memory."""
+        """Return the next deterministic state."""
         deter, blocks = state.deter, self.config.blocks
         n = deter.shape[0]  # not len(): a traced number of rows may vary
         parts = (deter, state.stoch, action)
@@ -105,7 +105,7 @@ class BlockGRU(nn.Module):
 
 
 class OneHot:
-    """Independent choices, mixed with a little chance."""
+    """Independent categoricals, mixed with a small uniform share."""
 
     def __init__(self, logits: Float[Tensor, "*b s c"], unimix: float) -> None:
         probs = softmax(logits.float())
@@ -114,7 +114,7 @@ class OneHot:
         self.probs, self.log_probs = probs, torch.log(probs)
 
     def sample(self, noise: Float[Tensor, "*b s c"]) -> Float[Tensor, "*b s*c"]:
-        """Return one-hot samples; gradients pass as if through `probs`.
+        """Return one-hot samples with straight-through gradients to `probs`.
 
         `noise` is Gumbel noise of the logits' shape: zeros give the mode.
         """
@@ -127,7 +127,7 @@ class OneHot:
         return -(self.probs * self.log_probs).sum((-1, -2))
 
     def kl(self, other: OneHot) -> Float[Tensor, "*b"]:
-        """Return the divergence of `other` from this one, summed over the choices."""
+        """Return KL(self || other), summed over the categoricals."""
         return (self.probs * (self.log_probs - other.log_probs)).sum((-1, -2))
 
     def detach(self) -> OneHot:
@@ -142,7 +142,7 @@ def follow(
     inputs: Sequence[Shaped[Tensor, "b t ..."]],
     noise: Float[Tensor, "t b ..."],
 ) -> tuple[Latent, Float[Tensor, "b t ..."]]:
-    """Apply `step` along sequences; return what it made."""
+    """Apply `step` along sequences; return its stacked results."""
     states: list[Latent] = []
     stats: list[Tensor] = []
     for *now, chance in zip(*(x.unbind(1) for x in inputs), noise, strict=True):
@@ -154,7 +154,7 @@ def follow(
 
 
 class RSSM(nn.Module):
-    """The recurrent cell, and the heads that guess the random part with and without looking."""
+    """The recurrent cell, and the prior and posterior heads."""
 
     Config = RSSMConfig
 
@@ -172,12 +172,12 @@ class RSSM(nn.Module):
         self.scannable = usual and scan.fits(c.deter, c.blocks, c.hidden, self.stoch_dim)
 
     def initial(self, num: int, device: Any) -> Latent:
-        """Return the state before the first step: zeros."""
+        """Return the initial state: zeros."""
         zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
         return Latent(zeros(self.config.deter), zeros(self.stoch_dim))
 
     def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Float[Tensor, "... s c"]:
-        """Return Gumbel noise for states of this shape; zeros, for the likeliest, if fixed."""
+        """Sample Gumbel noise for states of this shape; zeros, for the mode, if fixed."""
         shape = (*shape, self.config.stoch, self.config.classes)
         return (
             torch.zeros(shape, device=device)
@@ -186,13 +186,13 @@ class RSSM(nn.Module):
         )
 
     def prior(self, deter: Float[Tensor, "*b d"]) -> Float[Tensor, "*b s c"]:
-        """Return the logits of the random part, from memory alone."""
+        """Return the prior logits."""
         return self._logits(self.prior_out(self.prior_net(deter)))
 
     def posterior(
         self, deter: Float[Tensor, "*b d"], tokens: Float[Tensor, "*b e"]
     ) -> Float[Tensor, "*b s c"]:
-        """Return the logits of the random part, having seen the step."""
+        """Return the posterior logits."""
         return self._logits(self.post_out(self.post_net(torch.cat([deter, tokens], -1))))
 
     def _logits(self, flat: Float[Tensor, "*b k"]) -> Float[Tensor, "*b s c"]:
@@ -210,7 +210,7 @@ class RSSM(nn.Module):
         is_first: Bool[Tensor, " b"],
         noise: Float[Tensor, "b s c"],
     ) -> tuple[Latent, Float[Tensor, "b s c"]]:
-        """Return the next state and the posterior's logits; `action` led to this step."""
+        """Return the next state and the posterior logits; `action` led to this step."""
         keep = (~is_first)[:, None].to(action.dtype)
         state, action = state.masked(keep), action * keep
         deter = self.cell(state, action)
@@ -225,7 +225,7 @@ class RSSM(nn.Module):
         is_first: Bool[Tensor, "b t"],
         noise: Float[Tensor, "t b s c"] | None = None,
     ) -> tuple[Latent, Float[Tensor, "b t s c"]]:
-        """Follow a sequence from `state`, `action[:, i]` led to step i; return states, logits."""
+        """Filter sequences from `state`; `action[:, i]` led to step i; return states, logits."""
         b, t = is_first.shape
         noise = self.noise(t, b, device=tokens.device) if noise is None else noise
         if self.scannable and scan.available(tokens):
@@ -241,7 +241,7 @@ class RSSM(nn.Module):
         is_first: Bool[Tensor, " b"],
         noise: Float[Tensor, "b s c"],
     ) -> tuple[Latent, Float[Tensor, "b s c"]]:
-        """Take an `observe_step` among many."""
+        """Call `observe_step` within a sequence."""
         return self.observe_step(state, action, tokens, is_first, noise)
 
     def _scan(
@@ -252,7 +252,7 @@ class RSSM(nn.Module):
         is_first: Bool[Tensor, "b t"],
         noise: Float[Tensor, "t b s c"],
     ) -> tuple[Latent, Float[Tensor, "b t s c"]]:
-        """Do what `follow` does with `observe_step`, in one call."""
+        """Compute `follow` with `observe_step` in one fused call."""
         c, cell = self.config, self.cell
         memory, stoch, act = cell.inputs
         layers = scan.Layers(
@@ -266,26 +266,26 @@ class RSSM(nn.Module):
         return Latent(deter, random), self._logits(logits)
 
     def compress(self, latent: Latent) -> dict[str, Shaped[Tensor, " ..."]]:
-        """Return states as a replay keeps them: half precision, and numbers of classes."""
+        """Return states in the replay's format: half precision, and class indices."""
         index = self._logits(latent.stoch).argmax(-1)
         return {"deter": latent.deter.to(torch.bfloat16), "stoch": index.to(torch.uint8)}
 
     def decompress(self, extras: dict[str, Shaped[Tensor, " ..."]]) -> Latent:
-        """Return the states that `compress` wrote down."""
+        """Return the states stored by `compress`."""
         stoch = F.one_hot(extras["stoch"].long(), self.config.classes).flatten(-2)
         return Latent(extras["deter"].float(), stoch.float())
 
     def imagine_step(
         self, state: Latent, action: Float[Tensor, "b a"], noise: Float[Tensor, "b s c"]
     ) -> Latent:
-        """Return the next state without looking."""
+        """Sample the next state from the prior."""
         deter = self.cell(state, action)
         return Latent(deter, self.dist(self.prior(deter)).sample(noise).to(deter.dtype))
 
     def kl(
         self, post: Float[Tensor, "*b s c"], prior: Float[Tensor, "*b s c"]
     ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"], Metrics]:
-        """Return the losses that train the prior, and the posterior."""
+        """Return the KL losses of the prior and of the posterior."""
         p, q, free = self.dist(post), self.dist(prior), self.config.free_nats
         dyn = p.detach().kl(q).clamp(min=free)
         rep = p.kl(q.detach()).clamp(min=free)

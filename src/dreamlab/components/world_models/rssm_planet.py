@@ -1,12 +1,12 @@
 """Recurrent state-space models before DreamerV3: PlaNet's, DreamerV1's and DreamerV2's.
 
-They differ in the random part of the state (normals, or choices as one-hot) and in the cell:
+They differ in the stochastic part of the state (Gaussian or categorical) and in the cell:
 
-| model | random part | cell |
+| model | stochastic part | cell |
 |---|---|---|
-| PlaNet | normals | GRU whose reset gate acts on the memory before its product (Cho et al. 2014) |
-| DreamerV1 | normals | GRU whose reset gate acts on that product |
-| DreamerV2 | choices | GRU with all gates from one product, layer-normalized |
+| PlaNet | Gaussian | GRU with the reset gate before the matrix product (Cho et al. 2014) |
+| DreamerV1 | Gaussian | GRU with the reset gate after the matrix product |
+| DreamerV2 | categorical | GRU with all gates from one product, layer-normalized |
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class PlaNetRSSMConfig:
     hidden: Width = 200
     stoch: Width = 30
     classes: Annotated[int, Range(0, 65_536)] = 0
-    """Classes of each choice; 0 makes the random part normals."""
+    """Classes of each categorical; 0 makes the stochastic part Gaussian."""
     cell: CellKind = "reset_after"
     act: ActKind = "elu"
     min_std: Positive = 0.1
-    """Least deviation of the normals."""
+    """Minimum standard deviation of the Gaussians."""
 
     @property
     def stoch_dim(self) -> int:
@@ -48,7 +48,7 @@ class PlaNetRSSMConfig:
 
 
 class Random(Protocol):
-    """What both kinds of random parts offer."""
+    """Common interface of stochastic parts."""
 
     def sample(self, noise: Float[Tensor, " ..."]) -> Float[Tensor, "*b s"]: ...
     def entropy(self) -> Float[Tensor, "*b"]: ...
@@ -57,20 +57,20 @@ class Random(Protocol):
 
 
 class Normals:
-    """Independent normals; divergences and entropies are summed over the last axis."""
+    """Independent Gaussians; divergences and entropies are summed over the last axis."""
 
     def __init__(self, mean: Float[Tensor, "*b s"], std: Float[Tensor, "*b s"]) -> None:
         self.mean, self.std = mean, std
 
     def sample(self, noise: Float[Tensor, "*b s"]) -> Float[Tensor, "*b s"]:
-        """Return samples that gradients flow through; noise of zeros gives the mean."""
+        """Return reparameterized samples; zero noise gives the mean."""
         return torch.addcmul(self.mean, self.std, noise)
 
     def entropy(self) -> Float[Tensor, "*b"]:
         return (self.std.log() + 1.4189385).sum(-1)
 
     def kl(self, other: Normals) -> Float[Tensor, "*b"]:
-        """Return the divergence of `other` from this one."""
+        """Return KL(self || other)."""
         ratio = (self.std / other.std).square()
         apart = ((self.mean - other.mean) / other.std).square()
         return 0.5 * (ratio + apart - 1 - ratio.log()).sum(-1)
@@ -88,7 +88,7 @@ class Choices(OneHot):
 
 
 class ResetBeforeCell(nn.Module):
-    """A gated unit whose candidate reads the memory already gated; gates start with bias 1."""
+    """GRU whose candidate reads the gated state; gate biases start at 1."""
 
     def __init__(self, in_dim: int, size: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class ResetBeforeCell(nn.Module):
         self.cand = dense(in_dim + size, size)
 
     def start(self) -> None:
-        """Open the gates."""
+        """Initialize the gate biases to 1."""
         nn.init.ones_(self.gates.bias)
 
     def forward(
@@ -109,7 +109,7 @@ class ResetBeforeCell(nn.Module):
 
 
 class LayerNormCell(nn.Module):
-    """A gated unit whose gates come from one layer-normalized product; it starts slow to change."""
+    """GRU with all gates from one layer-normalized product; it starts slow to change."""
 
     def __init__(self, in_dim: int, size: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ CELLS = {
 
 
 class PlaNetRSSM(nn.Module):
-    """The recurrent cell, and the heads that guess the random part with and without looking."""
+    """The recurrent cell, and the prior and posterior heads."""
 
     def __init__(self, config: PlaNetRSSMConfig, token_dim: int, action_dim: int) -> None:
         super().__init__()
@@ -147,12 +147,12 @@ class PlaNetRSSM(nn.Module):
         self.post_net = nn.Sequential(post, dense(c.hidden, out_dim))
 
     def initial(self, num: int, device: Any) -> Latent:
-        """Return the state before the first step: zeros."""
+        """Return the initial state: zeros."""
         zeros = lambda n: torch.zeros(num, n, device=device)  # noqa: E731
         return Latent(zeros(self.config.deter), zeros(self.config.stoch_dim))
 
     def noise(self, *shape: int, device: Any, mode: Mode = Mode.TRAIN) -> Float[Tensor, " ..."]:
-        """Return what samples of states of this shape need; zeros, for the likeliest, if fixed."""
+        """Sample noise for states of this shape; zeros, for the mode, if fixed."""
         c = self.config
         if mode is Mode.FIXED:
             return torch.zeros(*shape, c.stoch, *([c.classes] if c.classes else []), device=device)
@@ -161,17 +161,17 @@ class PlaNetRSSM(nn.Module):
         return torch.randn(*shape, c.stoch, device=device)
 
     def prior(self, deter: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
-        """Return the numbers that describe the random part, from memory alone."""
+        """Return the parameters of the prior."""
         return self.prior_net(deter)
 
     def posterior(
         self, deter: Float[Tensor, "*b d"], tokens: Float[Tensor, "*b e"]
     ) -> Float[Tensor, "*b k"]:
-        """Return the numbers that describe the random part, having seen the step."""
+        """Return the parameters of the posterior."""
         return self.post_net(torch.cat([deter, tokens], -1))
 
     def dist(self, stats: Float[Tensor, "*b k"]) -> Random:
-        """Return the distribution that these numbers describe."""
+        """Return the distribution with these parameters."""
         c = self.config
         if c.classes:
             return Choices(stats.unflatten(-1, (c.stoch, c.classes)))
@@ -179,7 +179,7 @@ class PlaNetRSSM(nn.Module):
         return Normals(mean, F.softplus(raw) + c.min_std)
 
     def step(self, state: Latent, action: Float[Tensor, "b a"]) -> Float[Tensor, "b d"]:
-        """Return the memory after an action."""
+        """Return the deterministic state after an action."""
         return self.cell(self.inputs(torch.cat([state.stoch, action], -1)), state.deter)
 
     def observe_step(
@@ -190,7 +190,7 @@ class PlaNetRSSM(nn.Module):
         is_first: Bool[Tensor, " b"],
         noise: Float[Tensor, "b ..."],
     ) -> tuple[Latent, Float[Tensor, "b k"]]:
-        """Return the next state and the posterior's numbers; `action` led to this step."""
+        """Return the next state and the posterior parameters; `action` led to this step."""
         keep = (~is_first)[:, None].to(action.dtype)
         deter = self.step(state.masked(keep), action * keep)
         stats = self.posterior(deter, tokens)
@@ -204,12 +204,12 @@ class PlaNetRSSM(nn.Module):
         is_first: Bool[Tensor, "b t"],
         noise: Float[Tensor, "t b ..."],
     ) -> tuple[Latent, Float[Tensor, "b t k"]]:
-        """Follow sequences from `state`; `action[:, i]` led to step i."""
+        """Filter sequences from `state`; `action[:, i]` led to step i."""
         return follow(self.observe_step, state, (action, tokens, is_first), noise)
 
     def imagine_step(
         self, state: Latent, action: Float[Tensor, "b a"], noise: Float[Tensor, "b ..."]
     ) -> Latent:
-        """Return the next state without looking."""
+        """Sample the next state from the prior."""
         deter = self.step(state, action)
         return Latent(deter, self.dist(self.prior(deter)).sample(noise).to(deter.dtype))

@@ -1,4 +1,4 @@
-"""V of World Models: a variational autoencoder for one step, of images or of vectors."""
+"""V of World Models: a variational autoencoder for single steps, of images or vectors."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from dreamlab.nn.standardize import Standardize
 
 @dataclass(frozen=True)
 class VAEConfig:
-    """The paper's numbers for CarRacing; those for vectors are ours."""
+    """The paper's CarRacing hyperparameters; those for vectors are ours."""
 
     latent: Width = 32
     channels: Annotated[tuple[Width, ...], Items()] = (32, 64, 128, 256)
-    """Of the encoder's convolutions, each of which halves the image; the decoder has them back."""
+    """Channels of the encoder's stride-2 convolutions; the decoder reverses them."""
     kernels: Annotated[tuple[Width, ...], Items()] = (5, 5, 6, 6)
-    """Of the decoder, one for each convolution; they must lead back to the size of the image."""
+    """Decoder kernel sizes, one per convolution; they must restore the image size."""
     units: Width = 64
-    """Hidden layers for vectors."""
+    """Hidden units for vectors."""
     layers: Depth = 2
     act: ActKind = "silu"
     kl_scale: NonNegative = 1.0
     free_nats: NonNegative = 0.5
-    """Divergence that each latent number has for nothing; counted over all of them together."""
+    """Free nats per latent dimension, applied to their sum."""
 
     def __post_init__(self) -> None:
         if len(self.kernels) != len(self.channels):
@@ -42,23 +42,23 @@ class VAEConfig:
 
 
 class Code(NamedTuple):
-    """What an encoder says of a step: a normal for each latent number."""
+    """Encoder output: a Gaussian for each latent dimension."""
 
     mean: Float[Tensor, "*b z"]
     logvar: Float[Tensor, "*b z"]
 
     def at(self, noise: Float[Tensor, "*b z"]) -> Float[Tensor, "*b z"]:
-        """Return the latent that standard normal noise leads to."""
+        """Return the latent for standard normal noise."""
         return self.mean + torch.exp(0.5 * self.logvar) * noise
 
     def kl(self) -> Float[Tensor, "*b"]:
-        """Return the divergence of the standard normal from it, over all numbers."""
+        """Return the KL divergence from the standard normal, summed over dimensions."""
         each = 1 + self.logvar - self.mean.square() - self.logvar.exp()
         return -0.5 * each.sum(-1)
 
 
 class ConvVAE(nn.Module):
-    """Images of bytes as numbers in [0, 1]; convolutions without padding, as in the original."""
+    """VAE for byte images, scaled to [0, 1]; convolutions without padding, as in the original."""
 
     def __init__(self, config: VAEConfig, images: dict[str, ArraySpec]) -> None:
         super().__init__()
@@ -80,20 +80,20 @@ class ConvVAE(nn.Module):
         self.draw = nn.Sequential(*draws[:-1], nn.Sigmoid())
 
     def preprocess(self, obs: Obs) -> Float[Tensor, "*b h w c"]:
-        """Return the images of a step as one, in [0, 1]."""
+        """Return the images of a step, concatenated and scaled to [0, 1]."""
         return torch.cat([obs[k] for k in self.images], -1).float() / 255
 
     def watch(self, ready: Float[Tensor, "*b h w c"]) -> None:
         """Do nothing: the range of bytes is known."""
 
     def encode(self, ready: Float[Tensor, "*b h w c"]) -> Code:
-        """Return the codes of images."""
+        """Encode images."""
         flat = ready.reshape(-1, *ready.shape[-3:]).permute(0, 3, 1, 2)
         feature = self.look(flat).flatten(1).view(*ready.shape[:-3], -1)
         return Code(self.mean(feature), self.logvar(feature))
 
     def decode(self, z: Float[Tensor, "n z"]) -> Float[Tensor, "n h w c"]:
-        """Return the images that latents stand for."""
+        """Decode latents to images."""
         return self.draw(self.spread(z)[..., None, None]).permute(0, 2, 3, 1)
 
     def natural(self, decoded: Float[Tensor, "n h w c"]) -> Obs:
@@ -103,7 +103,7 @@ class ConvVAE(nn.Module):
 
 
 class VectorVAE(nn.Module):
-    """Numbers and classes of a step end to end, in deviations from their mean; two MLPs."""
+    """VAE for concatenated, standardized vectors and classes, with two MLPs."""
 
     def __init__(self, config: VAEConfig, vectors: dict[str, ArraySpec]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class VectorVAE(nn.Module):
         self.out = dense(self.write.out_dim, self.dim)
 
     def preprocess(self, obs: Obs) -> Float[Tensor, "*b d"]:
-        """Return the numbers of a step, classes as one-hot."""
+        """Return the concatenated vectors of a step, with classes one-hot."""
         flat: list[Tensor] = []
         for name, spec in self.vectors.items():
             value = obs[name]
@@ -128,20 +128,20 @@ class VectorVAE(nn.Module):
         return self.scale(torch.cat(flat, -1))
 
     def watch(self, ready: Float[Tensor, "*b d"]) -> None:
-        """Learn mean and deviation of the numbers from a batch that `preprocess` returned."""
+        """Update the normalization statistics from a preprocessed batch."""
         self.scale.watch(self.scale.inverse(ready).flatten(0, -2))
 
     def encode(self, ready: Float[Tensor, "*b d"]) -> Code:
-        """Return the codes of vectors."""
+        """Encode vectors."""
         feature = self.read(ready)
         return Code(self.mean(feature), self.logvar(feature))
 
     def decode(self, z: Float[Tensor, "n z"]) -> Float[Tensor, "n d"]:
-        """Return the numbers that latents stand for."""
+        """Decode latents to vectors."""
         return self.out(self.write(z))
 
     def natural(self, decoded: Float[Tensor, "n d"]) -> Obs:
-        """Return observations by name, in their own units."""
+        """Return observations by name, in their original units."""
         parts = self.scale.inverse(decoded).split([width(s) for s in self.vectors.values()], -1)
         pairs = zip(self.vectors.items(), parts, strict=True)
         return {name: _natural(part, spec) for (name, spec), part in pairs}
@@ -151,7 +151,7 @@ VAE = ConvVAE | VectorVAE
 
 
 def make_vae(config: VAEConfig, obs: dict[str, ArraySpec]) -> VAE:
-    """Return the autoencoder that these observations need."""
+    """Build the autoencoder for these observations."""
     images, vectors = split_spec(obs)
     if images and vectors:
         raise ConfigError(
@@ -164,7 +164,7 @@ def make_vae(config: VAEConfig, obs: dict[str, ArraySpec]) -> VAE:
 def vae_losses(
     vae: VAE, config: VAEConfig, ready: Float[Tensor, "n ..."], noise: Float[Tensor, "n z"]
 ) -> dict[str, Float[Tensor, ""]]:
-    """Return the summed squared error of a step, and its divergence above what is free."""
+    """Return the squared error summed per step, and the KL divergence above the free nats."""
     code = vae.encode(ready)
     error = (vae.decode(code.at(noise)) - ready).square().flatten(1).sum(-1)
     kl = code.kl().clamp(min=config.free_nats * config.latent)
@@ -180,7 +180,7 @@ def _natural(part: Float[Tensor, "n k"], spec: ArraySpec) -> Shaped[Tensor, "n .
 
 
 def _inner(size: tuple[int, ...], c: VAEConfig) -> tuple[int, int]:
-    """Return the size of the innermost map, or raise if the layers do not lead there and back."""
+    """Return the size of the smallest map, or raise if the layers do not restore the image size."""
     height, width = size
     for _ in c.channels:
         height, width = (height - 4) // 2 + 1, (width - 4) // 2 + 1

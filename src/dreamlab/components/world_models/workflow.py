@@ -1,4 +1,4 @@
-"""What every workflow with a world model can do, whichever model it is."""
+"""Methods shared by all workflows with a world model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dreamlab.core.types import Batch, Decision, Report, Tree
 
 
 class WorldModelWorkflow:
-    """Beside `Workflow` among a class's bases: it has a `model` to dream with, and a `policy`.
+    """Mixin for a `Workflow` with a world model `model` and a `policy`.
 
-    Its state while acting is a dictionary: the latent's fields and the action that was taken last.
+    Its policy state is a dictionary: the latent's fields and the previous action.
     """
 
     model: Any
@@ -28,7 +28,7 @@ class WorldModelWorkflow:
         raise NotImplementedError
 
     def rows_per_step(self, steps: int) -> int:
-        """Return the rows of one product: a sequence goes through the model step by step."""
+        """Return the rows per matrix product: the model processes sequences step by step."""
         return max(1, steps // 16)
 
     def imagine(
@@ -38,25 +38,25 @@ class WorldModelWorkflow:
         policy: Policy | None = None,
         noise: Float[Tensor, "h ..."] | None = None,
     ) -> tuple[Any, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Dream on from states [n, ...]; return states and actions [n, horizon + 1].
+        """Imagine from states [n, ...]; return states and actions [n, horizon + 1].
 
-        Without a policy the agent's own decides.
+        Without `policy`, the agent's own is used.
         """
         return self.model.imagine(start, policy or self.policy, horizon, noise)
 
     def view(self, latent: Any) -> dict[str, Any]:
-        """Return what is dreamt of in states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
+        """Return the predictions for states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
         seen = self.model.predict(latent)
         return {**seen, "cont": (seen["cont"] / self.model.discount).clamp(max=1.0)}
 
     def report(self, batch: Batch) -> Report:
-        """Return how well the model dreams on from replayed sequences, and images of it."""
+        """Return open-loop prediction metrics on replayed sequences, and images of them."""
         return open_loop.report(self.model, self.sequences(batch), self.policy, self.model.discount)
 
     def sequences(self, batch: Batch) -> Sequences:
-        """Return windows to look at, from the state before anything was seen.
+        """Return windows to evaluate, from the initial state.
 
-        Every window starts as an episode does, so the action before it does not matter.
+        Every window starts like an episode, so the action before it does not matter.
         """
         action = torch.cat([batch.action[:, :1], batch.action[:, :-1]], 1)
         start = self.model.initial(len(action), action.device)
@@ -71,5 +71,5 @@ class WorldModelWorkflow:
         return {**latent._asdict(), "action": action}
 
     def with_action(self, decision: Decision, action: Shaped[Tensor, "b ..."]) -> Decision:
-        """Return a decision for another action, which is also what will be remembered."""
+        """Return the decision with another action, also in the policy state."""
         return replace(decision, action=action, state={**decision.state, "action": action})

@@ -30,12 +30,12 @@ class WorldModelConfig:
     reward: Part = part("two_hot", HOME, kinds.NumberHead, layers=1)
     cont: Part = part("binary", HOME, kinds.ProbabilityHead, layers=1)
     horizon: PositiveInt = 333
-    """Steps that count: the discount, which is learned with continuation, is 1 - 1 / horizon."""
+    """Effective horizon: the discount, learned with continuation, is 1 - 1 / horizon."""
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """What the model makes of sequences [b, t]."""
+    """Latents and logits of sequences [b, t]."""
 
     tokens: Float[Tensor, "b t e"]
     latent: Latent
@@ -57,13 +57,13 @@ class Posterior:
         return self.tokens, self.latent.deter, self.latent.stoch, self.post
 
     def as_leaves(self) -> Posterior:
-        """Return the same numbers, where gradients stop and are gathered."""
+        """Return detached leaf tensors that accumulate gradients."""
         tokens, deter, stoch, post = (x.detach().requires_grad_() for x in self.tensors)
         return Posterior(tokens, Latent(deter, stoch), post)
 
 
 class WorldModel(nn.Module):
-    """Compresses sequences into latent states, and continues them in imagination."""
+    """Filters sequences into latent states, and imagines from them."""
 
     Latent = Latent
 
@@ -88,11 +88,11 @@ class WorldModel(nn.Module):
         return self.decoder.decoded
 
     def initial(self, num: int, device: Any) -> Latent:
-        """Return the states [num, ...] before anything was seen."""
+        """Return the initial states [num, ...]."""
         return self.rssm.initial(num, device)
 
     def embed(self, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "... a"]:
-        """Return actions as numbers in [-1, 1], one row each: classes as one-hot."""
+        """Return actions as flat vectors in [-1, 1], with classes one-hot."""
         if self.action.classes is not None:
             return one_hot(action, self.action.classes)
         flat = action.float().reshape(*action.shape[: action.ndim - len(self.action.shape)], -1)
@@ -106,14 +106,14 @@ class WorldModel(nn.Module):
         state: Latent,
         noise: Float[Tensor, "t b ..."] | None = None,
     ) -> Posterior:
-        """Follow sequences from `state`; `action[:, i]` led to step i."""
+        """Filter sequences from `state`; `action[:, i]` led to step i."""
         tokens = self.tokens(obs)
         latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
         return Posterior(tokens, latent, post)
 
     @compilable
     def tokens(self, obs: Obs) -> Float[Tensor, "b t e"]:
-        """Return what the encoder makes of observations."""
+        """Encode observations."""
         return self.encoder(obs)
 
     @compilable
@@ -135,7 +135,7 @@ class WorldModel(nn.Module):
         return {"dyn": dyn, "rep": rep, **out}, metrics
 
     def reconstruction(self, seen: Posterior, obs: Obs) -> dict[str, Float[Tensor, " n"]]:
-        """Return the reconstruction error of each observation, one number per step."""
+        """Return the reconstruction loss of each observation, one value per step."""
         flat = seen.latent.flat()
         truth = {k: v.flatten(0, 1) for k, v in obs.items()}
         return self.decoder.losses(self.decoder(flat.deter, flat.stoch), truth)
@@ -148,7 +148,7 @@ class WorldModel(nn.Module):
         noise: Float[Tensor, "{horizon} n ..."] | None = None,
         advance: Advance | None = None,
     ) -> tuple[Latent, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Dream on from states [n, ...]; see `roll_out`. `advance` may be a compiled one."""
+        """Imagine from states [n, ...]; see `roll_out`. `advance` may be compiled."""
         num, device = len(start.deter), start.deter.device
         noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
         advance = advance or partial(self.advance, policy)
@@ -157,17 +157,17 @@ class WorldModel(nn.Module):
     def advance(
         self, policy: Policy, latent: Latent, noise: Float[Tensor, "n ..."]
     ) -> tuple[Latent, Shaped[Tensor, "n ..."]]:
-        """Return the next state, and the policy's action that leads there."""
+        """Sample an action from the policy; return the next state and the action."""
         action = policy(latent)
         return self.rssm.imagine_step(latent, self.embed(action), noise), action
 
     def predict(self, latent: Latent) -> dict[str, Any]:
-        """Return the decoded observations, reward and continuation of states [n, ...]."""
+        """Predict observations, reward and continuation of states [n, ...]."""
         obs = self.decoder(latent.deter, latent.stoch)
         return {"obs": self.decoder.natural(obs), **self.predict_reward(latent)}
 
     def predict_reward(self, latent: Latent) -> dict[str, Float[Tensor, "*b"]]:
-        """Return reward and continuation of states."""
+        """Predict reward and continuation of states."""
         feature = latent.feature
         return {
             "reward": self.reward.mean(self.reward(feature)),

@@ -1,4 +1,4 @@
-"""The world model of PlaNet, DreamerV1 and DreamerV2: codec, RSSM, heads for what follows."""
+"""World model of PlaNet, DreamerV1 and DreamerV2: codec, RSSM, reward and continuation heads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dreamlab.nn.layers import ActKind, NetConfig, NormKind, NormMLP, dense
 
 @dataclass(frozen=True)
 class HeadConfig(NetConfig):
-    """Hidden layers of what is read off a latent state."""
+    """Hidden layers of a head on latent states."""
 
     norm: NormKind = "none"
     act: ActKind = "elu"
@@ -39,17 +39,17 @@ class HeadConfig(NetConfig):
 
 
 def number_head(**options: Any) -> Any:
-    """Declare a field for what predicts a number: `normal`, or another one."""
+    """Declare a field for a scalar prediction head: `normal`, or another one."""
     return part("normal", HOME, NumberHead, **options)
 
 
 def cont_head(**options: Any) -> Any:
-    """Declare a field for what predicts whether an episode continues."""
+    """Declare a field for a continuation head."""
     return part("binary", HOME, ProbabilityHead, **{**dump(HeadConfig()), **options})
 
 
 class NormalHead(nn.Module):
-    """A number as a normal of deviation 1."""
+    """Predicts a scalar as the mean of a unit-variance Gaussian."""
 
     Config = HeadConfig
 
@@ -59,34 +59,34 @@ class NormalHead(nn.Module):
         self.out = dense(self.net.out_dim, 1)
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        """Return means."""
+        """Return the means."""
         return self.out(self.net(feature)).float()[..., 0]
 
     def mean(self, logits: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the number: what it was described by."""
+        """Return the mean, which is the head's output."""
         return logits
 
     def loss(self, mean: Float[Tensor, "*b"], target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the negative log-likelihood of a number, without its constant."""
+        """Return the negative log-likelihood of the target, without its constant."""
         return 0.5 * (mean - target).square()
 
 
 @dataclass(frozen=True)
 class PlaNetModelConfig:
-    """Parts of the model, and the discount; the workflow knows them."""
+    """Parts of the model and the discount, set by the workflow."""
 
     rssm: PlaNetRSSMConfig
     codec: PlaNetCodecConfig
     reward: Part
     cont: Part | None
-    """None: there is no head for continuation, nothing ever ends."""
+    """Continuation head; None disables it, and episodes never terminate."""
     gamma: Share
-    """Continuation is learned with this discount in it."""
+    """Discount, included in the continuation targets."""
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """What the model makes of sequences [b, t]: states, and what describes both guesses."""
+    """States of sequences [b, t], and the parameters of posterior and prior."""
 
     ready: Obs
     latent: Latent
@@ -95,7 +95,7 @@ class Posterior:
 
 
 class PlaNetModel(nn.Module):
-    """Compresses sequences into latent states, and continues them in imagination."""
+    """Filters sequences into latent states, and imagines from them."""
 
     Latent = Latent
 
@@ -117,7 +117,7 @@ class PlaNetModel(nn.Module):
         return {**self.codec.images, **self.codec.vectors}
 
     def initial(self, num: int, device: Any) -> Latent:
-        """Return the states [num, ...] before anything was seen."""
+        """Return the initial states [num, ...]."""
         return self.rssm.initial(num, device)
 
     @property
@@ -125,7 +125,7 @@ class PlaNetModel(nn.Module):
         return self.config.gamma
 
     def embed(self, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "... a"]:
-        """Return actions as numbers, one row each; classes become one-hot unless they are."""
+        """Return actions as flat vectors; classes become one-hot unless they already are."""
         if self.action.classes is not None:
             hot = action.is_floating_point()
             return action if hot else one_hot(action, self.action.classes)
@@ -134,14 +134,14 @@ class PlaNetModel(nn.Module):
     # -- following what happens -------------------------------------------------------------------
 
     def before(self, num: int, device: Any) -> Tree:
-        """Return the state of an agent that has seen and done nothing."""
+        """Return the initial state of an agent: latent and previous action."""
         latent, spec = self.rssm.initial(num, device), self.action
         dtype = torch.int64 if spec.is_discrete else torch.float32
         action = torch.zeros(num, *spec.shape, dtype=dtype, device=device)
         return {"deter": latent.deter, "stoch": latent.stoch, "action": action}
 
     def after(self, obs: Obs, is_first: Bool[Tensor, " n"], state: Tree, mode: Mode) -> Latent:
-        """Return the latent state once a step was seen; `state` holds the one before."""
+        """Return the latent state after an observation; `state` is the one before."""
         noise = self.rssm.noise(is_first.shape[0], device=is_first.device, mode=mode)
         latent = Latent(state["deter"], state["stoch"])
         tokens = self.codec.encode(self.codec.preprocess(obs))
@@ -149,10 +149,10 @@ class PlaNetModel(nn.Module):
         return self.rssm.observe_step(latent, action, tokens, is_first, noise)[0]
 
     def follow(self, batch: Batch, noise: Float[Tensor, "t b ..."] | None = None) -> Posterior:
-        """Follow windows [b, t] from the state before anything was seen.
+        """Filter windows [b, t] from the initial state.
 
         step      0      1      2
-        action    0      a0     a1        what enters the cell: the action that led there
+        action    0      a0     a1        input of the cell: the action that led there
         """
         none = torch.full_like(batch.action[:, :1], -1 if self.action.is_discrete else 0)
         led = torch.cat([none, batch.action[:, :-1]], 1)
@@ -167,7 +167,7 @@ class PlaNetModel(nn.Module):
         state: Latent,
         noise: Float[Tensor, "t b ..."] | None = None,
     ) -> Posterior:
-        """Follow sequences from `state`; `action[:, i]` led to step i."""
+        """Filter sequences from `state`; `action[:, i]` led to step i."""
         b, t = is_first.shape
         ready = self.codec.preprocess(obs)
         tokens = self.codec.encode(ready)
@@ -178,7 +178,7 @@ class PlaNetModel(nn.Module):
     def losses(
         self, seen: Posterior, reward: Float[Tensor, "b t"], is_terminal: Bool[Tensor, "b t"]
     ) -> dict[str, Float[Tensor, "b t"]]:
-        """Return losses: one per observation, `reward`, and `cont` if it is predicted."""
+        """Return losses: one per observation, `reward`, and `cont` if predicted."""
         shape, flat = reward.shape, seen.latent.flat().feature
         truth = {k: v.flatten(0, 1) for k, v in seen.ready.items()}
         errors = self.codec.losses(self.codec.decode(flat), truth)
@@ -198,7 +198,7 @@ class PlaNetModel(nn.Module):
         horizon: int,
         noise: Float[Tensor, "{horizon} n ..."] | None = None,
     ) -> tuple[Latent, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Dream on from states [n, ...]; see `roll_out`."""
+        """Imagine from states [n, ...]; see `roll_out`."""
         num, device = len(start.deter), start.deter.device
         noise = self.rssm.noise(horizon, num, device=device) if noise is None else noise
 
@@ -211,28 +211,28 @@ class PlaNetModel(nn.Module):
         return roll_out(advance, start, policy, noise)
 
     def predict_discount(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        """Return how much what follows a state counts: gamma times the chance to continue."""
+        """Return the discount of states: gamma times the continuation probability."""
         if self.cont is None:
             return torch.full_like(feature[..., 0], self.config.gamma)
         return torch.sigmoid(self.cont(feature))
 
     def predict(self, latent: Latent) -> dict[str, Any]:
-        """Return the decoded observations, reward and continuation of states [n, ...]."""
+        """Predict observations, reward and continuation of states [n, ...]."""
         obs = self.codec.natural(self.codec.decode(latent.feature))
         return {"obs": obs, **self.predict_reward(latent)}
 
     def predict_reward(self, latent: Latent) -> dict[str, Float[Tensor, "*b"]]:
-        """Return reward and continuation, the discount in it, of states."""
+        """Predict reward and continuation, which includes the discount, of states."""
         feature = latent.feature
         return {"reward": self.rewards(feature), "cont": self.predict_discount(feature)}
 
     def rewards(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        """Return the rewards that are expected in states."""
+        """Predict the rewards of states."""
         return self.reward.mean(self.reward(feature))
 
 
 def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
-    """Raise unless the actions are numbers in [-1, 1]."""
+    """Raise unless actions are continuous in [-1, 1]."""
     if action.is_discrete:
         raise ConfigError(
             f"workflow: {name} needs continuous actions, but this environment's are discrete. "
@@ -242,7 +242,7 @@ def check_continuous(action: ArraySpec, name: str, instead: str) -> None:
 
 
 def check_range(action: ArraySpec, name: str) -> None:
-    """Raise if continuous actions have other bounds than -1 and 1."""
+    """Raise if continuous actions have bounds other than -1 and 1."""
     if not action.is_discrete and (action.low, action.high) != (-1.0, 1.0):
         raise ConfigError(
             f"workflow: {name} acts in [-1, 1], but this environment's actions are in "

@@ -1,4 +1,4 @@
-"""Evaluation in its own process, with the weights of the moment that it belongs to."""
+"""Evaluation in a separate process, with a snapshot of the weights."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from dreamlab.engine.evaluator import EvalResult, Evaluator, UnfinishedError
 from dreamlab.engine.video import write_video
 
 MakeEvaluation = Callable[[], tuple[Evaluator, Workflow[Any]]]
-"""Makes an evaluator and a workflow to be measured; it must be picklable."""
+"""Makes an evaluator and a workflow to evaluate; must be picklable."""
 END_S = 2.0
 Outcome = EvalResult | LabError | Gone
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be measured, and where a video of it goes, if requested."""
+    """An evaluation to run, and the path of its video, if requested."""
 
     payload: bytes
     film: Path | None = None
 
 
 class BackgroundEvaluator:
-    """Measures one policy at a time while the training continues; starts with the first."""
+    """Evaluates one policy at a time during training; the process starts with the first task."""
 
     def __init__(self, make: MakeEvaluation) -> None:
         self.make = make
@@ -56,7 +56,7 @@ class BackgroundEvaluator:
         return self.task is not None
 
     def submit(self, task: Task) -> None:
-        """Start to measure; nothing else may be under way."""
+        """Start an evaluation; no other may be running."""
         assert not self.busy, "one evaluation at a time"
         if self.process is None:
             self._start()
@@ -73,17 +73,17 @@ class BackgroundEvaluator:
         self.process.start()
         atexit.register(self.close)
         theirs.close()
-        self.results = queue.Queue()  # what an earlier process still sends is of nobody's interest
+        self.results = queue.Queue()  # discard late results of an earlier process
         arguments = (self.process, self.connection, self.results)
         threading.Thread(target=self._listen, args=arguments, daemon=True).start()
 
     def _send(self, task: Task) -> None:
-        """Send weights from a thread: a pipe holds few of them, and the process may be busy."""
+        """Send weights from a thread: the pipe buffer is small, and the process may be busy."""
         connection = self.connection
         assert connection is not None
 
         def send() -> None:
-            with suppress(OSError):  # that it is gone is told by the other thread
+            with suppress(OSError):  # the other thread reports that it is gone
                 connection.send(task)
 
         threading.Thread(target=send, daemon=True).start()
@@ -92,14 +92,14 @@ class BackgroundEvaluator:
         try:
             while True:
                 results.put(connection.recv())
-        except (*LOST, TypeError):  # a TypeError: closed while it was read
+        except (*LOST, TypeError):  # a TypeError: closed while being read
             process.join(END_S)
             results.put(Gone(how_it_ended(process)))
 
     def take(self, timeout_s: float = 0.0) -> Outcome | None:
-        """Return what was measured, or why it was not; None if it is not done yet.
+        """Return the result, or why it failed; None if it is not done yet.
 
-        One that died is started again with the next task.
+        A process that died is restarted with the next task.
         """
         if not self.busy:
             return None
@@ -113,7 +113,7 @@ class BackgroundEvaluator:
         return result
 
     def close(self) -> None:
-        """Drop what is under way and end the process."""
+        """Drop the running evaluation and end the process."""
         if self.process is None:
             return
         atexit.unregister(self.close)
@@ -135,7 +135,7 @@ def _tell_end(connection: Connection) -> None:
 
 
 def measure_all(connection: Connection, make: MakeEvaluation) -> None:
-    """Answer tasks by results until there are no more, or the parent is gone."""
+    """Answer tasks with results until there are no more, or the parent is gone."""
     leave_signals_to_parent()
     with suppress(UnfinishedError, *LOST):
         try:

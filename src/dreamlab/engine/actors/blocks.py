@@ -1,4 +1,4 @@
-"""Steps on their way from an actor to the learner: some ticks of all its environments."""
+"""Blocks of steps sent from an actor to the learner: some ticks of all its environments."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dreamlab.data.store import record
 from dreamlab.engine.collector import Collected
 
 BITS = "bits:"
-"""Starts the name of an array of bfloat16, which numpy does not have: its bits are sent."""
+"""Name prefix of bfloat16 arrays, which numpy lacks: their raw bits are sent."""
 
 
 @dataclass
 class Block:
-    """Consecutive ticks: arrays [t, n, ...] by the names that a store gives them."""
+    """Consecutive ticks: arrays [t, n, ...] by their names in a store."""
 
     rows: dict[str, Array]
     ended: list[Collected]
-    """Of each tick, the episodes whose end it saw; the learner counts frames and decisions."""
+    """Episodes that ended at each tick; the learner counts frames and decisions."""
     version: int
-    """Of the weights that decided the last tick."""
+    """Version of the weights at the last tick."""
     moments: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What was seen of quantities that are normalized, since the last block."""
+    """Moments of normalized quantities since the last block."""
     busy_s: float = 0.0
 
     @property
@@ -38,7 +38,7 @@ class Block:
 
 
 class BlockStore:
-    """Takes the place of a replay in an actor: keeps copies of ticks until they are sent."""
+    """Replaces the replay in an actor: keeps copies of ticks until they are sent."""
 
     needs_next = False
 
@@ -49,14 +49,14 @@ class BlockStore:
         return len(self.ticks)
 
     def add(self, step: Step, decision: Decision) -> None:
-        """Keep one step of every environment, with the action and extras decided from it."""
+        """Store one step of every environment, with its action and extras."""
         self.ticks.append(dict(_plain(k, v) for k, v in record(step, decision).items()))
 
     def finish(self, step: Step) -> None:
-        """Do nothing: the step that follows is sent with the next decision."""
+        """Do nothing: the next step is sent with the next decision."""
 
     def pop(self) -> dict[str, Array]:
-        """Return everything that was kept, time first, and start over."""
+        """Return all stored ticks, time first, and clear the store."""
         ticks, self.ticks = self.ticks, []
         return {k: np.stack([t[k] for t in ticks]) for k in ticks[0]}
 
@@ -71,7 +71,7 @@ def _plain(name: str, value: Array | Tensor) -> tuple[str, Array]:
 
 
 class Stream:
-    """The blocks of one actor that the learner has not stored yet, in order."""
+    """The blocks of one actor not yet stored by the learner, in order."""
 
     def __init__(self) -> None:
         self.blocks: deque[Block] = deque()
@@ -82,7 +82,7 @@ class Stream:
         self.ticks += block.ticks
 
     def take(self, ticks: int) -> tuple[dict[str, Array], list[Collected]]:
-        """Return the oldest `ticks`, and the episodes whose end they saw."""
+        """Return the oldest `ticks`, and the episodes that ended in them."""
         parts: list[dict[str, Array]] = []
         ended: list[Collected] = []
         self.ticks -= ticks
@@ -100,12 +100,12 @@ class Stream:
 
 
 def side_by_side(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """Return the ticks of several actors as those of one vector, in the order of the actors."""
+    """Concatenate the ticks of several actors into those of one vector, in actor order."""
     return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]}
 
 
 def tick_of(rows: dict[str, Array], tick: int) -> tuple[Step, Decision]:
-    """Return one tick as the environments and the policy gave it."""
+    """Return one tick as a step and a decision."""
     row = {k: v[tick] for k, v in rows.items()}
     obs = {k[4:]: v for k, v in row.items() if k.startswith("obs/")}
     extras = {

@@ -1,4 +1,4 @@
-"""Weights in shared memory: one process writes them, any number reads them, without waiting."""
+"""Weights in shared memory: one writer, any number of readers, lock-free."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from multiprocessing.shared_memory import SharedMemory
 HEADER = struct.Struct("<qq")  # newest version, whether to stop
 SLOT = struct.Struct("<qqq")  # version, bytes, checksum
 FIRST = 128
-"""Where the first slot starts; the headers are before it."""
+"""Offset of the first slot, after the headers."""
 ROOM = 1.25
-"""Counts and statistics may grow a little."""
+"""Capacity factor: counts and statistics may grow a little."""
 
 
 class Board:
-    """Two slots that are written in turn, so that a reader of the newest is seldom overtaken.
+    """Two slots written in turn, so that a reader of the newest is seldom overtaken.
 
-    There is no lock, which a process that is killed could never give back: a reader compares the
-    checksum instead, and looks again at its next tick if it was overtaken.
+    There is no lock, which a killed process could never release: a reader compares the checksum
+    instead, and retries at its next tick if it was overtaken.
     """
 
     def __init__(self, memory: SharedMemory, capacity: int) -> None:
@@ -29,7 +29,7 @@ class Board:
 
     @classmethod
     def create(cls, payload: bytes) -> Board:
-        """Make room for payloads like this one."""
+        """Allocate a board for payloads of this size."""
         capacity = int(len(payload) * ROOM) + 65_536
         board = cls(SharedMemory(create=True, size=FIRST + 2 * capacity), capacity)
         HEADER.pack_into(board.buffer, 0, -1, 0)
@@ -41,7 +41,7 @@ class Board:
         return cls(SharedMemory(name=name), capacity)
 
     def write(self, version: int, payload: bytes) -> None:
-        """Show newer weights."""
+        """Publish newer weights."""
         assert len(payload) <= self.capacity, "weights do not grow"
         slot, buffer = version % 2, self.buffer
         place, begin = HEADER.size + slot * SLOT.size, FIRST + slot * self.capacity
@@ -51,7 +51,7 @@ class Board:
         struct.pack_into("<q", buffer, 0, version)
 
     def read(self, have: int) -> bytes | None:
-        """Return the newest weights if they are others than version `have`."""
+        """Return the newest weights unless their version is `have`."""
         newest, _ = HEADER.unpack_from(self.buffer, 0)
         if newest < 0 or newest == have:
             return None

@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster."""
+"""Actors on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dreamlab.engine.actors.worker import Failure, Request, Worker
 NAMESPACE = "dreamlab"
 END_S = 5.0
 BEATS = 5
-"""Signs of life of a learner in the time that its actors would wait for it."""
+"""Heartbeats of a learner within its actors' timeout."""
 
 
 class Remote:
-    """An actor as Ray runs it: one call after the other, each of which returns a block."""
+    """A Ray actor: sequential calls, each of which returns a block."""
 
     def __init__(self, make: MakeWorker, index: int, generation: int, linger_s: float) -> None:
         self.make, self.who = make, (index, generation)
@@ -35,23 +35,23 @@ class Remote:
             threading.Thread(target=self._watch, args=(linger_s,), daemon=True).start()
 
     def _watch(self, linger_s: float) -> None:
-        """End the process once no learner was updated for too long."""
+        """End the process if there was no heartbeat of a learner for too long."""
         while self.busy or time.monotonic() - self.heard < linger_s:
             time.sleep(min(1.0, linger_s / BEATS))
         os._exit(0)
 
     def hear(self) -> None:
-        """Take note that the learner is there."""
+        """Record a heartbeat of the learner."""
         self.heard = time.monotonic()
 
     def begin_anew(self) -> None:
-        """Serve another learner: every environment starts a new episode, weights are requested."""
+        """Serve a new learner: restart all episodes and request weights."""
         self.hear()
         if self.worker is not None:
             self.worker.begin_anew()
 
     def collect(self, request: Request, version: int, weights: list[Any]) -> Block | Failure:
-        """Return the next block; fetch the weights first if they are newer."""
+        """Return the next block; fetch newer weights first."""
         self.busy = True
         try:
             return self._collect(request, version, weights)
@@ -62,7 +62,7 @@ class Remote:
             self.hear()
 
     def _collect(self, request: Request, version: int, weights: list[Any]) -> Block:
-        if self.worker is None:  # here, and not when it was made: errors are told by name
+        if self.worker is None:  # not in the constructor: errors keep their type here
             self.worker = self.make(*self.who)
         worker = self.worker
 
@@ -83,16 +83,16 @@ class Remote:
 
 @dataclass
 class Handle:
-    """An actor of the cluster, and its requested blocks, in order."""
+    """An actor of the cluster, and its pending blocks, in order."""
 
     actor: Any
     asked: deque[Any] = field(default_factory=deque[Any])
     since: float = field(default_factory=time.monotonic)
-    """When it last answered, or had nothing to do."""
+    """Time of its last answer, or when it was last idle."""
 
 
 class RayActors:
-    """Asks actors for blocks by calls that are under way: their number bounds the queue.
+    """Requests blocks by asynchronous calls, whose number bounds the queue.
 
     Weights are put into Ray's object store once; each machine fetches them once.
     """
@@ -105,7 +105,7 @@ class RayActors:
         self.connected, self.closed = False, threading.Event()
 
     def _connect(self) -> None:
-        """Join the cluster, or start one, unless this process is in one already."""
+        """Join the cluster, or start one, unless already connected."""
         if self.ray.is_initialized():
             return
         try:
@@ -131,7 +131,7 @@ class RayActors:
         self.handles[index] = Handle(actor)
 
     def _found(self, index: int) -> Any:
-        """Return the actor that a learner which died has left, if it still waits."""
+        """Return the actor left by a learner that died, if it still waits."""
         if not self.config.linger_s:
             return None
         try:
@@ -155,7 +155,7 @@ class RayActors:
         self.version, self.weights = version, self.ray.put(payload)
 
     def _beat(self) -> None:
-        """Send the actors a regular heartbeat of the learner."""
+        """Send heartbeats to the actors."""
         while not self.closed.wait(self.config.linger_s / BEATS):
             for handle in list(self.handles.values()):
                 handle.actor.hear.remote()
@@ -164,7 +164,7 @@ class RayActors:
         handle = self.handles[index]
         if not handle.asked:
             handle.since = time.monotonic()
-        # within a list, so that only an actor that wants them fetches the weights
+        # inside a list, so that only an actor that needs the weights fetches them
         handle.asked.append(handle.actor.collect.remote(request, self.version, [self.weights]))
 
     def events(self, timeout_s: float) -> list[tuple[int, Event]]:
@@ -201,7 +201,7 @@ class RayActors:
     def close(self) -> None:
         self.closed.set()
         closing = [h.actor.close.remote() for h in self.handles.values()]
-        with suppress(Exception):  # an actor that is gone already
+        with suppress(Exception):  # the actor may be gone already
             self.ray.wait(closing, num_returns=len(closing), timeout=END_S)
         for handle in self.handles.values():
             with suppress(Exception):

@@ -1,4 +1,4 @@
-"""Stands in for a collector: what actors collect elsewhere goes into the store here."""
+"""A collector for remote actors: stores the steps that they collect."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from dreamlab.engine.orchestrator import Orchestrator
 
 LOOK_S = 0.25
-"""How often a learner that waits for steps checks for a stop."""
+"""Interval in which a waiting learner checks for a stop."""
 
 
 @dataclass
 class Streams:
-    """The environments of all actors, as far as the learner knows them."""
+    """The environments of all actors, as known to the learner."""
 
     num_envs: int
     spec: Spec
@@ -44,15 +44,15 @@ class Streams:
 
 
 class RemoteCollector(Observer):
-    """Takes the ticks of K actors, each with its own environments, as ticks of one vector.
+    """Merges the ticks of K actors, each with its own environments, into ticks of one vector.
 
     actor 0   t0 t1 t2 t3 | t4 t5 ...      a tick is stored when every actor has sent it;
     actor 1   t0 t1 t2    | t3 ...         the rest waits in its stream, at most `queue_ticks`
     store     t0 t1 t2
 
-    The store is that of a vector of K * num_envs environments, and `collect` gives exactly the
+    The store is that of a vector of K * num_envs environments, and `collect` stores exactly the
     ticks that the phase requests: the train ratio holds as in the plain loop. The learner waits for
-    actors where they are slower, and actors wait for requests where the learner is.
+    slower actors, and actors wait for a slower learner.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RemoteCollector(Observer):
     def collect(
         self, ticks: int, buffer: Store, random_actions: bool = False, fresh: bool = False
     ) -> Collected:
-        """Store the next `ticks` of all actors; fewer if the run is told to stop meanwhile."""
+        """Store the next `ticks` of all actors; fewer if the run is stopped meanwhile."""
         assert not fresh, "it was checked"
         out, left = Collected(), ticks
         while left:
@@ -100,19 +100,19 @@ class RemoteCollector(Observer):
         return out
 
     def agree(self) -> None:
-        """Do nothing: actors feed one learner, so there is no other process to agree with."""
+        """Do nothing: there is only one learner process."""
 
     def statistics(self) -> dict[str, Any]:
-        """Return what all actors normalize with."""
+        """Return the normalization statistics of all actors."""
         return self.envs.normalizer.get_state()
 
     def get_state(self) -> dict[str, Any]:
-        """Return what survives a restart: statistics, and that random numbers are not used twice.
+        """Return the state for a restart: statistics, and the generation of random numbers.
 
-        Episodes that are running, and steps that are not stored yet, are lost.
+        Running episodes, and steps that are not stored yet, are lost.
         """
         num = self.envs.num_envs
-        rng = np.random.default_rng(self.generation)  # of a plain loop that continues from here
+        rng = np.random.default_rng(self.generation)  # for a plain loop that continues from here
         return {
             "envs": {"envs": [], "normalizer": self.statistics()},
             "step": None,
@@ -125,7 +125,7 @@ class RemoteCollector(Observer):
         }
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        """Continue from saved statistics; return all environments, which start new episodes."""
+        """Restore statistics; return all environments, which start new episodes."""
         self.envs.normalizer.set_state(state["envs"]["normalizer"])
         self.generation = int(state.get("generation", -1)) + 1
         self.lost = int(state.get("lost", 0))
@@ -151,7 +151,7 @@ class RemoteCollector(Observer):
             out.frames += (self.envs.num_envs - ended) * self.envs.frames_per_tick
 
     def _ask(self, random_actions: bool) -> None:
-        """Ask every actor for as many blocks as the learner has room for."""
+        """Request as many blocks from every actor as the learner has room for."""
         c = self.config
         request = Request(c.block_ticks, c.block_s, random_actions)
         for index, stream in enumerate(self.streams):
@@ -181,9 +181,9 @@ class RemoteCollector(Observer):
         self.weights.arrived(event)
 
     def _replace(self, index: int, why: str) -> None:
-        """Start another actor in the place of one that died; its episodes are cut there.
+        """Replace an actor that died; its episodes are cut there.
 
-        The first step of the new one starts an episode, so that no window mistakes both for one.
+        The first step of the new one starts an episode, so that no window spans both.
         """
         self.deaths[index] += 1
         self.lost += 1
@@ -208,7 +208,7 @@ class RemoteCollector(Observer):
     # -- what the loop tells its observers --------------------------------------------------------
 
     def started(self, loop: Orchestrator) -> None:
-        """Start all actors with the weights of this moment."""
+        """Start all actors with the current weights."""
         self.loop = loop
         try:
             self._publish()
@@ -230,7 +230,7 @@ class RemoteCollector(Observer):
         self.published_s += time.monotonic() - began
 
     def flushing(self, record: dict[str, float]) -> None:
-        """Report how old the weights were, what waits in the queue and who waited for whom."""
+        """Report the age of weights, the queue length and waiting times."""
         now = time.monotonic()
         elapsed, self.since = max(now - self.since, 1e-9), now
         record |= self.weights.pop_ages()
@@ -242,29 +242,29 @@ class RemoteCollector(Observer):
         self.waited_s, self.published_s, self.busy_s = 0.0, 0.0, 0.0
 
     def finished(self, status: str) -> None:
-        """End all actors."""
+        """Stop all actors."""
         with suppress(OSError):
             self.transport.close()
 
 
 REMEMBERED = 10_000
-"""Versions whose age is known: no actor is that far behind."""
+"""Number of versions whose age is tracked: no actor is that far behind."""
 
 
 class Published:
-    """Which weights the actors were given, and how long these have been outdated."""
+    """Published weight versions, and how long they have been outdated."""
 
     def __init__(self) -> None:
         self.version, self.updates = -1, 0
         self.made: dict[int, int] = {}
-        """Updates that a version had seen."""
+        """Number of updates in a version."""
         self.since: dict[int, float] = {}
-        """When the first update came that a version has not seen."""
+        """Time of the first update after a version."""
         self.ages_s: list[float] = []
         self.ages: list[int] = []
 
     def next(self) -> int:
-        """Return the number of the version that is published now."""
+        """Return the version number to publish now."""
         self.version += 1
         self.made[self.version] = self.updates
         for past in (self.made, self.since):
@@ -272,19 +272,19 @@ class Published:
         return self.version
 
     def outdated(self, seconds: float) -> bool:
-        """Take note of an update; return whether newer weights are due."""
+        """Record an update; return whether newer weights are due."""
         self.updates += 1
         now = time.monotonic()
         return now - self.since.setdefault(self.version, now) >= seconds
 
     def arrived(self, block: Block) -> None:
-        """Take note of how old the weights are that decided the newest steps of an actor."""
+        """Record the age of the weights behind an actor's newest steps."""
         since = self.since.get(block.version)
         self.ages_s.append(0.0 if since is None else time.monotonic() - since)
         self.ages.append(self.updates - self.made[block.version])
 
     def pop_ages(self) -> dict[str, float]:
-        """Return the mean and largest age of what arrived since the last call."""
+        """Return the mean and maximum age since the last call."""
         if not self.ages:
             return {}
         out = {

@@ -1,4 +1,4 @@
-"""Actors as processes of this machine."""
+"""Actors as processes on this machine."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from dreamlab.engine.actors.weights import Snapshot, unpack
 from dreamlab.engine.actors.worker import Failure, Request, Worker
 
 MakeWorker = Callable[[int, int], Worker]
-"""Makes an actor from its number and generation; it must be picklable."""
+"""Makes an actor from its index and generation; must be picklable."""
 END_S = 5.0
-"""How long actors may take to close their environments."""
+"""Time limit for actors to close their environments."""
 LOST = (EOFError, ConnectionError, OSError)
 
 
 @dataclass
 class Child:
-    """A process, and the learner's end of the pipe to it."""
+    """A process, and the learner's end of its pipe."""
 
     process: Any
     connection: Connection
 
 
 class LocalActors:
-    """Spawns actors; requests and blocks go through pipes, weights through shared memory.
+    """Spawns actors; requests and blocks use pipes, weights use shared memory.
 
-    A thread for each reads its blocks, so that an actor need not wait while the learner computes.
+    One thread per actor reads its blocks, so that actors need not wait while the learner computes.
     """
 
     def __init__(self, make: MakeWorker) -> None:
@@ -53,13 +53,13 @@ class LocalActors:
     def start(self, index: int, generation: int) -> None:
         assert self.board is not None, "weights are published first"
         if not self.children:
-            # whatever happens: Python waits at its end for children that are no daemons
+            # in any case: at exit Python waits for non-daemonic children
             atexit.register(self.close)
         context = context_of(self.make)
         ours, theirs = context.Pipe()
         board = (self.board.memory.name, self.board.capacity)
         arguments = (theirs, board, self.make, index, generation)
-        # not a daemon: its environments may be in their own processes
+        # not a daemon: its environments may run in their own processes
         process = context.Process(target=serve, args=arguments, name=f"actor-{index}")
         process.start()
         theirs.close()
@@ -67,7 +67,7 @@ class LocalActors:
         threading.Thread(target=self._listen, args=(index, child), daemon=True).start()
 
     def _listen(self, index: int, child: Child) -> None:
-        """Take in what an actor sends until it is gone."""
+        """Receive an actor's messages until it is gone."""
         try:
             while True:
                 self.inbox.put((index, pickle.loads(child.connection.recv_bytes())))
@@ -82,7 +82,7 @@ class LocalActors:
         self.board.write(version, payload)
 
     def ask(self, index: int, request: Request) -> None:
-        with suppress(OSError):  # that it is gone is told by its thread
+        with suppress(OSError):  # its thread reports that it is gone
             self.children[index].connection.send(request)
 
     def events(self, timeout_s: float) -> list[tuple[int, Event]]:
@@ -112,9 +112,9 @@ class LocalActors:
 
 
 def context_of(make: Callable[..., Any]) -> Any:
-    """Return how processes are started: by forking one that has imported what they need, no more.
+    """Return the start method: fork a server process that imported only what is needed.
 
-    To fork this one would copy its OpenGL and CUDA contexts, which then fail.
+    Forking this process would copy its OpenGL and CUDA contexts, which then fail.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -124,7 +124,7 @@ def context_of(make: Callable[..., Any]) -> Any:
 
 
 def end(process: Any, seconds: float) -> None:
-    """Wait for a process that was told to end; kill it if it does not."""
+    """Wait for a process to end; kill it after a timeout."""
     process.join(seconds)
     if process.is_alive():
         process.kill()
@@ -132,7 +132,7 @@ def end(process: Any, seconds: float) -> None:
 
 
 def how_it_ended(process: Any) -> str:
-    """Return why a process is no more."""
+    """Return why a process ended."""
     code: int | None = process.exitcode
     if code is None:
         return "it closed its pipe"
@@ -147,7 +147,7 @@ def how_it_ended(process: Any) -> str:
 def serve(
     connection: Connection, board: tuple[str, int], make: MakeWorker, index: int, generation: int
 ) -> None:
-    """Work through the learner's requests until it says stop, or is gone."""
+    """Serve the learner's requests until it says stop, or is gone."""
     leave_signals_to_parent()
     shown = Board.attach(*board)
     try:
@@ -161,7 +161,7 @@ def serve(
 def answer_all(
     connection: Connection, board: Board, make: MakeWorker, index: int, generation: int
 ) -> None:
-    """Make the actor, and answer requests by blocks; its own error is the last answer."""
+    """Create the actor, and answer requests with blocks; its own error is the last answer."""
     try:
         worker = make(index, generation)
         try:
@@ -186,7 +186,7 @@ def _answer(connection: Connection, board: Board, worker: Worker) -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """Let only the parent heed Ctrl-C and SIGTERM; end at once if it dies."""
+    """Ignore Ctrl-C and SIGTERM, which the parent handles; end at once if it dies."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -1,4 +1,4 @@
-"""The training loop of a run with actors: evaluation does not hold it up."""
+"""The training loop of a run with actors: evaluation does not block it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK_S = 0.25
 
 
 class WhenIdle(Due):
-    """Is due only when nothing is under way: evaluations that take long become fewer."""
+    """Due only when nothing is running, so that slow evaluations become fewer."""
 
     def __init__(self, config: EvalConfig, idle: Callable[[], bool]) -> None:
         super().__init__(config)
@@ -36,22 +36,22 @@ class WhenIdle(Due):
 
 @dataclass(frozen=True)
 class Begun:
-    """An evaluation under way: the moment it belongs to."""
+    """A running evaluation, and the moment it belongs to."""
 
     clock: Clock
     record: dict[str, float]
     due: list[int]
-    """What was due before it started: a run that is resumed does it again."""
+    """What was due before it started, for a resumed run to repeat."""
 
 
 class ActorLoop(Orchestrator):
-    """Trains while actors collect and, between phases' own evaluations, another process measures.
+    """Trains while actors collect and another process evaluates.
 
     learner      update update update update update ...
     evaluation      └─ weights at frame f ──▶ result: a record of frame f, marked `late`
 
-    What is measured is saved when the measuring starts, so that the best can be kept. Evaluations
-    that a phase requests by its hooks, and the one at the end, are waited for.
+    The evaluated weights are saved when the evaluation starts, so that the best can be kept.
+    Evaluations by a phase's hooks, and the final one, block.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ActorLoop(Orchestrator):
         self.begun: Begun | None = None
 
     def run(self) -> str:
-        """Train until the end or an interruption; say that this cannot be repeated exactly."""
+        """Train until the end or an interruption; warn that the run is not reproducible."""
         self.run_log.update(exact_resume=False, exact_resume_reason=NOT_EXACT)
         try:
             return super().run()
@@ -91,7 +91,7 @@ class ActorLoop(Orchestrator):
         return None
 
     def _begin(self) -> None:
-        """Let the policy of this moment be measured elsewhere."""
+        """Start evaluating the current policy in another process."""
         clock, collector = self.scheduler.clock(), self.parts.collector
         assert isinstance(collector, RemoteCollector)
         record = {**asdict(self.counters), **clock.record(), "phase": float(self.scheduler.index)}
@@ -103,7 +103,7 @@ class ActorLoop(Orchestrator):
         self.background.submit(Task(payload, path if films else None))
 
     def _take_result(self, timeout_s: float = 0.0) -> None:
-        """Write down what was measured, if it is done."""
+        """Record the result of the evaluation, if it is done."""
         result, begun = self.background.take(timeout_s), self.begun
         if result is None or begun is None:
             return

@@ -14,7 +14,7 @@ OBS = "obs/"
 
 
 class Seen:
-    """Moments of what one actor's environments showed since it was last asked."""
+    """Moments of one actor's observations since the last request."""
 
     def __init__(self, envs: Any) -> None:
         self.envs = envs
@@ -26,7 +26,7 @@ class Seen:
         return {**out, REWARD: _nothing(())} if self.normalizer.reward is not None else out
 
     def add(self, step: Step) -> None:
-        """Take in the step that the environments show now, as it was before it was normalized."""
+        """Add the current step, before normalization."""
         for name, moments in self.new.items():
             if name == REWARD:
                 moments.update(self.normalizer.returns[~step.is_first])
@@ -34,14 +34,14 @@ class Seen:
                 moments.update(self.envs.shown[name.removeprefix(OBS)])
 
     def pop(self) -> dict[str, Any]:
-        """Return what was seen, as plain data, and start over."""
+        """Return the moments as plain data, and reset them."""
         out = {k: m.get_state() for k, m in self.new.items()}
         self.new = self._empty()
         return out
 
 
 def add_up(normalizer: Normalizer, seen: dict[str, Any]) -> None:
-    """Add what an actor saw to the statistics of all."""
+    """Merge an actor's moments into the global statistics."""
     for name, state in seen.items():
         of_obs = normalizer.moments.get(name.removeprefix(OBS))
         target = normalizer.return_moments if name == REWARD else of_obs
@@ -50,7 +50,7 @@ def add_up(normalizer: Normalizer, seen: dict[str, Any]) -> None:
 
 
 def take_statistics(normalizer: Normalizer, state: dict[str, Any]) -> None:
-    """Continue from the statistics of all; the running returns are those of one's own episodes."""
+    """Load the global statistics, but keep the running returns of one's own episodes."""
     normalizer.set_state({**state, "returns": normalizer.returns})
 
 

@@ -1,4 +1,4 @@
-"""The options of actors, and which runs can have them."""
+"""Options of actors, and which runs support them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ NOT_EXACT = (
 
 @dataclass(frozen=True)
 class ActorsConfig:
-    """How many processes collect, where they run, and how far they may be apart from the learner.
+    """Number of collecting processes, where they run, and how far they may lag the learner.
 
     `actors=4` is short for `actors.num=4`.
     """
 
     num: Annotated[int, Range(0, 10_000)] = 0
-    """Actors, each with its own `env.num_envs` environments; 0 collects in the learner."""
+    """Number of actors, each with its own `env.num_envs` environments; 0 collects in the learner.
+    """
     where: Literal["local", "ray"] = "local"
-    """`local`: processes of this machine; `ray`: actors of a Ray cluster."""
+    """`local`: processes on this machine; `ray`: actors on a Ray cluster."""
     weights_age_s: NonNegative = 1.0
-    """Send new weights once those that the actors have were outdated for this long."""
+    """Send new weights once those of the actors have been outdated for this long."""
     block_ticks: PositiveInt = 16
     """Maximum ticks per block sent to the learner."""
     block_s: NonNegative = 0.05
-    """Send earlier if a block took this long."""
+    """Send a block earlier after this long."""
     queue_ticks: PositiveInt = 64
     """Maximum ticks that an actor may be ahead of the learner before it waits."""
     restarts: Natural = 5
@@ -44,11 +45,13 @@ class ActorsConfig:
     cpus: Positive = 1.0
     """CPUs that a Ray actor requests."""
     wait_s: Positive = 60.0
-    """How long a Ray actor may take for a block, or to find room in the cluster; then the run ends.
+    """Time limit for a Ray actor to return a block, or to be placed in the cluster; then the run
+    ends.
     """
     linger_s: NonNegative = 0.0
     """How long the actors of a cluster wait for a learner that died: the same command takes them
-    over. 0: they end with it."""
+    over. 0: they end with it.
+    """
 
     def __post_init__(self) -> None:
         if self.queue_ticks < self.block_ticks:
@@ -72,7 +75,7 @@ class ActorsConfig:
 def check_actors(
     config: ActorsConfig, phases: Sequence[Phase], buffers: Mapping[str, Part]
 ) -> None:
-    """Raise if a run cannot have actors: what learns from its newest steps only, or collects none.
+    """Raise if a run cannot use actors: it trains on its newest steps only, or collects none.
 
     Names of buffers were checked before.
     """

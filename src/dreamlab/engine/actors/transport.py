@@ -1,4 +1,4 @@
-"""How the learner and its actors reach each other: one protocol, a file for each way."""
+"""Communication between the learner and its actors: one protocol, one file per implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dreamlab.engine.actors.worker import Failure, Request
 
 @dataclass(frozen=True)
 class Gone:
-    """An actor that is no more, and why."""
+    """An actor that has ended, and why."""
 
     why: str
 
@@ -20,24 +20,24 @@ Event = Block | Failure | Gone
 
 
 class Transport(Protocol):
-    """Starts actors, asks them for blocks and gives them weights; it decides nothing."""
+    """Starts actors, requests blocks and publishes weights; it makes no decisions."""
 
     def start(self, index: int, generation: int) -> None:
-        """Start actor `index`; a later `generation` of it has other random numbers."""
+        """Start actor `index`; each `generation` has its own random numbers."""
         ...
 
     def publish(self, version: int, payload: bytes) -> None:
-        """Give all actors newer weights, also those that start later; do not wait for them."""
+        """Publish newer weights to all actors, also to later ones, without waiting."""
         ...
 
     def ask(self, index: int, request: Request) -> None:
-        """Ask an actor for one block more; requests are served in order."""
+        """Request one more block from an actor; requests are served in order."""
         ...
 
     def events(self, timeout_s: float) -> list[tuple[int, Event]]:
-        """Return what came from which actor, waiting for something at most this long."""
+        """Return the events of all actors, waiting at most this long for one."""
         ...
 
     def close(self) -> None:
-        """End all actors, within seconds."""
+        """Stop all actors, within seconds."""
         ...

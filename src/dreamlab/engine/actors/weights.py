@@ -1,4 +1,4 @@
-"""What an actor needs of the learner's workflow, as bytes."""
+"""Serialization of the learner's workflow for actors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from dreamlab.core.workflow import Workflow
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights, buffers and counts of a workflow, and the statistics that normalize its inputs."""
+    """Weights, buffers and counts of a workflow, and its normalization statistics."""
 
     version: int
     tensors: dict[str, Array]
     dtypes: dict[str, torch.dtype]
-    """Of tensors whose type numpy does not have: their bits are sent."""
+    """Types of tensors that numpy lacks; their raw bits are sent."""
     counts: dict[str, Any]
     statistics: dict[str, Any]
 
 
 @torch.no_grad()
 def pack(workflow: Workflow[Any], version: int, statistics: dict[str, Any]) -> bytes:
-    """Return everything that acting depends on; optimizers stay with the learner."""
+    """Serialize everything that acting depends on, without optimizers."""
     tensors: dict[str, Array] = {}
     dtypes: dict[str, torch.dtype] = {}
     for name, tensor in _tensors(workflow).items():
@@ -41,13 +41,13 @@ def pack(workflow: Workflow[Any], version: int, statistics: dict[str, Any]) -> b
 
 
 def unpack(payload: bytes) -> Snapshot:
-    """Return the snapshot that our own learner packed."""
+    """Deserialize a snapshot, from our own learner only."""
     return pickle.loads(payload)
 
 
 @torch.no_grad()
 def adopt(workflow: Workflow[Any], snapshot: Snapshot) -> None:
-    """Let a workflow act as the one that was packed."""
+    """Load a snapshot into a workflow."""
     mine = _tensors(workflow)
     assert mine.keys() == snapshot.tensors.keys(), "the learner has another workflow"
     for name, array in snapshot.tensors.items():
@@ -62,7 +62,7 @@ def _tensors(workflow: Workflow[Any]) -> dict[str, Tensor]:
 
 
 def _counting(workflow: Workflow[Any]) -> dict[str, nn.Module]:
-    """Return the modules that hold state beside tensors; the workflow's own is its optimizers'."""
+    """Return the modules with state besides tensors; the workflow's own is its optimizers'."""
     return {
         name: module
         for name, module in workflow.named_modules()

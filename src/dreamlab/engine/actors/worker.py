@@ -1,4 +1,4 @@
-"""What an actor does wherever it runs: collects with the newest weights, and sends blocks."""
+"""An actor, independent of where it runs: collects with the newest weights, and sends blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dreamlab.engine.collector import Collected, Collector
 
 @dataclass(frozen=True)
 class Request:
-    """A block that the learner requests."""
+    """A request for a block."""
 
     ticks: int
     seconds: float
@@ -26,14 +26,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of an actor's own, such as an environment's: the run cannot continue."""
+    """An actor's own error, such as an environment's: the run cannot continue."""
 
     text: str
     kind: str
 
 
 class Kept(BlockStore):
-    """A block that also takes note of what is normalized."""
+    """A block that also records normalization moments."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class Worker:
     def collect(
         self, request: Request, newer: Callable[[], Snapshot | None], stopped: Callable[[], bool]
     ) -> Block | None:
-        """Return the block that was requested; None if it was told to stop before the first tick.
+        """Return the requested block; None if stopped before the first tick.
 
-        Before each tick it looks for newer weights.
+        Checks for newer weights before each tick.
         """
         began, ended = time.monotonic(), list[Collected]()
         while len(self.store) < request.ticks and not stopped():
@@ -82,7 +82,7 @@ class Worker:
         return Block(self.store.pop(), ended, self.version, moments, spent)
 
     def begin_anew(self) -> None:
-        """Forget the running episodes, and take whatever weights come next."""
+        """Drop the running episodes, and accept any weights next."""
         self.version = -1
         self.store = Kept(Seen(self.collector.envs))
         self.collector.begin_anew()

@@ -1,1 +1,1 @@
-"""Ways to carry out many jobs: processes of this machine, SLURM, a Ray cluster."""
+"""Launchers of jobs: processes on this machine, SLURM, a Ray cluster."""

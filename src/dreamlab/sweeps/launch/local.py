@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine."""
+"""Jobs as processes on this machine."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from dreamlab.sweeps.launch.ranks import Ranks
 
 ERROR_LINES = 20
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-MEMORY_EVERY_S = 1.0  # how often memory is measured where it is limited
-GRACE_S = 60.0  # how long a run beyond its limits may take to save
+MEMORY_EVERY_S = 1.0  # interval of memory measurements if memory is limited
+GRACE_S = 60.0  # time for a run beyond its limits to save
 
 
 class Handle(Protocol):
-    """A job that was started."""
+    """A started job."""
 
     def poll(self) -> Outcome | None:
-        """Return how it ended, or None while it continues."""
+        """Return its outcome, or None while it is running."""
         ...
 
     def interrupt(self) -> None:
-        """Ask it to save and stop; asking again changes nothing."""
+        """Ask it to save and stop; idempotent."""
         ...
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it at once."""
         ...
 
 
@@ -51,7 +51,7 @@ class Launcher(Protocol):
     """A way to start jobs."""
 
     def start(self, job: Job, slot: int) -> Handle | None:
-        """Start a job in one of the places; None if another process runs it."""
+        """Start a job in a slot; None if another process runs it."""
         ...
 
     def close(self) -> None: ...
@@ -59,7 +59,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class BufferContext:
-    """What of this machine a job gets."""
+    """Resources of this machine for a job."""
 
     limits: Limits = field(default_factory=Limits)
     cores: tuple[int, ...] = ()
@@ -69,11 +69,11 @@ class BufferContext:
     """The MPS pipe directory."""
     ranks: Ranks = field(default_factory=Ranks)
     deadline_s: float | None = None
-    """Seconds to save once it is asked to stop; None: no limit."""
+    """Time limit in seconds to save after a stop request; None: no limit."""
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables that say so; libraries read them before any code of ours."""
+        """Return the environment variables, which libraries read before our code runs."""
         found: dict[str, str] = {}
         if self.limits.cpus:
             found |= dict.fromkeys(THREAD_VARIABLES, str(self.limits.cpus))
@@ -82,19 +82,19 @@ class BufferContext:
         return found | {**self.mps}
 
     def command(self, job: Job) -> list[str]:
-        """Return what this machine starts for a job."""
+        """Return the command that runs a job on this machine."""
         options = [f"threads={self.limits.cpus}"] if self.limits.cpus else []
         if self.deadline_s is not None:
             options.append(f"checkpoint.deadline_s={self.deadline_s:g}")
-        # on several nodes one may see the folder that another has just begun: `train` is for both
+        # another node may have just created the folder: `train` works in both cases
         own = job.train_command if self.ranks.nodes > 1 else job.command
         return self.ranks.wrap(own(*options))
 
 
 def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> BufferContext:
-    """Return the share of the `slot`-th of `slots` jobs; cores are given only if they suffice.
+    """Return the resources of slot `slot` of `slots`; cores are assigned only if they suffice.
 
-    `gpus` has what each slot sees of them; without it they are left to the run.
+    `gpus` lists the visible GPUs of each slot; without it the run decides.
     """
     shown = "" if limits.gpus == 0 else gpus[slot] if gpus else None
     cores: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> Bu
 
 @contextmanager
 def _unblocked(*signals: signal.Signals) -> Iterator[None]:
-    """Let signals through meanwhile: a child inherits the mask, and Ray's workers block SIGINT."""
+    """Unblock signals inside the block: children inherit the mask, and Ray blocks SIGINT."""
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     try:
         yield
@@ -116,7 +116,7 @@ def _unblocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def spawn(job: Job, where: BufferContext, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start what this machine does for a job, in a session of its own: no Ctrl-C reaches it."""
+    """Start this machine's part of a job, in its own session so that Ctrl-C does not reach it."""
     node = f"_node{where.ranks.node}" if where.ranks.node else ""
     with (
         (job.folder / f"stdout{node}.log").open("ab") as out,
@@ -143,11 +143,11 @@ class Attempt:
         self.child: subprocess.Popen[bytes] | None = None
         self.asked = False
         self.began, self.measured, self.over_since = time.monotonic(), 0.0, 0.0
-        self.over = ""  # which limit it went beyond
+        self.over = ""  # the exceeded limit
         self.outcome: Outcome | None = None
 
     def start(self) -> bool:
-        """Start it; False if another process runs it or it has ended."""
+        """Start it; return False if another process runs it or it has ended."""
         if not self.lock.take():
             return False
         job = self.job
@@ -185,11 +185,11 @@ class Attempt:
         return outcome
 
     def _saved(self, code: int, seen: str) -> bool:
-        """Tell whether a run ended by itself so that it goes on: somebody signalled it."""
+        """Return whether a run saved and ended resumably, after a signal from elsewhere."""
         return code == PREEMPTED or (code == 130 and seen == "interrupted")
 
     def _hold_to_limits(self, now: float) -> None:
-        """Let a run that uses more than it may save and end; kill it if it does not."""
+        """Ask a run beyond its limits to save and end; kill it if it does not."""
         if self.over and now - self.over_since > GRACE_S:
             self.kill()
         elif not self.asked and (reason := self._beyond(now)):
@@ -197,7 +197,7 @@ class Attempt:
             self.interrupt()
 
     def _beyond(self, now: float) -> str:
-        """Return which limit it is beyond; empty if none."""
+        """Return the exceeded limit; empty if none."""
         assert self.child is not None, self.job.name
         most_min, most_gb = self.where.limits.time_min, self.where.limits.memory_gb
         if most_min is not None and now - self.began > 60 * most_min:
@@ -225,12 +225,12 @@ class Attempt:
         if self.asked:
             return
         self.asked = True
-        # before it trains there is nothing to save, and an import may swallow an interrupt
+        # before training there is nothing to save, and an import may swallow an interrupt
         training = self.job.manifest_status() == "running"
         self.send(by if training else signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the run: to each of its processes, for an agent would just end them."""
+        """Send a signal to each process of the run; an agent would just end them."""
         assert self.child is not None, self.job.name
         for pid in (self.where.ranks.several and children(self.child.pid)) or [self.child.pid]:
             with suppress(ProcessLookupError):
@@ -239,7 +239,7 @@ class Attempt:
     def kill(self) -> None:
         assert self.child is not None, self.job.name
         self.asked = True
-        if self.child.poll() is None:  # with the processes that it has started
+        if self.child.poll() is None:  # including its child processes
             groups = children(self.child.pid) if self.where.ranks.several else []
             for group in (self.child.pid, *groups):
                 with suppress(ProcessLookupError):
@@ -247,7 +247,7 @@ class Attempt:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process has started and that live."""
+    """Return the live child processes of a process."""
     try:
         return [c.pid for c in psutil.Process(pid).children()]
     except psutil.Error:  # it has ended meanwhile
@@ -255,10 +255,10 @@ def children(pid: int) -> list[int]:
 
 
 def memory_bytes(session: int) -> int:
-    """Return the memory of all processes of a session; what they share is counted once.
+    """Return the memory of all processes of a session, with shared memory counted once.
 
-    Pages of mapped files are not counted: the system takes them back where it needs memory. Other
-    systems than Linux do not tell them apart, and what is shared counts for each.
+    Pages of mapped files are not counted: the system can reclaim them. Systems other than Linux do
+    not distinguish them, and count shared memory for each process.
     """
     total = 0
     for pid in psutil.pids():
@@ -269,17 +269,17 @@ def memory_bytes(session: int) -> int:
 
 
 def _own_bytes(pid: int) -> int:
-    """Return what a process adds to the memory in use."""
+    """Return the memory added by a process."""
     if not sys.platform.startswith("linux"):
         return int(psutil.Process(pid).memory_info().rss)
-    # psutil's PSS has the pages of mapped files in it, among them a replay on disk
+    # psutil's PSS includes pages of mapped files, such as a replay on disk
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     found = re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", rollup, re.MULTILINE)
     return 1024 * sum(map(int, found))
 
 
 def carry_out(job: Job, attempt: Attempt) -> Outcome:
-    """Run a job to its end, or until its stop file appears: what a machine of a cluster does."""
+    """Run a job to its end, or until its stop file appears, on a cluster node."""
     if not attempt.start():
         return "finished" if job.manifest_status() == "finished" else "taken"
     try:
@@ -296,7 +296,7 @@ def carry_out(job: Job, attempt: Attempt) -> Outcome:
 
 
 def accompany(job: Job, where: BufferContext) -> Outcome:
-    """Run another node's part of a job; what becomes of it the first node writes down."""
+    """Run another node's part of a job; the first node records the outcome."""
     child = spawn(job, where)
     try:
         return "finished" if child.wait() == 0 else "interrupted"
@@ -306,18 +306,18 @@ def accompany(job: Job, where: BufferContext) -> Outcome:
 
 
 class Local:
-    """Starts jobs as child processes; `gpus` has what each of the slots sees of them."""
+    """Starts jobs as child processes; `gpus` lists the visible GPUs of each slot."""
 
     def __init__(
         self, limits: Limits, slots: int, gpus: Sequence[str] = (), mps: Mps | None = None
     ) -> None:
-        if sys.platform == "win32":  # a job has its own session and inherits a locked file
+        if sys.platform == "win32":  # a job needs its own session and inherits a locked file
             raise LabError("sweeps need Linux or macOS: on Windows run them in WSL")
         self.limits, self.slots, self.gpus, self.mps = limits, slots, gpus, mps
 
     @cached_property
     def variables(self) -> dict[str, str]:
-        """What jobs need to find MPS, which is started for the first of them."""
+        """Return the variables of MPS, which is started for the first job."""
         return self.mps.start() if self.mps else {}
 
     def start(self, job: Job, slot: int) -> Handle | None:

@@ -1,4 +1,4 @@
-"""What a job may use, and where it runs: the same two sections for `sweep`, `tune` and `train`."""
+"""Resources of a job and where it runs: two sections shared by `sweep`, `tune` and `train`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import NonNegative, Positive, PositiveInt, Range
 
 SAVE_SHARE = 0.8
-"""Share of `launcher.grace_s` that a run has to save; the rest is for its end."""
+"""Share of `launcher.grace_s` for a run to save; the rest is for shutting down."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one job may use."""
+    """Resources of one job."""
 
     cpus: Annotated[int, Range(0, 1_024)] = 0
     """CPU cores and threads per process; 0: decided by the run."""
@@ -41,7 +41,7 @@ class Limits:
 
     @property
     def processes(self) -> int:
-        """How many processes train one run, on all nodes."""
+        """Return the number of processes that train one run, on all nodes."""
         return self.nodes * self.processes_per_node
 
 
@@ -80,7 +80,7 @@ class LauncherConfig:
 
     @property
     def deadline_s(self) -> float:
-        """Seconds that a run has to save once it is told to."""
+        """Return the time limit in seconds for a run to save."""
         return SAVE_SHARE * self.grace_s
 
 

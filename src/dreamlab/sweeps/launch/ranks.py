@@ -11,27 +11,27 @@ from dreamlab.sweeps.job import program
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who trains one run together, as one of its machines sees it."""
+    """The processes of one run, as seen by one of its machines."""
 
     nodes: int = 1
     processes: int = 1
-    """On each node."""
+    """Processes per node."""
     node: int = 0
-    """Which of them this is; the first one writes down what becomes of the job."""
+    """Index of this node; the first one records the job's outcome."""
     address: str = ""
-    """Where the nodes meet: host:port of the first."""
+    """Rendezvous address: host:port of the first node."""
     id: str = "dreamlab"
-    """What tells this meeting from others at the same address."""
+    """Rendezvous id, unique at its address."""
     grace_s: float = 30.0
-    """Seconds that the agent leaves its processes to save before it kills them."""
+    """Seconds for processes to save before the agent kills them."""
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one process."""
+        """Return whether there is more than one process."""
         return self.nodes * self.processes > 1
 
     def wrap(self, command: Sequence[str]) -> list[str]:
-        """Return a command of ours as it is started on this machine."""
+        """Return the command that starts `command` on this machine."""
         if not self.several:
             return list(command)
         own = list(command[len(program()) :])
@@ -47,6 +47,6 @@ class Ranks:
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={self.address}",
             f"--rdzv-id={self.id}",
-            f"--rdzv-conf=is_host={int(self.node == 0)}",  # names of hosts do not always tell
+            f"--rdzv-conf=is_host={int(self.node == 0)}",  # host names are not always reliable
             *shared,
         ]

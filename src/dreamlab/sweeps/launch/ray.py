@@ -16,11 +16,11 @@ from dreamlab.sweeps.launch.local import Attempt, BufferContext, Handle, accompa
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
 from dreamlab.sweeps.launch.ranks import Ranks
 
-MEETING_S = 600.0  # how long a node waits for the first one of its job
+MEETING_S = 600.0  # maximum wait of a node for the first node of its job
 
 
 def _task(job: Job, where: BufferContext) -> Outcome:
-    """Run one node's part of a job on whatever machine Ray chose; Ray has set its GPUs."""
+    """Run one node's part of a job on the machine that Ray chose; Ray has set its GPUs."""
     if where.ranks.nodes > 1:
         where = replace(where, ranks=_meet(job, where.ranks))
     if where.ranks.node:
@@ -29,7 +29,7 @@ def _task(job: Job, where: BufferContext) -> Outcome:
 
 
 def _meet(job: Job, ranks: Ranks) -> Ranks:
-    """Return the ranks with the address of the first node, which it leaves in the job's folder."""
+    """Return the ranks with the first node's address, exchanged through the job's folder."""
     file = job.folder / f"meeting_{ranks.id}.json"
     if ranks.node == 0:
         with socket.socket() as free:
@@ -46,7 +46,7 @@ def _meet(job: Job, ranks: Ranks) -> Ranks:
 
 
 class Sent:
-    """A job that was handed to the cluster, one task for each of its nodes."""
+    """A job submitted to the cluster, with one task per node."""
 
     def __init__(self, cluster: Cluster, job: Job) -> None:
         self.cluster, self.ray, self.job = cluster, cluster.ray, job
@@ -54,7 +54,7 @@ class Sent:
         self.tasks, self.group = cluster.send(job)
 
     def poll(self) -> Outcome | None:
-        """Return how it ended; one that lost its machine or was preempted is sent again."""
+        """Return its outcome; resubmit it if it lost its machine or was preempted."""
         if not self.ray.wait(self.tasks[:1], timeout=0)[0]:
             return None
         try:
@@ -79,7 +79,7 @@ class Sent:
         return "failed"
 
     def _release(self) -> None:
-        """Give the nodes back; those beside the first have nothing left to do."""
+        """Release the nodes; those other than the first are idle."""
         for task in self.tasks[1:]:
             self.ray.cancel(task, force=True)
         if self.group is not None:
@@ -95,7 +95,7 @@ class Sent:
 
 
 class Cluster:
-    """Sends jobs to a Ray cluster: the one at `cluster`, or one of this machine's own cores."""
+    """Submits jobs to a Ray cluster: the one at `cluster`, or a local one."""
 
     def __init__(self, config: LauncherConfig, limits: Limits) -> None:
         self.ray: Any = require("ray", "ray")
@@ -111,13 +111,13 @@ class Cluster:
         }
 
     def send(self, job: Job) -> tuple[list[Any], Any]:
-        """Return the tasks of a job, that of its first node first, and what holds their nodes."""
+        """Return the tasks of a job, the first node's first, and their placement group."""
         nodes, group, token = self.limits.nodes, None, uuid.uuid4().hex[:8]
         given: dict[str, Any] = {
             "num_cpus": self.asked["CPU"],
             "num_gpus": self.asked["GPU"],
             "memory": self.asked["memory"] or None,
-            "max_retries": 0,  # a lost job is sent again as a whole, and goes on from a checkpoint
+            "max_retries": 0,  # a lost job is resubmitted as a whole, and resumes from a checkpoint
         }
         if nodes > 1:
             bundle = {k: v for k, v in self.asked.items() if v}

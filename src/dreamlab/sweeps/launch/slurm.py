@@ -22,23 +22,23 @@ from dreamlab.sweeps.launch.local import (
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
 from dreamlab.sweeps.launch.ranks import Ranks
 
-DAY_MIN = 24 * 60  # the time limit if none was given: submitit's own is five minutes
-END_SHARE = 0.9  # of the grace: a run that has not saved by then is killed, to be queued again
+DAY_MIN = 24 * 60  # default time limit: submitit's is five minutes
+END_SHARE = 0.9  # share of the grace after which an unsaved run is killed, to be requeued
 FIRST_PORT, PORTS = 20_000, 10_000
 
 
 class Errand:
-    """What a node does: one job. Before it is ended it saves and asks to be put back."""
+    """A node's work: one job. Before it is ended it saves and is requeued."""
 
     def __init__(self, job: Job, limits: Limits, config: LauncherConfig) -> None:
         self.job, self.limits, self.config = job, limits, config
 
     def __call__(self) -> Outcome:
         ranks = self._ranks()
-        own = Limits(cpus=self.limits.cpus)  # SLURM holds it to the rest
+        own = Limits(cpus=self.limits.cpus)  # SLURM enforces the other limits
         where = BufferContext(own, ranks=ranks, deadline_s=self.config.deadline_s)
         if ranks.node:
-            for number in (signal.SIGTERM, signal.SIGUSR1):  # its processes hear of it elsewhere
+            for number in (signal.SIGTERM, signal.SIGUSR1):  # its processes are signaled elsewhere
                 signal.signal(number, signal.SIG_IGN)
             return accompany(self.job, where)
         self.attempt = Attempt(self.job, where)
@@ -46,7 +46,7 @@ class Errand:
         return carry_out(self.job, self.attempt)
 
     def _ranks(self) -> Ranks:
-        """Return this node's place among those of the job."""
+        """Return this node's rank among those of the job."""
         here = require("submitit", "slurm").JobEnvironment()
         number = int("".join(c for c in here.raw_job_id if c.isdigit()))
         address = f"{here.hostnames[0]}:{FIRST_PORT + number % PORTS}"
@@ -54,10 +54,10 @@ class Errand:
         return Ranks(here.num_nodes, processes, here.node, address, here.job_id, grace)
 
     def _listen(self) -> None:
-        """Save at SIGTERM and SIGUSR1 too; submitit by itself ignores the one, dies of the other.
+        """Save on SIGTERM and SIGUSR1 too; submitit ignores the first and dies of the second.
 
-        After SIGUSR1 the job is put back as at the time limit. SIGTERM comes from whoever has
-        decided that already: SLURM, which puts back what it preempts, or `scancel`.
+        After SIGUSR1 the job is requeued as at the time limit. SIGTERM is sent by SLURM, which
+        requeues preempted jobs itself, or by `scancel`.
         """
         environment = require("submitit", "slurm").JobEnvironment
         signal.signal(signal.SIGUSR1, signal.getsignal(environment._usr_sig()))
@@ -69,7 +69,7 @@ class Errand:
         signal.signal(signal.SIGTERM, leave)
 
     def checkpoint(self) -> Any:
-        """Stop the run so that it saves; submitit calls this shortly before the time is up."""
+        """Stop the run so that it saves; submitit calls this shortly before the time limit."""
         self._save()
         submitit = require("submitit", "slurm")
         return submitit.helpers.DelayedSubmission(Errand(self.job, self.limits, self.config))
@@ -86,7 +86,7 @@ class Errand:
 
 
 class Queued:
-    """A job that was handed to the queue."""
+    """A job submitted to the queue."""
 
     def __init__(self, job: Job, submitted: Any) -> None:
         self.job, self.submitted = job, submitted
@@ -113,7 +113,7 @@ class Queued:
 
 
 class Slurm:
-    """Submits jobs with the limits as SLURM's own."""
+    """Submits jobs with their limits as SLURM limits."""
 
     def __init__(self, config: LauncherConfig, limits: Limits, folder: Path, name: str) -> None:
         submitit = require("submitit", "slurm")
@@ -135,7 +135,7 @@ class Slurm:
             raise ConfigError(f"launcher.options: {error}") from None
 
     def start(self, job: Job, slot: int) -> Handle | None:
-        """Submit a job; one that another process runs ends there at once, as taken."""
+        """Submit a job; if another process runs it, it ends there at once, as taken."""
         job.stop_file.unlink(missing_ok=True)
         submitit = require("submitit", "slurm")
         try:
@@ -149,7 +149,7 @@ class Slurm:
 
 
 def parameters(config: LauncherConfig, limits: Limits) -> dict[str, Any]:
-    """Return what submitit is asked for: one task on each node, which starts the processes."""
+    """Return the parameters of submitit: one task per node, which starts the processes."""
     more = {"requeue": True, **config.options.get("slurm_additional_parameters", {})}
     return {
         "nodes": limits.nodes,
