@@ -133,5 +133,6 @@ def main() -> None:
 if __name__ == "__main__":
     if "--worker" in sys.argv:
         worker(sys.argv[2], sys.argv[3:])
+        os._exit(0)  # as a worker of `dreamlab train` ends
     else:
         main()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from dreamlab.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # gloo's threads may abort a process that tears down its interpreter: everything is written
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -24,9 +24,9 @@ from tests.contract.found import CASES, experiments_of, workflows
 from tests.helpers import config_of, metrics, need, open_config, run_for, run_until
 
 SMALL = (
-    "tiny=true", "training.total_frames=330", "log.every_frames=100", "eval.every_frames=220",
+    "tiny=true", "training.total_frames=450", "log.every_frames=100", "eval.every_frames=300",
     "eval.episodes=2", "eval.num_envs=1", "eval.video=false", "device=cpu",
-    "checkpoint.every_frames=180", "checkpoint.every_s=0", "env.num_envs=2",
+    "checkpoint.every_frames=250", "checkpoint.every_s=0", "env.num_envs=2",
 )  # fmt: skip
 
 
