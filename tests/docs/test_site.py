@@ -119,7 +119,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     page: Any = (tmp_path / "tutorials" / "own-environment" / "index.html").read_text()
     assert 'href="../../repo/examples/own_environment.py/"' in page
     assert "class Corridor" in html_text(tmp_path / "repo/examples/own_environment.py/index.html")
-    assert "def decide" in html_text(tmp_path / "reference" / "workflow" / "index.html")
+    assert "decide( obs: Obs" in html_text(tmp_path / "reference" / "workflow" / "index.html")
     assert not re.search(r'(src|href)="https?://(?!squidfunk)[^"]*\.(js|css|woff2?)"', page)
 
 
