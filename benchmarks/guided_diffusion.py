@@ -1,6 +1,6 @@
 """What each switch of diffusion-policy RL gives on Pendulum: ranking, guidance, RIC's two terms.
 
-    python benchmarks/guided_diffusion.py FOLDER [--seeds 4 5 6] [--jobs 2] [--record]
+    python benchmarks/guided_diffusion.py FOLDER [--updates 8000] [--seeds 4 5 6] [--record]
 
 The data is that of `benchmarks/offline_rl.py`, made in FOLDER/data if it is not there. Every run
 learns from it alone. The policy of "none" is then measured with more samples, and with guidance by
@@ -27,25 +27,26 @@ from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import hardware
 
 RESULTS = Path(__file__).parent / "results"
-UPDATES = 2_000
-SCALES = (0.0, 0.1, 0.3, 1.0, 3.0)
+SCALES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 RANKED = (1, 4, 16)
+WEIGHT = 3.0
+"""Of RIC's terms, chosen on another seed than those recorded."""
 MODEL = "model: {latent_dim: 64, mlp_dim: 64}"
 TERMS = {
     "none": "null",
-    "constraint": f"{{constraint: 0.3, value: 0, {MODEL}}}",
-    "value": f"{{constraint: 0, value: 0.3, {MODEL}}}",
-    "both": f"{{constraint: 0.3, value: 0.3, {MODEL}}}",
+    "constraint": f"{{constraint: {WEIGHT}, value: 0, {MODEL}}}",
+    "value": f"{{constraint: 0, value: {WEIGHT}, {MODEL}}}",
+    "both": f"{{constraint: {WEIGHT}, value: {WEIGHT}, {MODEL}}}",
 }
 """RIC's terms in the policy's loss."""
 GUIDED = ("none", "both")
 """Those that are measured with guidance: by IQL's critics, and by RIC's model."""
 
 
-def options(terms: str, data: Path, seed: int) -> list[str]:
+def options(terms: str, data: Path, seed: int, updates: int) -> list[str]:
     """Return the command of a run."""
     study = offline.phase(
-        "study", f"duration_updates: {UPDATES}", "update_critic, update_policy", "type: offline",
+        "study", f"duration_updates: {updates}", "update_critic, update_policy", "type: offline",
         "sources: {replay: 0.5, chance: 0.5}",
     )  # fmt: skip
     critic = f"{{expectile: 0.9, tau: 0.02, q: {{{offline.NETS}}}}}"
@@ -70,10 +71,10 @@ def measure(folder: Path, scale: float, samples: int) -> float:
     return evaluator.run(workflow, trained.statistics).metrics()["eval/return"]
 
 
-def one(folder: Path, terms: str, seed: int) -> dict[str, Any]:
+def one(folder: Path, terms: str, seed: int, updates: int) -> dict[str, Any]:
     """Train a run if it is not there; return all that is measured of it."""
-    place = folder / f"{terms}_{seed}"
-    offline.run_one(place, options(terms, folder / "data", seed))
+    place = folder / f"{terms}_{updates}_{seed}"
+    offline.run_one(place, options(terms, folder / "data", seed, updates))
     plain = measure(place, 0.0, 1)
     found: dict[str, Any] = {"return": plain}
     if terms in GUIDED:
@@ -83,20 +84,22 @@ def one(folder: Path, terms: str, seed: int) -> dict[str, Any]:
     return found
 
 
-def record(folder: Path, seeds: list[int], jobs: int) -> dict[str, Any]:
+def record(folder: Path, seeds: list[int], updates: int, jobs: int) -> dict[str, Any]:
     """Train and measure everything."""
     folder.mkdir(parents=True, exist_ok=True)
     data = offline.make_data(folder / "data")
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {(t, s): pool.submit(one, folder, t, s) for s in seeds for t in TERMS}
+        waiting = {(t, s): pool.submit(one, folder, t, s, updates) for s in seeds for t in TERMS}
         found = {key: job.result() for key, job in waiting.items()}
     runs: dict[str, dict[str, Any]] = {t: {} for t in TERMS}
     for (terms, seed), scores in found.items():
         runs[terms][str(seed)] = scores
     given = " ".join(map(str, seeds))
     return {
-        "command": f"python benchmarks/guided_diffusion.py FOLDER --seeds {given}",
-        "commit": git_state().get("commit", "")[:10], "updates": UPDATES, "data": data,
+        "command": "python benchmarks/guided_diffusion.py FOLDER "
+        f"--updates {updates} --seeds {given}",
+        "commit": git_state().get("commit", "")[:10], "updates": updates, "data": data,
+        "weight": WEIGHT,
         "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores", "runs": runs,
     }  # fmt: skip
 
@@ -115,7 +118,7 @@ def page(r: dict[str, Any]) -> str:
         f"{r['data']['play']:.0f} an episode, and as much random play, {r['data']['chance']:.0f}), "
         f"{r['updates']:,} updates, nothing online; mean return over seeds (each seed), 20 "
         "episodes.", "",
-        "| RIC's terms in the loss | return |", "|---|---|",
+        f"| RIC's terms in the loss, weight {r['weight']:g} | return |", "|---|---|",
         *(f"| {t} | {cell([s['return'] for s in runs[t].values()])} |" for t in TERMS), "",
         "| best of so many samples, by IQL's critics | return |", "|---|---|",
         *(f"| {n} | {cell([s['ranked'][str(n)] for s in runs['none'].values()])} |"
@@ -154,10 +157,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[4, 5, 6])
+    parser.add_argument("--updates", type=int, default=8_000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
-    result = record(given.folder, given.seeds, given.jobs)
+    result = record(given.folder, given.seeds, given.updates, given.jobs)
     name = "guided_diffusion"
     (given.folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     (given.folder / f"{name}.md").write_text(page(result))

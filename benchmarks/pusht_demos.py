@@ -1,12 +1,12 @@
 """Demonstrations of PushT by a scripted expert, as a LeRobot data set.
 
-    python benchmarks/pusht_demos.py FOLDER [--episodes 200] [--seed 0]
+    python benchmarks/pusht_demos.py FOLDER [--episodes 2000] [--seed 0] [--obs pixels]
 
-The expert pushes as a hand does. It tries short straight pushes at points around the block in a
-second simulator, takes the one that brings the block's corners nearest to their places for the way
-it costs, walks the disc around the block to where that push begins, and pushes. Only episodes that
-end with success are kept. Starts are those of the environment's own seeds from `--seed` on;
-evaluations use others.
+The expert pushes as a hand does. It tries straight pushes at points around the block in a second
+simulator, takes the one that brings the block's corners nearest to their places for the way it
+costs, walks the disc around the block to where that push begins, and pushes. Only episodes that end
+with success are kept, each as it was and as it is seen in a mirror. Starts are those of the
+environment's own seeds from `--seed` on; evaluations use others.
 """
 
 from __future__ import annotations
@@ -17,44 +17,54 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pymunk
 
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
 from dreamlab.data.datasets.table import Feature
 from dreamlab.envs.suites import pusht
+from dreamlab.envs.suites.pusht import WORLD
 
 Array = np.ndarray
+Kind = Literal["keypoints", "pixels"]
+Place = tuple[float, float]
+Pose = tuple[Place, float]
 SUBSTEPS, KP, KV, DT = 10, 100.0, 20.0, 0.01
 RADIUS, LOW, HIGH = 15.0, 22.0, 490.0
 """The disc's radius, and where its centre may be."""
+KEYPOINTS, IMAGE = "observation.environment_state", "observation.image"
 FEATURES = {
     "observation.state": Feature("float32", (2,)),
-    "observation.environment_state": Feature("float32", (16,)),
+    KEYPOINTS: Feature("float32", (16,)),
     "action": Feature("float32", (2,), low=(0.0, 0.0), high=(512.0, 512.0)),
     "next.reward": Feature("float32", (1,)),
     "next.done": Feature("bool", (1,)),
     "next.success": Feature("bool", (1,)),
 }
+FILMED = {k: v for k, v in FEATURES.items() if k != KEYPOINTS}
+FILMED[IMAGE] = Feature("video", (96, 96, 3))
 
 
 @dataclass(frozen=True)
 class Search:
     """How the expert pushes and walks."""
 
-    spacing: float = 10.0
+    spacing: float = 12.0
     """Between points of the outline at which a push may begin."""
     gap: float = 4.0
     """Between disc and block before a push."""
     clearance: float = 9.0
     """Between disc and block on the way around it."""
-    tilts: tuple[float, ...] = (-0.5, 0.0, 0.5)
-    """Angles of a push to the outline's normal."""
-    lengths: tuple[float, ...] = (8.0, 20.0, 45.0)
+    lengths: tuple[float, ...] = (3.0, 8.0, 20.0, 40.0, 70.0, 110.0)
     walk: float = 24.0
     push: float = 14.0
     """Pixels that a target moves in a decision."""
+    stop: int = 1
+    """Decisions for which a target stays where a push begins."""
+    hold: int = 2
+    """Decisions for which a target stays at the end of a push: the disc lags behind it."""
     way: float = 0.04
     """What a pixel of the way to a push costs, in pixels of the corners' distance."""
     near: float = 40.0
@@ -62,38 +72,61 @@ class Search:
 
 
 class Model:
-    """A second world, to try pushes in."""
+    """A second world, to try pushes in: the environment's, without its count of contacts."""
 
     def __init__(self) -> None:
-        self.env: Any = pusht.make().unwrapped
-        self.env.reset(seed=0)
-        shapes = self.env.block.shapes
-        self.corners = [v for shape in shapes for v in shape.get_vertices()]
-        goal = self.env.get_goal_pose_body(self.env.goal_pose)
-        self.places = np.array([goal.local_to_world(v) for v in self.corners])
+        made: Any = pusht.make().unwrapped
+        made.reset(seed=0)
+        self.space = pymunk.Space()
+        self.space.damping = 0.0
+        ends = [(5, 5), (506, 5), (506, 506), (5, 506), (5, 5)]
+        self.space.add(*(made.add_segment(self.space, a, b, 2) for a, b in pairwise(ends)))
+        self.disc = made.add_circle(self.space, (256, 400), 15)
+        self.block, shapes = made.add_tee(self.space, (256, 300), 0)
+        self.corners = np.array([v for shape in shapes for v in shape.get_vertices()])
+        goal = made.get_goal_pose_body(made.goal_pose)
+        self.places = np.array([goal.local_to_world(v) for v in self.corners.tolist()])
+        self.at, self.speed = (0.0, 0.0), (0.0, 0.0)
 
-    def put(self, disc: Array, block: Any) -> None:
-        """Set the disc down at rest, and the block where the real one is."""
-        ours = self.env.block
-        ours.angle, ours.position = block.angle, block.position
-        ours.velocity, ours.angular_velocity = (0.0, 0.0), 0.0
-        self.env.agent.position, self.env.agent.velocity = tuple(disc), (0.0, 0.0)
-        self.env.space.reindex_shapes_for_body(ours)
-        self.env.space.reindex_shapes_for_body(self.env.agent)
+    def put(self, disc: Place, block: Pose, speed: Place = (0.0, 0.0)) -> None:
+        """Set the disc and the block down."""
+        # the angle first: it turns the block about its centre of mass, which is not its origin
+        self.block.angle, self.block.position, self.disc.position = block[1], block[0], disc
+        self.block.velocity, self.block.angular_velocity = (0.0, 0.0), 0.0
+        self.at, self.speed = disc, speed
+        self.space.reindex_shapes_for_body(self.block)
+        self.space.reindex_shapes_for_body(self.disc)
 
-    def step(self, target: Array) -> None:
-        """Move the disc towards a target for a tenth of a second."""
-        agent = self.env.agent
+    def step(self, target: Place) -> None:
+        """Move the disc towards a target for a tenth of a second; no contact moves the disc."""
+        (tx, ty), (x, y), (u, v) = target, self.at, self.speed
         for _ in range(SUBSTEPS):
-            (x, y), (u, v) = agent.position, agent.velocity
-            ax, ay = KP * (target[0] - x) - KV * u, KP * (target[1] - y) - KV * v
-            agent.velocity = (u + DT * ax, v + DT * ay)
-            self.env.space.step(DT)
+            u, v = u + DT * (KP * (tx - x) - KV * u), v + DT * (KP * (ty - y) - KV * v)
+            self.disc.velocity = (u, v)
+            self.space.step(DT)
+            x, y = x + DT * u, y + DT * v
+        self.at, self.speed = (x, y), (u, v)
+
+    def held(self, target: Place, hold: int) -> float:
+        """Return how far the corners will be when the disc has come to rest; go back to now."""
+        disc, speed, block = self.at, self.speed, pose(self.block)
+        for _ in range(hold):
+            self.step(target)
+        far = self.far()
+        self.put(disc, block, speed)
+        return far
 
     def far(self) -> float:
         """Return how far the corners are from their places."""
-        corners = np.array([self.env.block.local_to_world(v) for v in self.corners])
-        return float(np.sqrt(((corners - self.places) ** 2).sum(-1)).mean())
+        angle, origin = self.block.angle, np.array(self.block.local_to_world((0, 0)))
+        c, s = np.cos(angle), np.sin(angle)
+        off = self.corners @ np.array([[c, s], [-s, c]]) + origin - self.places
+        return float(np.sqrt((off**2).sum(-1)).mean())
+
+
+def pose(block: Any) -> Pose:
+    """Return where a block lies."""
+    return tuple(block.position), block.angle
 
 
 class Outline:
@@ -176,46 +209,41 @@ class Expert:
         """Return where the disc shall go until the next choice."""
         s, disc = self.search, np.array(env.agent.position)
         outline = Outline(env.block)
-        push = self.best(env, outline, disc)
+        push = self.best(pose(env.block), outline, disc)
         way = [] if push.start is disc else self.way(outline, disc, push.start)
         walked = _moved([disc, *way], s.walk) if way else []
         pushed = _moved([push.start, push.end], s.push)
-        hold = [push.end] if np.linalg.norm(push.end - push.start) < 25 else []
-        return [*walked, *walked[-1:], *pushed, *hold]
+        return [*walked, *walked[-1:] * s.stop, *pushed, *[push.end] * s.hold]
 
-    def best(self, env: Any, outline: Outline, disc: Array) -> Push:
+    def best(self, block: Pose, outline: Outline, disc: Array) -> Push:
         """Return the push that gains most for its way."""
         s = self.search
-        now = self._far(env, disc)
+        self.model.put(_place(disc), block)
+        now = self.model.far()
         points, out = outline.contacts(s.spacing)
         starts = points + out * (RADIUS + s.gap)
         free = outline.distance(starts) > RADIUS + s.gap - 1
         free &= ((starts > LOW) & (starts < HIGH)).all(1)
-        tried = [
-            (starts[i], _turned(-out[i], tilt)) for i in np.flatnonzero(free) for tilt in s.tilts
-        ]  # fmt: skip
+        tried = [(starts[i], -out[i]) for i in np.flatnonzero(free)]
         angles = np.linspace(0, 2 * np.pi, 16, endpoint=False)
         tried += [(disc, np.array([np.cos(a), np.sin(a)])) for a in angles]
-        found = [self._try(env, *t, now, disc) for t in tried]
+        found = [self._try(block, *t, now, disc) for t in tried]
         return max(found, key=lambda p: p.gain)
 
-    def _far(self, env: Any, disc: Array) -> float:
-        self.model.put(disc, env.block)
-        return self.model.far()
-
-    def _try(self, env: Any, start: Array, direction: Array, now: float, disc: Array) -> Push:
+    def _try(self, block: Pose, start: Array, direction: Array, now: float, disc: Array) -> Push:
         """Return the best length of a push, with what it gains."""
         s = self.search
-        self.model.put(start, env.block)
+        self.model.put(_place(start), block)
         straight = float(np.linalg.norm(start - disc))
         gap = s.gap if straight else 0.0
+        cost = s.way * straight * min(1.0, now / s.near)
         best, at = Push(start, start, -np.inf), start
         for length in s.lengths:
             end = (start + direction * (length + gap)).clip(LOW - 6, HIGH + 6)
             for target in _moved([at, end], s.push):
-                self.model.step(target)
+                self.model.step(_place(target))
             at = end
-            gain = now - self.model.far() - s.way * straight * min(1.0, now / s.near)
+            gain = now - self.model.held(_place(end), s.hold) - cost
             if gain > best.gain:
                 best = Push(start, end, gain)
         return best
@@ -256,9 +284,8 @@ def _clear(outline: Outline, a: Array, b: Array, room: float) -> bool:
     return bool((far[1:] >= np.minimum(room, far[0] + 2 * np.arange(1, 12))).all())
 
 
-def _turned(v: Array, angle: float) -> Array:
-    c, s = np.cos(angle), np.sin(angle)
-    return np.array([c * v[0] - s * v[1], s * v[0] + c * v[1]])
+def _place(point: Array) -> Place:
+    return float(point[0]), float(point[1])
 
 
 def _moved(corners: list[Array], speed: float) -> list[Array]:
@@ -270,11 +297,26 @@ def _moved(corners: list[Array], speed: float) -> list[Array]:
     return out
 
 
-def episode(seed: int, search: Search) -> dict[str, Array] | None:
-    """Return the columns of an episode, or None if it did not succeed."""
-    env = pusht.make(obs="keypoints")
+def episode(seed: int, search: Search, kind: Kind = "keypoints") -> dict[str, Array] | None:
+    """Return the columns of an episode, or None if it did not succeed.
+
+    Before every other one the disc is knocked about, so that the expert also shows how to go on
+    from where a clone may get to by mistake.
+    """
+    env = pusht.make(obs=kind)
     obs, _ = env.reset(seed=seed)
+    if seed % 2:
+        obs = knocked(env, obs, np.random.default_rng(seed))
     return played(env, obs, Expert(search))
+
+
+def knocked(env: Any, obs: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """Send the disc to a few places near the block; return what is seen then."""
+    for _ in range(rng.integers(1, 4)):
+        target = np.array(env.unwrapped.block.position) + rng.normal(0, 50, 2)
+        for _ in range(5):
+            obs = env.step(target.clip(LOW, HIGH).astype(np.float32))[0]
+    return obs
 
 
 def played(env: Any, obs: dict[str, Array], expert: Expert) -> dict[str, Array] | None:
@@ -284,36 +326,61 @@ def played(env: Any, obs: dict[str, Array], expert: Expert) -> dict[str, Array] 
         for target in expert.targets(env.unwrapped):
             action = target.astype(np.float32)
             after, reward, terminated, truncated, info = env.step(action)
-            rows.append((obs["state"], obs["environment_state"], action, reward, terminated))
+            rows.append((obs, action, reward, terminated))
             obs = after
             if terminated or truncated:
                 return _columns(rows) if info["success"] else None
 
 
 def _columns(rows: list[tuple[Any, ...]]) -> dict[str, Array]:
-    state, corners, action, reward, done = (np.array(x) for x in zip(*rows, strict=True))
-    names = list(FEATURES)
-    values = (state, corners, action, reward[:, None], done[:, None], done[:, None])
-    return {
-        k: v.astype(FEATURES[k].dtype) for k, v in zip(names, values, strict=True)
-    }  # fmt: skip
+    obs, action, reward, done = zip(*rows, strict=True)
+    columns = {f"observation.{k}": np.stack([o[k] for o in obs]) for k in obs[0]}
+    columns |= {"action": np.stack(action), "next.reward": np.array(reward, np.float32)[:, None]}
+    done = np.array(done)[:, None]
+    return {**columns, "next.done": done, "next.success": done}
+
+
+class Mirror:
+    """The world seen in a mirror along the diagonal on which block and place are symmetric."""
+
+    def __init__(self) -> None:
+        corners = Model().corners
+        far = np.abs(corners[:, None] * [-1, 1] - corners).sum(-1)
+        self.order = far.argmin(0)
+        """Which corner is seen where each corner is."""
+
+    def __call__(self, columns: dict[str, Array]) -> dict[str, Array]:
+        """Return an episode as it is seen in the mirror."""
+        out = dict(columns)
+        for name in ("observation.state", "action"):
+            out[name] = WORLD - columns[name][:, ::-1]
+        if KEYPOINTS in columns:
+            corners = columns[KEYPOINTS].reshape(-1, 8, 2)[:, self.order, ::-1]
+            out[KEYPOINTS] = (WORLD - corners).reshape(-1, 16)
+        if IMAGE in columns:
+            out[IMAGE] = columns[IMAGE][:, ::-1, ::-1].swapaxes(1, 2)
+        return out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--obs", choices=["keypoints", "pixels"], default="keypoints")
     args = parser.parse_args()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    kept, tried, frames, begun = 0, 0, 0, time.process_time()
-    with LeRobotWriter(args.folder, Recording(10.0, FEATURES, "pusht")) as writer:
+    kept, tried, frames, begun, mirror = 0, 0, 0, time.process_time(), Mirror()
+    features = FEATURES if args.obs == "keypoints" else FILMED
+    with LeRobotWriter(args.folder, Recording(10.0, features, "pusht")) as writer:
         while kept < args.episodes:
-            columns = episode(args.seed + tried, Search())
+            columns = episode(args.seed + tried, Search(), args.obs)
             tried += 1
             if columns is not None:
-                writer.add(columns, {}, "push the T onto its place")
-                kept, frames = kept + 1, frames + len(columns["action"])
+                for seen in (columns, mirror(columns)):
+                    film = {k: seen.pop(k) for k in (IMAGE,) if k in seen}
+                    writer.add(seen, film, "push the T onto its place")
+                kept, frames = kept + 2, frames + 2 * len(columns["action"])
             if tried % 10 == 0:
                 seconds = time.process_time() - begun
                 print(f"{kept} of {tried} episodes, {frames} frames, {seconds:.0f} s", flush=True)

@@ -59,20 +59,13 @@ def random_batch(workflow: Any, seed: int) -> Any:
     return Batch(obs, action, rand() * 2 - 1, no, no, no, extras)
 
 
-def whole_size(p: Any) -> int:
-    """Return how many numbers a parameter has on all processes together."""
-    from dreamlab.core.sharding import shard_of
-
-    shard = shard_of(p)
-    return p.numel() if shard is None else shard.shape.numel()
-
-
 def measure(words: list[str], rank: int, size: int) -> dict[str, Any]:
     """Build and update a workflow in this process; return what it took."""
     import torch
 
     from dreamlab import build
     from dreamlab.config import compose, load_config
+    from dreamlab.core import sharding
     from dreamlab.engine.system import peak_rss, reset_peak, rss
 
     torch.set_num_threads(1)
@@ -84,8 +77,8 @@ def measure(words: list[str], rank: int, size: int) -> dict[str, Any]:
     began = time.monotonic()
     workflow = build.build_workflow(config, spec)
     out: dict[str, Any] = {
-        "parameters": sum(map(whole_size, workflow.parameters())),
-        "held": sum(p.numel() for p in workflow.parameters()),
+        "parameters": sum(p.numel() for p in workflow.parameters()),
+        "held": sum(p.numel() for p in sharding.parts(list(workflow.parameters()))),
         "build_s": time.monotonic() - began,
         "build_peak_gib": (peak_rss() - before) / GIB,
         "built_gib": (rss() - before) / GIB,

@@ -127,21 +127,21 @@ def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
     """Return the workflow on its device, with the seed of the run."""
     random.seed_all(config.seed)
     with accelerate.one_thread():  # the weights it starts with are those of its seed alone
-        workflow = _made(config, spec)
+        workflow = _made(config, spec, accelerate.pick_device(config.device))
     if world.rank() > 0:  # same weights, own random stream
         random.seed_all(world.derive(config.seed, 3))
-    workflow.to(accelerate.pick_device(config.device))
     for optimizer in workflow.optimizers.values():
         optimizer.accumulate = config.training.accumulate
     return workflow
 
 
-def _made(config: LabConfig, spec: Spec) -> Workflow[Any]:
-    """Return a workflow as it begins: whole, or this process's part of it."""
+def _made(config: LabConfig, spec: Spec, device: torch.device) -> Workflow[Any]:
+    """Return a workflow as it begins, on its device: whole, or this process's part of it."""
     options = config.distributed
     if not options.shard or world.all_processes() == 1:
-        return config.workflow.build(spec)
-    workflow = build_sharded(lambda: config.workflow.build(spec), options.shard_least)
+        return config.workflow.build(spec).to(device)
+    accelerate.keep_memory(False)
+    workflow = build_sharded(lambda: config.workflow.build(spec), options.shard_least, device)
     workflow.sharded = True
     return workflow
 

@@ -15,13 +15,14 @@ import torch
 from dreamlab import build
 from dreamlab.components.policies import acting
 from dreamlab.components.policies.chunks import chunks
+from dreamlab.core.rng import derive
 from dreamlab.core.types import Mode
 from dreamlab.data.dataset_source import DatasetSource
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
 from dreamlab.data.datasets.table import Feature
 from dreamlab.data.source import BufferContext
 from dreamlab.envs.suites import pusht
-from dreamlab.envs.vector import Envs
+from dreamlab.envs.vector import EnvConfig, Envs
 from tests.helpers import config_of, metrics, need, open_loop
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "pusht_demos.py"
@@ -95,6 +96,50 @@ def test_a_demonstration_is_repeated_to_the_step(bench, tmp_path):
     assert count == length
     assert furthest < 0.01  # of 512
     assert envs.pop_finals()[0]["success"] == 1.0
+
+
+def test_the_expert_succeeds_in_a_vector_as_in_the_environment_itself(bench):
+    """Every observation and reward that an evaluation sees is the environment's own."""
+    config = EnvConfig("PushT-v0", "pusht", {"obs": "keypoints"}, num_envs=2, scale_actions=False)
+    envs = Envs(config, SEED)
+    envs.reset()
+    alone = [pusht.make(obs="keypoints") for _ in range(2)]
+    for i, env in enumerate(alone):
+        env.reset(seed=derive(SEED, i, 0) % 2**31)
+    experts, plans = [bench.Expert(bench.Search()) for _ in alone], [[], []]
+    succeeded: set[int] = set()
+    while len(succeeded) < 2:
+        for i in {0, 1} - succeeded:
+            plans[i] = plans[i] or experts[i].targets(alone[i].unwrapped)
+        action = np.array([p.pop(0) if p else (256, 256) for p in plans], np.float32)
+        step = envs.step(action)
+        for i in {0, 1} - succeeded:
+            seen, reward, terminated, truncated, _ = alone[i].step(action[i])
+            assert all(np.array_equal(envs.shown[k][i], v) for k, v in seen.items())
+            assert step.reward[i] == np.float32(reward)
+            assert step.is_terminal[i] == terminated
+            assert not truncated
+            succeeded |= {i} if terminated else set()
+
+
+def test_a_demonstration_in_the_mirror_is_another(bench):
+    """Mirrored actions from a mirrored start: the same rewards, and what the mirror shows."""
+    columns = bench.episode(SEED, bench.Search())
+    other = bench.Mirror()(columns)
+    env = pusht.make(obs="keypoints")
+    env.reset(seed=SEED)
+    base: Any = env.unwrapped
+    (x, y), (u, v) = base.agent.position, base.block.position
+    base.agent.position = (pusht.WORLD - y, pusht.WORLD - x)
+    base.block.angle = np.pi / 2 - base.block.angle
+    base.block.position = (pusht.WORLD - v, pusht.WORLD - u)
+    for row in range(len(other["action"])):
+        seen, reward, terminated, _, _ = env.step(other["action"][row])
+        assert reward == pytest.approx(other["next.reward"][row, 0], abs=1e-3)
+        if not terminated:
+            shown = other["observation.environment_state"][row + 1]
+            assert np.allclose(seen["environment_state"], shown, atol=0.1)
+    assert terminated
 
 
 def filmed(folder: Path, length: int = 12) -> Path:

@@ -32,7 +32,7 @@ def fingerprint(loop):
     for name, buffer in loop.parts.buffers.items():
         store = getattr(buffer, "store", None)
         if store is not None:
-            stores[name] = {k: v.numpy().tobytes() for k, v in store.data.items()}
+            stores[name] = {k: v.view(torch.uint8).numpy().tobytes() for k, v in store.data.items()}
     return {
         "weights": {k: v.detach().numpy().tobytes() for k, v in tensors(loop).items()},
         "stores": stores,
@@ -212,6 +212,8 @@ def test_another_number_of_processes_goes_on_with_weights_and_the_same_steps(the
         return open_loop(tmp_path / "run", *options("dqn_cartpole"), *more).run()
 
     assert set(ranks(once_more, now)) == {"finished"}
+    kept = {p.name for p in (tmp_path / "run" / "buffers" / "replay").glob("rank*")}
+    assert kept == {f"rank{n}" for n in range(1, now)}, "of the ranks that are gone nothing is kept"
 
 
 def state_of(loop) -> str:

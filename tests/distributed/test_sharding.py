@@ -13,14 +13,13 @@ from dreamlab.cli import main
 from dreamlab.config import LabConfig
 from dreamlab.core import sharding, world
 from dreamlab.core.errors import ConfigError
-from dreamlab.core.sharding import Shard, shard_of
 from dreamlab.core.workflow import Workflow
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_equal_batches import Kept, _rows
 from tests.helpers import config_of, metrics, open_loop
 
 UPDATES = 20
-TOLERANCE = 2e-4
+TOLERANCE = 2e-5
 """Of losses and norms, relative: sums over processes are taken in another order."""
 BASE = ("tiny=true", "device=cpu", "accel=off", "eval.episodes=1", "eval.every_frames=0",
         "eval.video=false", "threads=1")  # fmt: skip
@@ -55,13 +54,16 @@ def held(workflow: Workflow[Any]) -> dict[str, int]:
     opts = list(workflow.optimizers.values())
     moments = [x for o in opts for name in o.inner.names for x in getattr(o.inner, name)]
     averages = [x for o in opts for x in o.average]
-    every = {"weights": [*workflow.parameters()], "moments": moments, "averages": averages}
-    return {k: sum(x.numel() for x in v) for k, v in every.items()}
+    every: dict[str, list[torch.Tensor]] = {
+        "weights": [*workflow.parameters()],
+        "moments": moments,
+        "averages": averages,
+    }
+    return {k: sum(x.numel() for x in sharding.parts(v)) for k, v in every.items()}
 
 
 def compared(config: LabConfig, sharded: LabConfig, kept: Kept, rank: int) -> dict[str, Any]:
     """Learn with whole and with sharded weights; return what came of both."""
-    sharding.KEPT_BYTES = 0  # so that everything is gathered each time
     spec = kept.loop.workflow.spec
     plain = build.build_workflow(config, spec)
     first = {k: v.clone() for k, v in plain.state_dict().items() if isinstance(v, torch.Tensor)}
@@ -108,14 +110,6 @@ def test_sharded_weights_learn_the_same(name, tmp_path):
             torch.testing.assert_close(value, ranks[0]["plain"][key], rtol=1e-2, atol=1e-3)
 
 
-def test_a_part_is_cut_and_joined_with_padding():
-    full = torch.arange(7.0).view(7, 1)
-    shard = Shard(full.shape, 2)
-    parts = [shard.cut(full, rank) for rank in (0, 1)]
-    assert [p.tolist() for p in parts] == [[0, 1, 2, 3], [4, 5, 6, 0]]
-    assert torch.equal(shard.join(torch.cat(parts)), full)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -129,24 +123,6 @@ def test_a_part_is_cut_and_joined_with_padding():
 def test_what_does_not_go_with_shards_is_an_error(words, message):
     with pytest.raises(ConfigError, match=message):
         config_of("dreamer_cartpole", "tiny=true", *words)
-
-
-def test_gradients_flow_back_to_the_parts_and_weights_are_not_kept(tmp_path):
-    def measured(rank: int) -> tuple[float, float]:
-        torch.manual_seed(0)
-        layer, x = torch.nn.Linear(5, 3), torch.randn(4, 5) + rank
-        expected = torch.autograd.grad(layer(x).square().sum(), layer.weight)[0]
-        sharding.shard_module(layer, 1)
-        with sharding.regathered():
-            loss = layer(x).square().sum()
-        assert shard_of(layer._parameters["weight"]) is not None
-        found = torch.autograd.grad(loss, layer._parameters["weight"])[0]
-        assert found.numel() == 8, "half of 15 numbers, with padding"
-        mine = Shard(torch.Size([3, 5]), 2).cut(world.mean(expected), rank)
-        return float((found - mine).abs().max()), float(found.abs().max())
-
-    for error, size in run_ranks(measured, tmp_path):
-        assert error < 1e-5 < size
 
 
 @pytest.mark.slow

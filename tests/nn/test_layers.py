@@ -10,6 +10,7 @@ from torch import nn
 
 from dreamlab.core.config import Part
 from dreamlab.nn.ensemble import EnsembleLinear, EnsembleMLP
+from dreamlab.nn.fourier import Fourier, FourierConfig
 from dreamlab.nn.mlp import MLP, Identity, IdentityConfig, MLPConfig
 
 
@@ -83,3 +84,13 @@ def test_an_mlp_without_layers_is_the_identity():
     for net in (MLP(MLPConfig(hidden=()), 4), Identity(IdentityConfig(), 4)):
         assert net.out_dim == 4
         assert net(x)[0] is x
+
+
+def test_fourier_features_are_octaves_of_every_entry():
+    net = Fourier(FourierConfig(octaves=2), 2)
+    x = torch.tensor([[0.5, -0.25]])
+    y, state = net(x, ("anything",))
+    assert net.out_dim == y.shape[-1] == 10
+    assert state == ("anything",)
+    angles = torch.pi * torch.tensor([0.5, 1.0, -0.25, -0.5])
+    assert torch.allclose(y[0], torch.cat([x[0], angles.sin(), angles.cos()]), atol=1e-6)

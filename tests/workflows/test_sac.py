@@ -205,7 +205,7 @@ def test_actions_are_sampled_in_training_and_the_mode_in_evaluation(spec):
     train, test = (sac.act(step, (), mode).action for mode in (Mode.TRAIN, Mode.EVAL))
     assert train.shape == (200, *spec.action.shape)
     assert len(train.unique(dim=0)) > 1
-    assert len(test.unique(dim=0)) == 1
+    torch.testing.assert_close(test, test[:1].expand_as(test))  # rows of a product may round apart
     if spec is CONTINUOUS:
         assert train.abs().max() < 1
 

@@ -276,8 +276,10 @@ def test_the_search_finds_the_controller_that_a_dream_rewards():
 
     model.dream_step = rewarding
     batch = batch_of(workflow, 4, 3)
-    for _ in range(30):
+    for _ in range(100):
         found = workflow.update_controller_in_dream(batch, phase=PHASE)
+        if found["fitness"] > 4.5:
+            break
     assert found["fitness"] > 4.5
     assert workflow.policy(Latent(torch.zeros(3, 3), torch.zeros(3, 8), torch.zeros(3, 8))).all()
 

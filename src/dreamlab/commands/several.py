@@ -39,8 +39,10 @@ def processes_of(config: LabConfig, words: Sequence[str]) -> Iterator[Here]:
     try:
         with processes.together(config.processes, config.device, options.timeout_s):
             yield here
-    except world.PeerLostError as error:
-        here.code = processes.lost(error)
+    except (RuntimeError, world.PeerLostError) as error:
+        if (gone := world.peer_lost(error)) is None:
+            raise
+        here.code = processes.lost(gone)
     except LabError as error:
         if not processes.told(error):
             raise

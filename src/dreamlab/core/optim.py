@@ -83,7 +83,7 @@ class Optimizer:
         self.accumulate = 1
         self.pending = 0
         self.sources: list[nn.Parameter] = self.params
-        """The weights that losses use: the parameters, or lower-precision copies."""
+        """The weights that losses use: the parameters, low-precision copies, gathered weights."""
         self.fused: Callable[[Grads], Tensor] | None = None
         """A fused GPU step that replaces the default one and returns the gradient norm."""
         self.heard: Callable[[Grads], None] | None = None
@@ -125,9 +125,7 @@ class Optimizer:
     def gradients(self, loss: Tensor, keep_graph: bool = False) -> Grads:
         """Compute the gradient of `loss` at each parameter, without a step."""
         scaled = loss / self.accumulate if self.accumulate > 1 else loss
-        return torch.autograd.grad(
-            scaled, self.sources, allow_unused=True, retain_graph=keep_graph or None
-        )
+        return sharding.gradients([scaled], self.sources, keep_graph=keep_graph or None)
 
     def follow(self, new: Grads) -> Tensor:
         """Clip gradients and update the weights; return the norm before clipping.
@@ -166,7 +164,7 @@ class Optimizer:
     def _norm(self, grads: Grads) -> Tensor:
         """Return the global norm, over all processes if sharded."""
         there = [(p, g) for p, g in zip(self.params, grads, strict=True) if g is not None]
-        if not any(sharding.shard_of(p) for p, _ in there):
+        if not any(sharding.owner_of(p) is not None for p, _ in there):
             return self.grad_norm([g for _, g in there])
         return torch.linalg.vector_norm(sharding.norms(*zip(*there, strict=True)))
 
@@ -279,7 +277,7 @@ def gradients_at(
         pairs = [(x, g) for x, g in pairs if g is not None and x.requires_grad]
     given, along = zip(*pairs, strict=True)
     sources = [x for group in places.values() for x in group]
-    found = iter(torch.autograd.grad(given, sources, along, allow_unused=True))
+    found = iter(sharding.gradients(given, sources, along))
     return {k: [next(found) for _ in group] for k, group in places.items()}
 
 

@@ -1,229 +1,102 @@
-"""Fully sharded data parallelism: each process keeps a part of the weights.
+"""Sharded weights: torch's `fully_shard` (FSDP2) for updates with several losses.
 
-A sharded parameter holds its process's flat part; so does everything derived from it, like the
-moments of an optimizer, an average or a target network. Reading it from its module (`self.weight`)
-gathers the whole; its gradient is averaged over the processes and cut into parts. The gathered
-weight is not kept for the backward pass: it is gathered again.
+Every module with large weights is a unit of `fully_shard`: torch stores one part of them in each
+process, gathers them when the module is called and again in its backward pass, frees them, and
+averages and splits their gradients. `core/sharded_init.py` builds such a workflow.
 
-`torch.distributed.fsdp.fully_shard` does this with hooks on `forward` and on `.grad`. Updates here
-also call other methods and compute gradients of several losses with `torch.autograd.grad`, which
-those hooks do not see: it would return whole gradients of this process alone.
+This module is the bridge to updates. Torch reduces what `backward` accumulates in `.grad`, whereas
+updates need the gradients of one loss at certain weights: `gradients` gets them from `backward`.
+Optimizers, averages and target networks work on the parts of this process, which are plain tensors.
 """
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from dreamlab.core import world
-from dreamlab.core.errors import ConfigError
 
 Grads = Sequence[Tensor | None]
-KEPT_BYTES = 256 << 20
-"""Size of the cache of gathered weights; updated weights are gathered again."""
+Cut = Callable[[nn.Parameter], Tensor | None]
 
 
-@dataclass
-class Shard:
-    """Describes the whole tensor of a sharded parameter."""
-
-    shape: torch.Size
-    parts: int
-    whole: bool = False
-    """Whether the parameter temporarily holds the whole tensor."""
-
-    @property
-    def part_size(self) -> int:
-        """Return the entries per process; those at the end of the last one may be padding."""
-        return math.ceil(self.shape.numel() / self.parts)
-
-    def cut(self, full: Tensor, rank: int) -> Tensor:
-        """Return a copy of one process's part."""
-        flat, size = full.detach().reshape(-1), self.part_size
-        part = flat[rank * size : (rank + 1) * size]
-        return torch.cat([part, part.new_zeros(size - part.numel())])
-
-    def join(self, flat: Tensor) -> Tensor:
-        """Return the whole tensor from concatenated parts."""
-        return flat[: self.shape.numel()].view(self.shape)
+def owner_of(part: Tensor) -> Any:
+    """Return the sharded parameter (a DTensor) of a part; None for other tensors."""
+    return getattr(part, "owner", None)
 
 
-def shard_of(p: Tensor) -> Shard | None:
-    """Return the shard of a parameter; None if it is not sharded."""
-    return getattr(p, "shard", None)
+def parts(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return this process's part of sharded weights, and the others as they are."""
+    return [getattr(x, "part", x) for x in weights]
 
 
-# -- the whole of a parameter ---------------------------------------------------------------------
+def sharded(weights: Sequence[Tensor]) -> list[Any]:
+    """Return the sharded parameters that have replaced weights, and the others as they are."""
+    return [getattr(x, "sharded", x) for x in weights]
 
 
-class _Gather(torch.autograd.Function):
-    """Gathers the whole from parts; the gradient is this process's part of the mean."""
-
-    @staticmethod
-    def forward(ctx: Any, p: Tensor, shard: Shard) -> Tensor:
-        ctx.shard = shard
-        return shard.join(world.joined_parts(p))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        shard: Shard = ctx.shard
-        flat = grad.new_zeros(shard.part_size * shard.parts)
-        flat[: grad.numel()] = grad.reshape(-1)
-        return world.own_part_of_mean(flat), None
+def gather(unit: Any) -> None:
+    """Gather the weights of a module until `reshard`; note the tensors that torch uses for it."""
+    before = dict(unit.named_parameters())
+    unit.unshard()
+    for name, p in unit.named_parameters():
+        if p is not before[name]:
+            before[name].whole = p  # the same in every use
 
 
-class _Gathered:
-    """Cache of the most recently gathered weights, and their origins."""
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[tuple[int, bool], tuple[int, Tensor]] = OrderedDict()
-        self.origin: dict[int, nn.Parameter] = {}
-        self.size = 0
-        self.readable, self.least = True, 0
-
-    def get(self, p: nn.Parameter, shard: Shard) -> Tensor:
-        """Return the whole parameter, with a gradient if required."""
-        assert self.readable, f"a parameter {list(shard.shape)} was cut before it was initialised"
-        key = (id(p), torch.is_grad_enabled() and p.requires_grad)
-        version, full = self.kept.get(key, (-1, p))
-        if version == p._version:
-            self.kept.move_to_end(key)
-            return full
-        self._drop(key)
-        full = _Gather.apply(p, shard)
-        place = full.untyped_storage().data_ptr()
-        self.origin[place] = p  # valid while this tensor is alive
-        weakref.finalize(full, self.origin.pop, place, None).atexit = False
-        self.kept[key] = (p._version, full)
-        self.size += full.nbytes
-        while self.size > KEPT_BYTES and len(self.kept) > 1:
-            self._drop(next(iter(self.kept)))
-        return full
-
-    def _drop(self, key: tuple[int, bool]) -> None:
-        if key in self.kept:
-            self.size -= self.kept.pop(key)[1].nbytes
-
-    def clear(self) -> None:
-        """Clear the cache."""
-        self.kept.clear()
-        self.size = 0
+def _whole(p: Any) -> Tensor:
+    """Return a weight as losses use it; a sharded one is empty except while used."""
+    if _is_dtensor(p) and not hasattr(p, "whole"):
+        gather(p.unit)
+        p.unit.reshard()
+    return getattr(p, "whole", p)
 
 
-_gathered = _Gathered()
+def is_sharded(workflow: nn.Module) -> bool:
+    """Return whether a workflow is sharded."""
+    return any(_is_dtensor(p) for p in workflow.parameters())
 
 
-def whole(p: nn.Parameter) -> Tensor:
-    """Return a parameter as its module uses it; all processes must call this."""
-    shard = shard_of(p)
-    return p if shard is None or shard.whole else _gathered.get(p, shard)
-
-
-@contextmanager
-def unread(least: int) -> Iterator[None]:
-    """Raise if a sharded parameter is used inside the block, during construction."""
-    _gathered.readable, _gathered.least = False, least
-    try:
-        yield
-    finally:
-        _gathered.readable = True
-
-
-def _pack(x: Tensor) -> Any:
-    """Save the origin of a gathered weight instead of the weight itself."""
-    p = _gathered.origin.get(x.untyped_storage().data_ptr()) if x.device.type != "meta" else None
-    if p is None:
-        return x
-    return p, p._version, x.shape, x.stride(), x.storage_offset()
-
-
-def _unpack(kept: Any) -> Tensor:
-    if isinstance(kept, Tensor):
-        return kept
-    p, version, shape, stride, offset = kept
-    if p._version != version:
-        raise RuntimeError("a sharded weight has moved between a loss and its gradient")
-    with torch.no_grad():
-        return whole(p).as_strided(shape, stride, offset)
-
-
-def regathered() -> saved_tensors_hooks:
-    """Return a context in which autograd does not save gathered weights."""
-    return saved_tensors_hooks(_pack, _unpack)
-
-
-@cache
-def _reading(cls: type, names: tuple[str, ...]) -> type:
-    """Return a subclass whose attributes of these names return gathered parameters."""
-
-    def reader(name: str) -> property:
-        return property(lambda self: whole(self._parameters[name]))
-
-    return type(cls.__name__, (cls,), {**{n: reader(n) for n in names}, "plain_class": cls})
-
-
-def shard_parameter(module: nn.Module, name: str, p: nn.Parameter) -> None:
-    """Replace a module's parameter by this process's part."""
-    cls = getattr(module, "plain_class", type(module))
-    held = {n for n, q in module._parameters.items() if q is not None and shard_of(q) is not None}
-    if shard_of(p) is None:
-        shard = Shard(p.shape, world.all_processes())
-        p.data = shard.cut(p, world.rank())
-        p.shard = shard  # type: ignore[attr-defined]
-    module.__class__ = _reading(cls, tuple(sorted({*held, name})))
-
-
-def shard_module(root: nn.Module, least: int) -> None:
-    """Shard every parameter with at least `least` entries."""
-    for module in root.modules():
-        check_module(module)
-        for name, p in list(module._parameters.items()):
-            if p is not None and (shard_of(p) is not None or p.numel() >= least):
-                shard_parameter(module, name, p)
-
-
-def cut_copies(module: nn.Module) -> dict[int, Any]:
-    """Return copies of this process's parts, for building a sharded workflow.
-
-    `copy.deepcopy` uses them in place of the parameters, so that a copy is never whole.
-    """
-    if _gathered.readable:
-        return {}
-    out: dict[int, Any] = {}
-    for p in module.parameters():
-        shard = Shard(p.shape, world.all_processes())
-        if p.numel() >= _gathered.least:
-            out[id(p)] = part = nn.Parameter(shard.cut(p, world.rank()), p.requires_grad)
-            part.shard = shard  # type: ignore[attr-defined]
-    return out
-
-
-def check_module(module: nn.Module) -> None:
-    """Raise if a module reads its weights other than by attribute name."""
-    if isinstance(module, nn.RNNBase | nn.ParameterList | nn.ParameterDict):
-        raise ConfigError(f"distributed.shard: {type(module).__name__} cannot be sharded")
-    if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        raise ConfigError(
-            "distributed.shard: an embedding of bounded norm (several tasks) cannot be sharded"
-        )
+def _is_dtensor(p: Tensor) -> bool:
+    return hasattr(p, "device_mesh")  # its class takes a second to import
 
 
 # -- gradients ------------------------------------------------------------------------------------
 
 
+def gradients(
+    outputs: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    along: Any = None,
+    keep_graph: bool | None = None,
+) -> Grads:
+    """Compute the gradients of outputs at tensors, as `torch.autograd.grad` does.
+
+    Those of sharded weights are this process's part of their mean over all processes.
+    """
+    if torch.compiler.is_compiling() or not any(map(_is_dtensor, sources)):
+        return torch.autograd.grad(
+            outputs, sources, along, retain_graph=keep_graph, allow_unused=True
+        )
+    wholes, kept = list(map(_whole, sources)), [x.grad for x in sources]
+    for source, whole in zip(sources, wholes, strict=True):
+        source.grad = None
+        if source is not whole:  # it may have been used last while frozen
+            whole.requires_grad_(source.requires_grad)
+    torch.autograd.backward(outputs, along, keep_graph, inputs=wholes)
+    found: list[Any] = [x.grad for x in sources]
+    for source, grad in zip(sources, kept, strict=True):
+        source.grad = grad
+    return [g.to_local() if g is not None and _is_dtensor(g) else g for g in found]
+
+
 def mean_gradients(params: Sequence[Tensor], grads: Grads) -> list[Tensor | None]:
     """Average gradients over processes; those of sharded parameters already are."""
-    split = [g is not None and shard_of(p) is not None for p, g in zip(params, grads, strict=True)]
+    split = [g is not None and owner_of(p) is not None for p, g in zip(params, grads, strict=True)]
     if not any(split):
         return world.mean_gradients(grads)
     rest = world.mean_gradients([None if s else g for s, g in zip(split, grads, strict=True)])
@@ -233,37 +106,91 @@ def mean_gradients(params: Sequence[Tensor], grads: Grads) -> list[Tensor | None
 def norms(params: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
     """Compute the norm of each tensor [n], over the parts on all processes if sharded."""
     local = torch.stack(torch._foreach_norm(list(tensors)))
-    split = [shard_of(p) is not None for p in params]
+    split = [owner_of(p) is not None for p in params]
     if not any(split):
         return local
     mask = torch.tensor(split, device=local.device)
     return torch.where(mask, world.total(local.square()).sqrt(), local)
 
 
+# -- building -------------------------------------------------------------------------------------
+
+
+_cut: Cut | None = None
+
+
+@contextmanager
+def cutting(cut: Cut) -> Iterator[None]:
+    """Copy only parts inside the block: `cut` returns that of a parameter, if it is sharded."""
+    global _cut  # noqa: PLW0603 - one workflow is built at a time
+    _cut = cut
+    try:
+        yield
+    finally:
+        _cut = None
+
+
+def cut_copies(module: nn.Module) -> dict[int, Any]:
+    """Return copies of sharded parameters while a sharded workflow is built.
+
+    `copy.deepcopy` uses them in place of the parameters, so that a copy is never whole.
+    """
+    out: dict[int, Any] = {}
+    with torch._C.DisableTorchFunction():
+        for p in module.parameters() if _cut is not None else ():
+            if _cut is not None and (part := _cut(p)) is not None:
+                out[id(p)] = without_data(p, part.clone())
+    return out
+
+
+def without_data(p: nn.Parameter, part: Tensor) -> nn.Parameter:
+    """Return a parameter of this shape without data, which keeps its part until it is sharded."""
+    empty = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)
+    empty.cut = part  # type: ignore[attr-defined]
+    return empty
+
+
 # -- the whole state ------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def _on_main(p: Tensor, part: Tensor | None) -> Tensor | None:
-    """Gather a parameter-shaped tensor on rank 0, in host memory."""
-    shard = shard_of(p)
-    if part is None or shard is None:
+    """Return the whole of a part in host memory on rank 0, None on the others."""
+    owner = owner_of(p)
+    if part is None or owner is None:
         return part
-    parts = world.parts_on_main(part.cpu() if part.device.type == "mps" else part)
-    return shard.join(torch.cat([x.cpu() for x in parts])) if parts else None
+    with torch.no_grad():
+        full = spread_like(owner, part).full_tensor()  # of one weight at a time
+    return full.cpu() if world.is_main() else None
+
+
+@torch.no_grad()
+def cut(full: Tensor, placement: Any) -> Tensor:
+    """Return a copy of this process's part of a whole tensor, without communication."""
+    from torch.distributed.tensor import distribute_tensor
+
+    # on the host: torch would synchronize random numbers between GPUs
+    spread = distribute_tensor(full.cpu(), world.mesh("cpu"), [placement], src_data_rank=None)
+    return spread.to_local().clone()
+
+
+def spread_like(owner: Any, part: Tensor) -> Any:
+    """Return the sharded tensor of a part with the shape of a sharded parameter."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part.to(owner.device_mesh.device_type), owner.device_mesh, owner.placements,
+        run_check=False, shape=owner.shape, stride=owner.stride(),
+    )  # fmt: skip
 
 
 def _own(p: Tensor, full: Tensor | None) -> Tensor | None:
-    shard = shard_of(p)
-    return full if full is None or shard is None else shard.cut(full, world.rank())
+    owner = owner_of(p)
+    return full if full is None or owner is None else cut(full, owner.placements[0])
 
 
-def _mapped(workflow: Any, state: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """Apply `change` to everything in a workflow's state that has the shape of a parameter."""
-    out = dict(state)
-    for name, p in workflow.named_parameters():
-        out[name] = change(p, state[name])
-    extra = dict(state["_extra_state"])
+def _of_optimizers(workflow: Any, extra: Mapping[str, Any], change: Any) -> dict[str, Any]:
+    """Apply `change` to everything in the state of optimizers that has the shape of a weight."""
+    out = dict(extra)
     for name, opt in workflow.optimizers.items():
         mine = dict(extra[name])
         inner, params = dict(mine["inner"]), opt.params
@@ -273,62 +200,80 @@ def _mapped(workflow: Any, state: Mapping[str, Any], change: Any) -> dict[str, A
         for key in ("grads", "average"):
             if key in mine:
                 mine[key] = [change(p, x) for p, x in zip(params, mine[key], strict=False)]
-        extra[name] = mine
-    out["_extra_state"] = extra
+        out[name] = mine
     return out
-
-
-def is_sharded(workflow: nn.Module) -> bool:
-    """Return whether a workflow is sharded."""
-    return any(shard_of(p) is not None for p in workflow.parameters())
 
 
 def whole_state(workflow: Any) -> dict[str, Any]:
     """Return the unsharded state of a workflow on rank 0, and nothing on the others."""
+    state = workflow.state_dict()
     if not is_sharded(workflow):
-        return workflow.state_dict()
-    state = _mapped(workflow, workflow.state_dict(), _on_main)
+        return state
+    for name, p in workflow.named_parameters():
+        if _is_dtensor(p):
+            state[name] = _on_main(p.part, p.part)
+    state["_extra_state"] = _of_optimizers(workflow, state["_extra_state"], _on_main)
     return state if world.is_main() else {}
 
 
 def take_state(workflow: Any, state: Mapping[str, Any]) -> None:
     """Load this process's part of an unsharded state."""
     if is_sharded(workflow):
-        state = _mapped(workflow, state, _own)
+        extra = _of_optimizers(workflow, state["_extra_state"], _own)
+        state = {**own_weights(workflow, state), "_extra_state": extra}
     workflow.load_state_dict(state)
 
 
 def own_weights(workflow: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert whole weights to a workflow's format: its part of sharded ones, if they fit."""
+    """Convert whole weights to a workflow's format: sharded like its own, if they fit."""
     out = dict(weights)
-    for name, p in workflow.named_parameters():
-        shard = shard_of(p)
-        if shard is not None and name in out and out[name].shape == shard.shape:
-            out[name] = shard.cut(out[name], world.rank())
+    named: Any = workflow.named_parameters()
+    for name, p in named:
+        if _is_dtensor(p) and name in out and out[name].shape == p.shape:
+            out[name] = spread_like(p, cut(out[name], p.placements[0]))
     return out
+
+
+# -- one process alone ----------------------------------------------------------------------------
+
+
+def units(workflow: nn.Module) -> list[Any]:
+    """Return the modules that `fully_shard` manages."""
+    return [m for m in workflow.modules() if hasattr(m, "unshard")]
 
 
 @contextmanager
 def assembled(workflow: Any) -> Iterator[None]:
     """Give rank 0 the whole weights inside the block, which it runs alone."""
-    split = [p for p in workflow.parameters() if shard_of(p) is not None]
-    averages = [(opt, opt.average) for opt in workflow.optimizers.values() if opt.average]
-    parts = [p.data for p in split]
-    for opt, average in averages:
-        pairs = zip(opt.params, average, strict=True)
-        opt.average = [_here(_on_main(p, x), x) for p, x in pairs]
-    for p, full in [(p, _on_main(p, p.data)) for p in split]:
-        if full is not None:
-            p.data, p.shard.whole = full.to(p.device), True
+    if not is_sharded(workflow):
+        yield
+        return
+    whole = {name: _whole_average(opt) for name, opt in workflow.optimizers.items()}
+    kept = {name: (opt.params, opt.average) for name, opt in workflow.optimizers.items()}
+    for unit in units(workflow):
+        gather(unit)
+        if world.is_main():
+            _reshard_after_use(unit, False)
+        else:
+            unit.reshard()
+    if world.is_main():
+        for name, opt in workflow.optimizers.items():
+            opt.params, opt.average = list(map(_whole, opt.sources)), whole[name]
     try:
         yield
     finally:
-        for opt, average in averages:
-            opt.average = average
-        for p, part in zip(split, parts, strict=True):
-            p.data, p.shard.whole = part, False
-        _gathered.clear()
+        for name, opt in workflow.optimizers.items():
+            opt.params, opt.average = kept[name]
+        for unit in units(workflow):
+            _reshard_after_use(unit, True)
+            unit.reshard()
 
 
-def _here(full: Tensor | None, part: Tensor) -> Tensor:
-    return part if full is None else full.to(part.device)
+def _whole_average(opt: Any) -> list[Any]:
+    found = [_on_main(p, x) for p, x in zip(opt.params, opt.average, strict=False)]
+    return [x if x is None else x.to(p.device) for p, x in zip(opt.params, found, strict=False)]
+
+
+def _reshard_after_use(unit: Any, wanted: bool) -> None:
+    unit.set_reshard_after_forward(wanted, recurse=False)
+    unit.set_reshard_after_backward(wanted, recurse=False)

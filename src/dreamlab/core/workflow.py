@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from dreamlab.core import sharding
 from dreamlab.core.config import Part
 from dreamlab.core.optim import OptimConfig, Optimizer
 from dreamlab.core.phase import Phase
@@ -35,10 +34,7 @@ def hook(method: F) -> F:
     def called(self: Workflow[Any], batch: Batch, *, phase: Phase) -> Any:
         for opt in self.optimizers.values():
             opt.at(phase.progress)
-        if not self.sharded:
-            return method(self, batch, phase=phase)
-        with sharding.regathered():
-            return method(self, batch, phase=phase)
+        return method(self, batch, phase=phase)
 
     called.is_hook = True  # type: ignore[attr-defined]
     return cast(F, called)

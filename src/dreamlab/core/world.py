@@ -1,7 +1,8 @@
 """The processes that train one run: rank and size of this one, and collective operations.
 
-The only module that uses `torch.distributed`. With one process every function returns its input
-immediately. All processes must call the same functions in the same order.
+The only module that calls collectives; those of sharded weights are torch's own. With one process
+every function returns its input immediately. All processes must call the same functions in the same
+order.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ T = TypeVar("T")
 Grads = Sequence[Tensor | None]
 TIMEOUT_S = 3600.0
 """Maximum wait for other processes, for example while rank 0 evaluates."""
+
+
+LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
+"""What torch's errors say if a peer is gone."""
 
 
 class PeerLostError(LabError):
@@ -128,10 +133,22 @@ def _heard() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
-        raise PeerLostError(
-            f"rank {_here.rank} of {_here.size}: another process of this run has ended or does "
-            f"not answer ({' '.join(str(error).split())[:200]})"
-        ) from error
+        raise _peer_lost(error) from error
+
+
+def peer_lost(error: Exception) -> PeerLostError | None:
+    """Return a lost connection that torch's own operations met, as one sentence; else None."""
+    if isinstance(error, PeerLostError):
+        return error
+    met = isinstance(error, dist.DistError) or any(text in str(error) for text in LOST)
+    return _peer_lost(error) if met else None
+
+
+def _peer_lost(error: Exception) -> PeerLostError:
+    return PeerLostError(
+        f"rank {_here.rank} of {_here.size}: another process of this run has ended or does not "
+        f"answer ({' '.join(str(error).split())[:200]})"
+    )
 
 
 def derive(seed: int, *path: int) -> int:
@@ -254,13 +271,7 @@ def barrier() -> None:
         agree([0.0])
 
 
-# -- parts of a tensor, one on each process -------------------------------------------------------
-
-
-_scatter: Any = getattr(
-    collectives, "reduce_scatter_single", collectives.reduce_scatter_tensor
-)  # in newer versions
-_gather: Any = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)
+# -- sharded weights ------------------------------------------------------------------------------
 
 
 def all_processes() -> int:
@@ -268,25 +279,8 @@ def all_processes() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def joined_parts(part: Tensor) -> Tensor:
-    """Concatenate the parts [n] of all processes, without a gradient."""
-    group: Any = dist.group.WORLD
-    with _heard():
-        return collectives.wait_tensor(_gather(part.detach().contiguous(), 0, group))
+def mesh(device: str) -> Any:
+    """Return the mesh of all processes, with a device of this type each."""
+    from torch.distributed.device_mesh import init_device_mesh  # takes a second to import
 
-
-def own_part_of_mean(x: Tensor) -> Tensor:
-    """Return this process's part of the mean of flat tensors over all processes."""
-    group: Any = dist.group.WORLD
-    with _heard():
-        mine = collectives.wait_tensor(_scatter(x.contiguous(), "sum", 0, group))
-    return mine / all_processes()
-
-
-def parts_on_main(part: Tensor) -> list[Tensor]:
-    """Return the parts of all processes on rank 0, nothing on the others."""
-    part = part.detach().contiguous()
-    parts = [torch.empty_like(part) for _ in range(all_processes())] if is_main() else None
-    with _heard():
-        dist.gather(part, parts, dst=0)
-    return parts or []
+    return init_device_mesh(device, (all_processes(),))

@@ -129,7 +129,7 @@ def set_up(config: ComputeConfig, workflow: Workflow[Any], rows: int) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    keep_memory()
+    keep_memory(not workflow.sharded)
     # numpy only multiplies small matrices here; a second pool of threads would fight torch's
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     threads = config.threads or _threads(workflow, rows)
@@ -157,17 +157,19 @@ def speed_up(config: ComputeConfig, workflow: Workflow[Any]) -> None:
         compile_updates(workflow)
 
 
-def keep_memory() -> None:
-    """Let the C library keep what is freed for the next update.
+def keep_memory(keep: bool) -> None:
+    """Let the C library keep what is freed for the next update, or give it back at once.
 
     By default glibc gives every array of more than 128 KiB back to the system at once, and getting
-    fresh pages for the next one costs more than computing with it. Elsewhere nothing happens.
+    fresh pages for the next one costs more than computing with it. It starts to keep larger ones
+    when some are freed, which gathered weights would fragment. Elsewhere nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return
-    for option, value in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 512 << 20)):
+    sizes = (32 << 20, 512 << 20) if keep else (128 << 10, 128 << 10)
+    for option, value in zip((M_MMAP_THRESHOLD, M_TRIM_THRESHOLD), sizes, strict=True):
         mallopt(ctypes.c_int(option), ctypes.c_int(value))
 
 

@@ -47,6 +47,7 @@ def save(loop: Orchestrator) -> Path | None:
     path = loop.checkpoints.save(state, clock, loop.score, marks)
     for name, buffer in loop.parts.buffers.items():
         buffer.prune([m[name] for m in loop.checkpoints.marks()])
+    regrouping.drop_gone(loop.checkpoints)
     loop.run_log.update(saved_frames=loop.counters.env_frames)
     loop.saved_at = time.monotonic()
     for tell in loop.observers.saved:

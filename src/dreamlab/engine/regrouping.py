@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from dreamlab.core import world
 from dreamlab.data.source import Buffer
 
 if TYPE_CHECKING:
+    from dreamlab.engine.checkpoint import Checkpoints
     from dreamlab.engine.orchestrator import Orchestrator
 
 State = dict[str, Any]
@@ -49,6 +52,17 @@ def begin_anew(loop: Orchestrator, state: State) -> None:
     loop.say_and_record(text)
     loop.run_log.update(exact_resume=False, regrouped=told)
     loop.run_log.event("resumed", **loop.now(), regrouped=told)
+
+
+def drop_gone(checkpoints: Checkpoints) -> None:
+    """Delete stored steps of ranks that no checkpoint that can be resumed has any more."""
+    if not world.is_main():
+        return
+    most = checkpoints.most_processes()
+    for folder in (checkpoints.folder.parent / "buffers").glob("*/rank*"):
+        found = re.fullmatch(r"rank(\d+)", folder.name)
+        if found and int(found[1]) >= most:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _agreed(state: State) -> State:

@@ -136,9 +136,9 @@ def resize(image: Any, size: tuple[int, int]) -> Any:
 
 
 def to_gray(image: Any) -> Any:
-    """Return the luminance of an RGB image, with one channel."""
-    weights = np.array([0.299, 0.587, 0.114], np.float32)
-    return (image @ weights).astype(np.uint8)[..., None]
+    """Return the luminance of an RGB image, with one channel; integers, equal on all machines."""
+    red, green, blue = (image[..., i].astype(np.uint32) for i in range(3))
+    return ((299 * red + 587 * green + 114 * blue) // 1000).astype(np.uint8)[..., None]
 
 
 def is_image(space: spaces.Space[Any]) -> bool:

@@ -9,6 +9,7 @@ A *denoiser* maps noisy sequences `[b, h, a]`, times `[b]` and conditions `[b, t
 PARTS = {
     "mlp": "dreamlab.nn.mlp.MLP",
     "identity": "dreamlab.nn.mlp.Identity",
+    "fourier": "dreamlab.nn.fourier.Fourier",
     "rnn": "dreamlab.nn.rnn.RNN",
     "transformer": "dreamlab.nn.transformer.Transformer",
     "cnn": "dreamlab.nn.conv.CNN",

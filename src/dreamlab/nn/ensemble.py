@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -23,8 +23,19 @@ class EnsembleLinear(nn.Module):
         self.weight = nn.Parameter(weights.contiguous())
         self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
 
-    def forward(self, x: Float[Tensor, "num b d"]) -> Float[Tensor, "num b k"]:
-        return torch.baddbmm(self.bias, x, self.weight)
+    def forward(
+        self, x: Float[Tensor, "n b d"], heads: Int[Tensor, " n"] | None = None, learn: bool = True
+    ) -> Float[Tensor, "n b k"]:
+        """Return the outputs of all members, or only of `heads`; see `picked`."""
+        return torch.baddbmm(picked(self.bias, heads, learn), x, picked(self.weight, heads, learn))
+
+
+def picked(
+    p: Float[Tensor, "m ..."], heads: Int[Tensor, " n"] | None, learn: bool
+) -> Float[Tensor, "n ..."]:
+    """Return the weights of `heads`, or of all members; without `learn`, without gradients."""
+    p = p if learn else p.detach()
+    return p if heads is None else p.index_select(0, heads)
 
 
 class EnsembleMLP(nn.Module):

@@ -14,6 +14,9 @@ Memory = tuple[Tensor, Tensor]
 class OneBiasLSTM(nn.Module):
     """`nn.LSTM` has two redundant biases; this one has one."""
 
+    reads_children = True
+    weight_methods = ("step",)
+
     def __init__(self, in_dim: int, hidden: int, forget_bias: float = 1.0) -> None:
         super().__init__()
         self.in_dim, self.hidden, self.forget_bias = in_dim, hidden, forget_bias

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from dreamlab.accel import cpu_fast
 from dreamlab.accel.dispatch import use_cpu_kernels
-from dreamlab.nn.ensemble import EnsembleLinear
+from dreamlab.nn.ensemble import EnsembleLinear, picked
 from dreamlab.nn.layers import LayerNorm
 
 EPS = 1e-5
@@ -100,6 +100,14 @@ class EnsembleNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(num * dim))
         self.shape = (num, 1, dim)
 
+    def forward(
+        self, x: Float[Tensor, "n b d"], heads: Int[Tensor, " n"] | None, learn: bool
+    ) -> Float[Tensor, "n b d"]:
+        """Normalize the rows of all members, or only of `heads`; see `picked`."""
+        scale, shift = (picked(p.view(self.shape), heads, learn) for p in (self.scale, self.shift))
+        unit = F.layer_norm(x.float(), x.shape[-1:], eps=EPS)
+        return (unit * scale + shift).to(x.dtype)
+
 
 class EnsembleNormedMLP(nn.Module):
     """`num` networks of the same shape; dropout is between the first product and its norm."""
@@ -124,21 +132,13 @@ class EnsembleNormedMLP(nn.Module):
 
         Without `learn`, gradients reach the input, but no weights.
         """
-
-        def pick(p: Float[Tensor, "m ..."]) -> Float[Tensor, "n ..."]:
-            p = p if learn else p.detach()
-            return p if heads is None else p.index_select(0, heads)
-
         lead = x.shape[:-1]
         y = x.reshape(-1, x.shape[-1])
         y = y.expand(self.num if heads is None else heads.shape[0], *y.shape)
         last = len(self.norms)
         for i, layer in enumerate(self.linears):
-            y = torch.baddbmm(pick(layer.bias), y, pick(layer.weight))
+            y = layer(y, heads, learn)
             if i < last:
                 y = F.dropout(y, self.dropout, drop and i == 0)
-                norm = self.norms[i]
-                scale, shift = (pick(p.view(norm.shape)) for p in (norm.scale, norm.shift))
-                unit = F.layer_norm(y.float(), y.shape[-1:], eps=EPS)
-                y = mish((unit * scale + shift).to(y.dtype))
+                y = mish(self.norms[i](y, heads, learn))
         return y.unflatten(1, lead)

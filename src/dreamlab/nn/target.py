@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dreamlab.core.sharding import cut_copies
+from dreamlab.core.sharding import cut_copies, parts
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -44,5 +44,6 @@ class TargetNetwork(Generic[M]):
     @torch.no_grad()
     def update(self, share: float | Float[Tensor, ""]) -> None:
         """Interpolate by `share`: 0 keeps, 1 copies exactly. A tensor is not read by the host."""
-        torch._foreach_mul_(self.target, 1 - share)
-        torch._foreach_add_(self.target, torch._foreach_mul(self.online, share))
+        target = parts(self.target)
+        torch._foreach_mul_(target, 1 - share)
+        torch._foreach_add_(target, torch._foreach_mul(parts(self.online), share))

@@ -121,7 +121,7 @@ class Transformer(nn.Module):
         n = window.shape[1]
         causal = torch.ones(n, n, dtype=torch.bool, device=window.device).tril()
         mask = causal & visible[:, None, :] | torch.eye(n, dtype=torch.bool, device=window.device)
-        h = self.embed(window) + self.age.weight
+        h = self.embed(window) + self.age(torch.arange(n, device=window.device))
         for block in self.blocks:
             h = block(h, mask)
         return self.norm(h[:, -1])

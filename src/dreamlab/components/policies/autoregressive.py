@@ -58,6 +58,7 @@ class AutoregressivePolicy(Policy):
 
     Config = AutoregressiveConfig
     has_log_prob = True
+    weight_methods = ("logits", "decode")
     values: Float[Tensor, " k"]
 
     def __init__(self, config: AutoregressiveConfig, spec: Spec) -> None:
