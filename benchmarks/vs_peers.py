@@ -44,6 +44,9 @@ def ours(name: str, compiled: bool, threads: int) -> dict[str, Any]:
     """Return env frames per second of our experiment, where the time went, and the warm-up's."""
     import tempfile
 
+    from dreamlab.accel.before_torch import prepare
+
+    prepare()  # as the command line does
     from dreamlab import build, training
     from dreamlab.config import compose, load_config
     from dreamlab.engine.terminal import Terminal

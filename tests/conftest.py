@@ -6,9 +6,14 @@ import os
 import signal
 
 import pytest
-import torch
 
-from tests.shapes import enforce_shapes
+from dreamlab.accel.before_torch import prepare
+
+prepare()  # as the command line does, so that both compute the same digits
+
+import torch  # noqa: E402
+
+from tests.shapes import enforce_shapes  # noqa: E402
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")

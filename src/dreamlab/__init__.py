@@ -54,6 +54,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dreamlab' has no attribute {name!r}")
+    import_module("dreamlab.accel.before_torch").prepare()
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from dreamlab import __version__
+from dreamlab.accel.before_torch import prepare
 from dreamlab.commands.foreign_lines import LINES, retyped, translated, verb_like
 from dreamlab.commands.printing import hang_up
 from dreamlab.core.errors import LabError, UnknownOptionError
@@ -110,7 +111,7 @@ class Verbs(click.Group):
 @click.version_option(__version__, message="dreamlab %(version)s")
 def app() -> None:
     """Train, evaluate and compare world-model agents and their baselines."""
-    spin_briefly()
+    prepare()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,17 +188,6 @@ def _fault(error: click.ClickException, ctx: click.Context | None) -> str:
             return f"argument {of} is missing: {usage}"
         return f"argument {of}: {error.message}"
     return error.format_message()
-
-
-def spin_briefly() -> None:
-    """Limit how long OpenMP threads spin while they wait, unless the user has configured it.
-
-    On a busy machine a spinning thread takes the core from the thread it waits for: with torch's
-    default, two threads are up to three times slower than one. OpenMP reads this when torch is
-    imported; not spinning at all is slower on an idle machine (benchmarks/threads.py).
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 if __name__ == "__main__":

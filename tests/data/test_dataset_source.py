@@ -12,9 +12,9 @@ import torch
 
 from dreamlab.core.config import load
 from dreamlab.core.errors import CheckpointError, ConfigError
+from dreamlab.core.files import CACHE
 from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.data.dataset_source import DatasetConfig, DatasetSource
-from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.table import DataError
 from dreamlab.data.mix import join
 from dreamlab.data.source import BufferContext
@@ -26,7 +26,7 @@ LATENT = {"latent": torch.zeros(1, 3)}
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(caching.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
 
 
 def configured(path: Path, **options: Any) -> DatasetConfig:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dreamlab.core.config import load
+from dreamlab.core.files import CACHE
 from dreamlab.data.dataset_source import DatasetConfig, DatasetSource
 from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.hdf5 import write_d4rl, write_robomimic
@@ -25,7 +26,7 @@ from tests.helpers import need
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(caching.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
 
 
 def steps_of(data: Dataset) -> dict[str, np.ndarray]:

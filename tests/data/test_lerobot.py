@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from dreamlab.core.files import CACHE
 from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets import statistics
 from dreamlab.data.datasets.lerobot import episode_statistics
@@ -25,7 +26,7 @@ GOLDEN = Path(os.environ.get("DREAMLAB_GOLDEN", "")) / "lerobot_v3"
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(caching.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
 
 
 def made(tmp_path: Path, version: str) -> Dataset:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dreamlab.core.config import load
+from dreamlab.core.files import CACHE
 from dreamlab.data.dataset_source import DatasetConfig, DatasetSource
-from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.convert import to_lerobot
 from dreamlab.data.datasets.opening import open_dataset
 from dreamlab.data.source import BufferContext
@@ -44,7 +44,7 @@ def theirs(
 
 @pytest.fixture(params=["video", "image", "converted", "golden"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(caching.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     if request.param == "converted":
         old = open_dataset(write_v2(tmp_path / "old"))
         return to_lerobot(old, tmp_path / "set", "libx264")

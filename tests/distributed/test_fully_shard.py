@@ -213,16 +213,21 @@ def test_a_target_network_follows_and_weights_are_bounded_in_parts(tmp_path):
     in_two(case, tmp_path)
 
 
+def leave_or_go_on(rank: int) -> None:
+    """Let rank 1 end; rank 0 may hear of it in any call, even before both are connected."""
+    net, x = nn.Sequential(nn.Linear(64, 64)), torch.randn(2, 64)
+    shard_module(net, 1, CPU)
+    net(x)
+    if rank == 1:
+        os._exit(0)
+    for _ in range(100):
+        net(x)
+
+
 def test_a_lost_peer_is_told_in_a_sentence_though_torch_gathers(tmp_path):
     def case(rank: int) -> None:
-        net, x = nn.Sequential(nn.Linear(64, 64)), torch.randn(2, 64)
-        # also around the first calls: rank 1 may end before rank 0 has heard that it is connected
         with pytest.raises(RuntimeError) as caught:
-            shard_module(net, 1, CPU)
-            net(x)
-            if rank == 1:
-                os._exit(0)
-            [net(x) for _ in range(100)]
+            leave_or_go_on(rank)
         (tmp_path / "told").write_text(str(world.peer_lost(caught.value)))
         os._exit(0)
 

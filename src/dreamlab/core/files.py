@@ -1,4 +1,4 @@
-"""Atomic writes: write to a temporary name, flush to disk, rename."""
+"""Atomic writes: write to a temporary name, flush to disk, rename. And where the cache is."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ REFUSALS = (
     errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
 )  # fmt: skip
 BLOCK_BYTES = 2**20
+CACHE = "DREAMLAB_CACHE"
+"""The environment variable that sets the folder of files that can be computed again."""
+
+
+def cache_folder() -> Path:
+    """Return where files that can be computed again are kept."""
+    if given := os.environ.get(CACHE):
+        return Path(given)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "dreamlab"
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:

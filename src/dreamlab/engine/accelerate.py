@@ -27,7 +27,7 @@ from dreamlab.core.workflow import Workflow, marked
 # 256 take half the time on two idle cores. Beside other work it mostly waits for the first
 # (benchmarks/threads.py): give `threads`, or OMP_NUM_THREADS, where several runs share a machine.
 WORK_PER_THREAD = 500_000_000
-WORK_FOR_TWO = 5_000_000
+WORK_FOR_TWO = 4_000_000
 IMAGE_WORK = 4
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h

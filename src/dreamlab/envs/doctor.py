@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import torch
 
+from dreamlab.accel.before_torch import SWITCH, Mkl, slowed_down
 from dreamlab.core.errors import LabError
 from dreamlab.core.findings import Finding
 from dreamlab.envs import rendering, suites
@@ -87,6 +88,9 @@ def _software() -> Iterator[Finding]:
         )
     else:
         yield Finding("warning", "no CUDA device: training runs on the CPU")
+    if slowed_down():
+        level, uses = "ok" if Mkl.active else "warning", f"AVX-512 (unless {SWITCH}=0)"
+        yield Finding(level, f"MKL on this AMD processor: {Mkl.why or uses}")
 
 
 def _resources() -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from dreamlab.accel.before_torch import Mkl
 from dreamlab.core.errors import LabError, unknown
 from dreamlab.core.files import write_json
 from dreamlab.core.names import check_tag, check_word
@@ -280,11 +281,16 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the processor and accelerator."""
+    """Return the processor and accelerator, and whether MKL was told to use AVX-512."""
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"machine": platform.machine(), "cpus": os.cpu_count(), "cpu": _cpu_name(), "gpus": gpus}
+    return {
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "cpu": _cpu_name(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "mkl_avx512": Mkl.active,
+    }
 
 
 def _cpu_name() -> str:

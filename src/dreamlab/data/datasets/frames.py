@@ -11,22 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dreamlab.core.files import write_json
+from dreamlab.core.files import cache_folder, write_json
 from dreamlab.core.readers import FileError, read_json
 from dreamlab.core.types import Array
 from dreamlab.data.datasets.table import Broken, Camera, Dataset
 
-FOLDER = "DREAMLAB_CACHE"
-"""The environment variable that sets the cache folder of decoded images and statistics."""
 SUFFIX = ".frames"
-
-
-def cache_folder() -> Path:
-    """Return where what was computed from datasets is kept."""
-    if given := os.environ.get(FOLDER):
-        return Path(given)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "dreamlab"
 
 
 @dataclass(frozen=True)

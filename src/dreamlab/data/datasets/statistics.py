@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from dreamlab.core.affine import Affine
-from dreamlab.core.files import write_json
+from dreamlab.core.files import cache_folder, write_json
 from dreamlab.core.readers import FileError, read_json
 from dreamlab.core.types import Array
-from dreamlab.data.datasets.frames import cache_folder
 from dreamlab.data.datasets.table import Camera, DataError, Dataset, Feature
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
