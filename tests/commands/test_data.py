@@ -14,7 +14,8 @@ import pytest
 from dreamlab import cli
 from dreamlab.cli import main
 from dreamlab.commands.arguments import Verb
-from dreamlab.data.datasets import frames as caching
+from dreamlab.core.files import CACHE
+from dreamlab.data.datasets.frames import keep_frames
 from dreamlab.data.datasets.opening import open_dataset
 from dreamlab.data.datasets.video import VideoWriter
 from tests.data.sets import CAMERA, LENGTHS, SIZE, pictures, shade, write_v2, write_v3
@@ -28,7 +29,7 @@ RANDOM = (
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(caching.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_videos_of_episodes_are_copied_not_encoded_anew(odd: bool, said: Any, tm
     said("convert", folder, tmp_path / "new")
     new = open_dataset(tmp_path / "new")
     assert np.array_equal(new.camera(CAMERA).read(rows), old.camera(CAMERA).read(rows))
-    assert caching.keep_frames(new, CAMERA, None, 2**30).broken == {}
+    assert keep_frames(new, CAMERA, None, 2**30).broken == {}
     assert len(list((tmp_path / "new").rglob("*.mp4"))) == (3 if odd else 1)
     assert new.features[CAMERA].info["video.codec"] == "h264"
     assert 0 < new.stored[CAMERA]["mean"].max() < 1

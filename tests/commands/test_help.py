@@ -17,7 +17,8 @@ from dreamlab.runs.run import Run
 
 CONTEXT = click.Context(cli.app, info_name="dreamlab")
 HELPERS = {
-    "arguments", "catalogue", "comparing", "dashboard", "data_convert", "data_record", "data_view",
+    "again", "arguments", "catalogue", "comparing", "dashboard", "data_convert", "data_record",
+    "data_view",
     "foreign_experiments", "foreign_lines", "inspection", "jobs", "many", "printing", "reproduce",
     "second_run", "several", "submit",
 }  # fmt: skip

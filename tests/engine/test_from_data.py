@@ -14,8 +14,8 @@ import torch
 from dreamlab import build, training
 from dreamlab.cli import main
 from dreamlab.core.errors import ConfigError
+from dreamlab.core.files import CACHE
 from dreamlab.core.types import Mode
-from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.lerobot_write import LeRobotWriter, Recording
 from dreamlab.data.datasets.table import Feature
 from dreamlab.envs.vector import EnvConfig, Envs
@@ -33,7 +33,7 @@ KINDS = {"dreamer": ("dreamer_offline_cartpole", "CartPole-v1"),
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(caching.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
 
 
 def write(folder: Path, env_id: str, episodes: int = 4, length: int = 20) -> Path:

@@ -99,7 +99,7 @@ def run_again(second: Path, links: int) -> None:
     """Train the prepared folder for a number of links in a separate process."""
     number = load_config(read_yaml(second / "config.yaml")).processes
     agent = [*LAUNCH, str(number)] if number > 1 else []
-    command = [sys.executable, *agent, "-m", __name__, str(second), str(links)]
+    command = [sys.executable, *agent, "-m", "dreamlab.commands.again", str(second), str(links)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         text = "\n".join(done.stderr.strip().splitlines()[-8:])
@@ -130,7 +130,3 @@ def again(folder: Path, links: int) -> int:
         loop.observers.add(StopAfterLinks(loop, links))
         loop.run()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(again(Path(sys.argv[1]), int(sys.argv[2])))
