@@ -145,8 +145,8 @@ def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply a linear layer; products with a narrow side are slow in torch's BLAS."""
     if weight.ndim == 3 and weight.shape[-1] == 1:  # loops, fused with their surroundings
         return (x * weight.mT).sum(-1, keepdim=True) + bias
-    if weight.ndim == 3:
-        return torch.baddbmm(bias, x, weight)
+    if weight.ndim == 3:  # the sum is computed with the activation; baddbmm copies the bias first
+        return torch.bmm(x, weight) + bias
     if weight.shape[1] <= NARROW:
         # a copy: the weight's gradient is then x.T @ grad, four times faster than grad.T @ x
         return torch.addmm(bias, x, weight.t().contiguous())
