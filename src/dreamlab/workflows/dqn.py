@@ -8,6 +8,8 @@ them together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) without noisy l
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,6 +31,11 @@ from dreamlab.core.workflow import Workflow, compilable, hook
 from dreamlab.nn.counter import Count
 from dreamlab.nn.mlp import chain, linear
 from dreamlab.nn.target import TargetNetwork, frozen_copy
+
+TOGETHER = 4
+"""Gradient steps in one call: with small networks, a third of a compiled one is overhead."""
+Minibatch = tuple[Transitions, Tensor | None, Tensor | None]
+"""Transitions, their targets if known, and their weights if the replay is prioritized."""
 
 
 @dataclass(frozen=True)
@@ -166,36 +173,38 @@ class DQN(Workflow[DQNConfig]):
         # the target network is fixed during a batch, so targets can be computed once, except with
         # double Q-learning, where the online network chooses the actions
         ahead = None if self.config.double else self.targets(t)
-        losses: list[Tensor] = []
-        norms: list[Tensor] = []
-        priorities: list[Tensor] = []
         parts = t.split(size)
         aheads = [None] * len(parts) if ahead is None else ahead.split(size)
         weights = [None] * len(parts) if weight is None else weight.split(size)
-        for rows, known, share in zip(parts, aheads, weights, strict=True):
-            target = self.targets(rows) if known is None else known
-            loss, norm, priority = self.gradient_step(rows.obs, rows.action, target, share)
-            losses.append(loss)
-            norms.append(norm)
-            priorities.append(priority)
-        self.follow(len(losses))
+        rows = list(zip(parts, aheads, weights, strict=True))
+        most = math.gcd(len(rows), TOGETHER)
+        done = [self.gradient_steps(rows[i : i + most]) for i in range(0, len(rows), most)]
+        losses, norms, priorities = (torch.cat(x) for x in zip(*done, strict=True))
+        self.follow(len(rows))
         metrics = {
-            "loss": torch.stack(losses).mean(),
-            "grad_norm": torch.stack(norms).mean(),
+            "loss": losses.mean(),
+            "grad_norm": norms.mean(),
             "epsilon": torch.tensor(self.epsilon()),
         }
-        return metrics if weight is None else (metrics, {"priority": torch.cat(priorities)})
+        return metrics if weight is None else (metrics, {"priority": priorities})
 
     @compilable
+    def gradient_steps(
+        self, rows: Sequence[Minibatch]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"], Float[Tensor, " b"]]:
+        """Take a gradient step for each of a few minibatches, in one compiled call."""
+        losses, norms, priorities = zip(*(self.gradient_step(*x) for x in rows), strict=True)
+        return torch.stack(losses), torch.stack(norms), torch.cat(priorities)
+
     def gradient_step(
         self,
-        obs: Obs,
-        action: Int[Tensor, " b"],
-        target: Float[Tensor, "b j"],
+        t: Transitions,
+        ahead: Float[Tensor, "b j"] | None,
         weight: Float[Tensor, " b"] | None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, " b"]]:
         """Regress action values on targets; return loss, gradient norm and priorities."""
-        out = taken(self.online(obs), action)
+        target = self.targets(t) if ahead is None else ahead
+        out = taken(self.online(t.obs), t.action)
         errors = self.readout.distance(out, target)
         loss = (errors if weight is None else errors * weight).mean()
         norm = self.opt.step(loss)
