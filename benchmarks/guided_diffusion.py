@@ -27,7 +27,7 @@ from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import hardware
 
 RESULTS = Path(__file__).parent / "results"
-SCALES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
+SCALES = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)
 RANKED = (1, 4, 16)
 WEIGHT = 3.0
 """Of RIC's terms, chosen on another seed than those recorded."""

@@ -13,6 +13,7 @@ from tests.workflows.offline import POLICIES, SPEC, batch_of, flat
 
 SMALL = {"hidden": (8, 8)}
 CRITIC = {"kind": "ensemble", "num_critics": 3, **SMALL}
+EMA = {"_target_": "adam", "lr": 1e-2, "ema": 0.9}
 
 
 def agent(kind: str, **options):
@@ -45,6 +46,29 @@ def test_evaluation_makes_a_difference(kind):
     made, obs = agent(kind), {"state": torch.randn(4, 3)}
     assert torch.equal(made.act(obs, evaluation=True), made.act(obs, evaluation=True))
     assert not torch.equal(made.act(obs), made.act(obs))
+
+
+@pytest.mark.parametrize("kind", ["imitation", "offline_rl", "diffusion_rl"])
+def test_evaluation_uses_averaged_weights_and_exploration_does_not(kind):
+    name = "optimizer" if kind == "imitation" else "policy_optimizer"
+    made, obs = agent(kind, **{name: EMA}), {"state": torch.randn(4, 3)}
+    for i in range(3):
+        made.update(batch_of(seed=i))
+    raw, first = flat(made.workflow.policy), torch.ones(4, dtype=torch.bool)
+    opt = made.workflow.optimizers["policy"]
+    average = torch.cat([x.flatten() for x in opt.average])
+    assert not torch.allclose(average, raw)
+
+    def act(evaluation: bool) -> torch.Tensor:
+        torch.manual_seed(5)
+        return made.act(obs, first, evaluation)
+
+    evaluated, explored = act(True), act(False)
+    assert torch.equal(flat(made.workflow.policy), raw), "learning goes on with its own weights"
+    opt.adopt_average()
+    made.workflow.optimizers.clear()
+    assert torch.equal(act(True), evaluated)
+    assert not torch.equal(act(False), explored)
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -81,3 +105,8 @@ def test_every_kind_of_critic_is_made(kind, members, outputs):
 def test_what_cannot_be_made_is_refused_by_name(call, fault):
     with pytest.raises(ConfigError, match=fault.replace("?", r"\?").replace(".", r"\.")):
         call()
+
+
+def test_a_missing_critic_is_a_value_error_too():
+    with pytest.raises(ValueError, match="critic is missing: add one"):
+        create_agent("diffusion_rl", SPEC)

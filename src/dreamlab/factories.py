@@ -6,6 +6,7 @@ Thin: each function names a workflow or a component and gives it the options tha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -47,6 +48,10 @@ HOOKS: dict[str, tuple[str, ...]] = {
 """The update steps of each kind of agent, in order."""
 
 
+class MissingCriticError(ConfigError, ValueError):
+    """A kind of agent that needs a critic was given none."""
+
+
 @dataclass
 class Agent:
     """A workflow with the few verbs that a loop of one's own needs; it carries what it learnt."""
@@ -60,7 +65,8 @@ class Agent:
     def act(self, obs: Obs, is_first: Tensor | None = None, evaluation: bool = False) -> Tensor:
         """Return actions for observations [n, ...]; `is_first` [n] marks the start of episodes.
 
-        In evaluation it is the agent's best; else it explores.
+        In evaluation it is the agent's best, with averaged weights where an optimizer keeps them;
+        else it explores.
         """
         num = len(next(iter(obs.values())))
         if self.state is None:
@@ -69,7 +75,8 @@ class Agent:
         flags = torch.zeros(num, dtype=torch.bool) if is_first is None else is_first
         mode = Mode.EVAL if evaluation else Mode.TRAIN
         flags = flags.to(self.workflow.device)
-        decision = self.workflow.decide(obs, flags, self.state, mode)
+        with self.workflow.averaged() if evaluation else nullcontext():
+            decision = self.workflow.decide(obs, flags, self.state, mode)
         self.state = decision.state
         return decision.action
 
@@ -121,7 +128,7 @@ def create_agent(
         raise ConfigError(f"{where}: critic: imitation has no critic; remove it")
     if kind != "imitation" and critic is None:
         known = ", ".join(repr(k) for k in CRITICS)
-        raise ConfigError(
+        raise MissingCriticError(
             f"{where}: critic is missing: add one, such as critic={{'kind': 'ensemble'}} "
             f"(known kinds: {known}), or make an 'imitation' agent"
         )
@@ -160,4 +167,10 @@ def _check(what: str, kind: Any, known: Any) -> None:
         raise ConfigError(unknown(f"kind of {what}", str(kind), known, f"create_{what}"))
 
 
-__all__ = ["Agent", "create_agent", "create_policy_model", "create_q_critic"]
+__all__ = [
+    "Agent",
+    "MissingCriticError",
+    "create_agent",
+    "create_policy_model",
+    "create_q_critic",
+]

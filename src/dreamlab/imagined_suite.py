@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dreamlab.core.errors import ConfigError
 from dreamlab.core.limits import PositiveInt
 from dreamlab.core.readers import read_pointer
 from dreamlab.core.tree import tree_map
-from dreamlab.core.types import Array, Mode, Spec
+from dreamlab.core.types import Array, ArraySpec, Mode, Spec
 from dreamlab.envs.imagined import ImaginedEnv
 from dreamlab.envs.vector import Envs
 
@@ -27,6 +28,9 @@ class RunDreamer:
 
     def __init__(self, agent: WorldModelWorkflow, spec: Spec) -> None:
         self.agent, self.spec = agent, spec
+        if shows_latents(agent):
+            (dim,) = agent.model.initial(1, agent.device).z.shape[1:]
+            self.spec = replace(spec, obs={"z": ArraySpec((dim,), "float32")})
 
     @torch.no_grad()
     def dream_step(self, state: Any, action: Tensor, generator: torch.Generator) -> Any:
@@ -41,8 +45,15 @@ class RunDreamer:
     def dream_view(self, state: Any) -> tuple[dict[str, Array], float, float]:
         """Return the observation, reward and chance of going on that the model sees in a state."""
         seen = self.agent.view(state)
+        if shows_latents(self.agent):
+            seen["obs"] = {"z": state.z.clone()}  # the start of an episode is kept
         obs = {k: _as_observed(v[0], self.spec.obs[k].dtype) for k, v in seen["obs"].items()}
         return obs, float(seen["reward"][0]), float(seen["cont"][0])
+
+
+def shows_latents(agent: WorldModelWorkflow) -> bool:
+    """Return whether the model has no decoder and one latent vector: its dreams show that."""
+    return not agent.model.decoded and "z" in agent.model.Latent._fields
 
 
 def _as_observed(value: Tensor, dtype: str) -> Array:
@@ -79,7 +90,8 @@ def _load(task: str, starts: int, trust_code: bool, newest: str) -> tuple[RunDre
     if not isinstance(workflow, WorldModelWorkflow):
         name = type(workflow).__name__
         raise ConfigError(f"env.id: {task} is a run of {name}, which has no world model")
-    if blind := sorted(workflow.spec.obs.keys() - workflow.model.decoded.keys()):
+    blind = sorted(workflow.spec.obs.keys() - workflow.model.decoded.keys())
+    if blind and not shows_latents(workflow):
         name = type(workflow).__name__
         raise ConfigError(
             f"env.id: {task} is a run of {name}, whose world model does not reconstruct "

@@ -248,7 +248,9 @@ def _train(opened: Opened, terminal: Terminal | None, checkpoint: str = "latest"
         resumed = begin(opened, loop, checkpoint)
         opened.keep()
         terminal.say(f"{'resuming' if resumed else 'training'} in {run.folder}")
-        loop.observers.add(curve := LearningCurve(loop, run, config.name))
+        curve = LearningCurve(loop, run, config.name)
+        if world.is_main():
+            loop.observers.add(curve)
         status = loop.run()
     if not world.is_main():
         return status

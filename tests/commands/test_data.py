@@ -101,6 +101,8 @@ def test_an_episode_is_drawn(kind: str, said: Any, tmp_path: Path):
         (("view", "SET", "0", "--as", "video"), "has no images: use --as curves"),
         (("convert", "SET", "SET"), "is not empty"),
         (("convert", "SET", "x.hdf5", "--to", "rlds"), "'rlds' is not one of"),
+        (("convert", "SET", "x.h5", "--to", "lerobot"), "is a folder: choose a name without .hdf5"),
+        (("convert", "SET", "x", "--to", "d4rl"), "is a file: end its name with .hdf5 or .h5"),
         (("sample", "SET"), "argument INDEX is missing"),
     ],
 )  # fmt: skip
@@ -151,6 +153,30 @@ def test_formats_become_each_other(said: Any, tmp_path: Path):
         shown = data.camera(CAMERA).read(rows).mean((1, 2, 3))
         assert np.abs(shown - old.camera(CAMERA).read(rows).mean((1, 2, 3))).max() < 3
     assert open_dataset(tmp_path / "last").kind == "lerobot v3.0"
+
+
+def test_the_name_tells_the_format(said: Any, tmp_path: Path):
+    folder = write_v3(tmp_path / "set")
+    for name, kind in (("a.hdf5", "robomimic hdf5"), ("b.h5", "robomimic hdf5"), ("c", "lerobot")):
+        said("convert", folder, tmp_path / name)
+        assert open_dataset(tmp_path / name).kind.startswith(kind)
+    assert (tmp_path / "a.hdf5").is_file()
+
+
+def test_what_a_format_cannot_hold_is_told(tmp_path: Path, capsys: Any):
+    folder = write_v3(tmp_path / "set")
+    assert main(["data", "convert", str(folder), str(tmp_path / "a.h5"), "--to", "d4rl"]) == 0
+    assert "warning: " in (told := capsys.readouterr().err)
+    assert "D4RL HDF5 has no place for next.success, the tasks: left out" in told
+
+
+def test_timeouts_survive_the_way_to_robomimic_and_back(said: Any, tmp_path: Path):
+    run = trained(tmp_path / "run", "env.id=Pendulum-v1", "env.time_limit=5")
+    said("record", run, tmp_path / "set", "--episodes", "2")
+    said("convert", tmp_path / "set", tmp_path / "demos.hdf5")
+    for name in ("set", "demos.hdf5"):
+        data = open_dataset(tmp_path / name)
+        assert data.columns["next.done"].sum() == data.columns["next.truncated"].sum() == 2
 
 
 @pytest.mark.parametrize("odd", [False, True])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from dreamlab.data.source import BufferContext
 from tests.data.sets import CAMERA, LENGTHS, shade, write_v2, write_v3
 from tests.data.streams import flat, through_disk
 
+STATE = "observation.state"
 LATENT = {"latent": torch.zeros(1, 3)}
 
 
@@ -81,6 +83,20 @@ def test_padding_repeats_the_edges(tmp_path: Path):
     assert not batch.is_last[start].any()
 
 
+@pytest.mark.parametrize(("most", "num"), [(None, 20), (7, 13), (0, 6), (14, 20)])
+def test_padding_after_an_episode_can_be_limited(most: int | None, num: int, tmp_path: Path):
+    """Diffusion policy: 16 actions from the step before on, at most 7 of them after the end."""
+    folder = write_v3(tmp_path / "set", lengths=(20, 4))
+    made = source(folder, before=1, after=14, pad="edge", pad_after=most)
+    short = 4 if most in (None, 14) else 0  # frames of the short episode
+    assert sum("1 of 2 episodes are shorter" in n for n in made.notes) == (short == 0)
+    batch = made.sample(num + short)
+    now = batch.obs["state"][:, 1, 0]
+    assert sorted(now[now < 100].tolist()) == list(range(num))
+    ends = batch.extras["pad"][now == num - 1]
+    assert int(ends[:, 2:].sum()) == (14 if most is None else most)
+
+
 @pytest.mark.parametrize(("windows", "starts"), [("across", 17), ("transitions", 14)])
 def test_windows_lie_where_a_replays_would(windows: str, starts: int, tmp_path: Path):
     made = source(write_v3(tmp_path / "set"), length=3, windows=windows)
@@ -113,13 +129,15 @@ def test_normalisation_can_be_undone(mode: str, tmp_path: Path):
     plain = source(folder, pad="edge", sampler="uniform").sample(32)
     made = source(folder, pad="edge", sampler="uniform", normalize={"action": mode})
     batch, affine = made.sample(32), made.scaling["action"]
-    assert np.allclose(affine.invert(batch.action.numpy()), plain.action.numpy(), atol=1e-5)
+    edges = affine.invert(np.array([-np.inf, np.inf] if mode == "mean_std" else [-1, 1]))
+    wanted = np.clip(plain.action.numpy(), *edges)
+    assert np.allclose(affine.invert(batch.action.numpy()), wanted, atol=1e-5)
     assert torch.equal(plain.obs["state"], batch.obs["state"])
     action = DatasetSource.spec_of(made.config).action
-    assert (action.low, action.high) == ((-1, 1) if mode in ("min_max", "bounds") else (None, None))
+    assert (action.low, action.high) == ((None, None) if mode == "mean_std" else (-1, 1))
     whole = made.store.data["action"][0, :, 0].numpy()
     frames = made.steps.arrays["is_last"] == 0
-    if mode == "min_max":
+    if mode in ("min_max", "quantiles"):
         assert (whole.min(), whole.max()) == (-1, 1)
     if mode == "mean_std":
         assert abs(whole[frames].mean()) < 1e-5
@@ -147,6 +165,26 @@ def test_returns_to_go(tmp_path: Path):
     at = (batch.obs["state"][:, 0, 0] == 200).nonzero()[0, 0]  # four frames, rewards 1 2 3 4
     wanted = [1 + 0.5 * (2 + 0.5 * (3 + 0.5 * 4)), 2 + 0.5 * (3 + 0.5 * 4), 3 + 0.5 * 4, 4, 0]
     assert batch.extras["mc_return"][at].tolist() == wanted
+
+
+def test_a_failure_counts_as_if_it_went_on_forever(tmp_path: Path):
+    folder = tmp_path / "demos.hdf5"
+    rewards = ([-1, -1, -1], [-1, 0, -1], [-1, -1, 0])  # only the first never succeeds
+    with h5py.File(folder, "w") as file:
+        for i, reward in enumerate(rewards):
+            file[f"data/demo_{i}/actions"] = np.zeros((3, 1))
+            file[f"data/demo_{i}/obs/state"] = np.zeros((3, 1))
+            file[f"data/demo_{i}/rewards"] = np.array(reward, np.float32)
+    options = {"length": 4, "mc_gamma": 0.5, "batch": 3}
+    for failure, first in ((None, [-1.75, -1.5, -1, 0]), (-1, [-2.0] * 4), (-7, None)):
+        made = source(folder, mc_failure_reward=failure, **options)
+        found = made.store.data["extras/mc_return"].view(3, 4).tolist()
+        assert found[0] == (first or [-1.75, -1.5, -1, 0])
+        assert found[1:] == [[-1.25, -0.5, -1, 0], [-1.5, -1, 0, 0]]
+        assert any("no reward is mc_failure_reward=-7" in n for n in made.notes) == (failure == -7)
+    for gamma in (None, 1.0):
+        with pytest.raises(ConfigError, match=r"mc_failure_reward=-1: .* set mc_gamma, below 1"):
+            configured(folder, mc_failure_reward=-1, mc_gamma=gamma)
 
 
 def test_what_ends_an_episode_can_be_chosen(tmp_path: Path):
@@ -262,8 +300,48 @@ def test_only_what_the_environment_shows_is_given(tmp_path: Path):
     assert not (tmp_path / "cache" / "frames").exists()  # nothing was decoded
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": True}, r"task: there is no observation 'task'.*remove task from"),
+        ({"keys": {"state": STATE, "cam": CAMERA}}, r"keys\.cam: there is no obs"),
+        (
+            {"keys": {"state": STATE, "far": "action"}, "normalize": {"far": "bounds"}},
+            r"no observation 'far'.*known: state.*remove keys\.far",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_requested_but_not_there_is_named(options: Any, message: str, tmp_path: Path):
+    folder = write_v3(tmp_path / "set", "image")
+    spec = Spec({"state": ArraySpec((2,))}, ArraySpec((1,), low=-2.0, high=2.0))
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        source(folder, spec=spec, **options)
+
+
+def test_a_normalization_of_what_is_not_there_is_named(tmp_path: Path):
+    folder = write_v3(tmp_path / "set")
+    action = ArraySpec((1,), low=-2.0, high=2.0)
+    spec, keys = Spec({"position": ArraySpec((2,))}, action), {"position": "observation.state"}
+    for mode in ("min_max", "none"):
+        with pytest.raises(DataError, match=r"normalize: there is no observation 'state'"):
+            source(folder, spec=spec, keys=keys, normalize={"state": mode})
+    with h5py.File(tmp_path / "demos.hdf5", "w") as file:
+        for name in ("actions", "obs/state", "obs/force"):
+            file[f"data/demo_0/{name}"] = np.arange(3.0)[:, None]
+    spec = Spec({"state": ArraySpec((1,))}, ArraySpec((1,)))
+    assert list(source(tmp_path / "demos.hdf5", spec=spec).sample().obs) == ["state"]
+    made = source(tmp_path / "demos.hdf5", spec=spec, normalize={"force": "none"})
+    assert list(made.sample().obs) == ["state"]
+    with pytest.raises(ConfigError, match=r"normalize\.force: there is no observation 'force'"):
+        source(tmp_path / "demos.hdf5", spec=spec, normalize={"force": "min_max"})
+
+
 def test_windows_that_cannot_be_are_refused(tmp_path: Path):
     folder = write_v3(tmp_path / "set")
+    with pytest.raises(ConfigError, match="pad_after=3: windows are only padded with pad=edge"):
+        configured(folder, pad_after=3)
+    with pytest.raises(DataError, match=r"the longest episode has 8\. Use more pad_after, or"):
+        source(folder, after=9, pad="edge", pad_after=2)
     with pytest.raises(DataError, match="no window of 9 steps fits: the longest episode has 8"):
         source(folder, length=9)
     with pytest.raises(ConfigError, match="either length, or before and after"):

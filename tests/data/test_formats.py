@@ -17,7 +17,7 @@ from dreamlab.data.datasets import frames as caching
 from dreamlab.data.datasets.hdf5 import write_d4rl, write_robomimic
 from dreamlab.data.datasets.opening import open_dataset
 from dreamlab.data.datasets.steps import make_steps, observations
-from dreamlab.data.datasets.table import DataError, Dataset
+from dreamlab.data.datasets.table import DataError, Dataset, Feature
 from dreamlab.data.source import BufferContext
 from tests.data.sets import CAMERA, write_v3
 from tests.data.streams import EPISODE, feed, replay
@@ -45,6 +45,17 @@ def d4rl(path: Path, **more: Any) -> Path:
     return path
 
 
+ENDS = ("next.reward", "next.done", "next.truncated", "next.success")
+
+
+def with_timeout(data: Dataset) -> Dataset:
+    """Return a set whose second episode ran into a time limit."""
+    done, episode = data.columns["next.done"], data.columns["episode_index"]
+    data.columns["next.truncated"] = done & (episode == 1)
+    data.features["next.truncated"] = Feature("bool", (1,))
+    return data
+
+
 def test_d4rl_knows_terminals_from_timeouts(tmp_path: Path):
     data = open_dataset(d4rl(tmp_path / "a.hdf5", **{"infos/qpos": np.zeros((10, 2))}))
     assert data.kind == "d4rl hdf5"
@@ -70,23 +81,39 @@ def test_d4rl_with_next_observations_loses_nothing(tmp_path: Path):
 
 
 def test_a_set_survives_hdf5_and_back(tmp_path: Path):
-    original = open_dataset(write_v3(tmp_path / "set", "image"))
-    write_robomimic(original, tmp_path / "demos.hdf5")
+    original = with_timeout(open_dataset(write_v3(tmp_path / "set", "image")))
+    assert write_robomimic(original, tmp_path / "demos.hdf5") == []
     data = open_dataset(tmp_path / "demos.hdf5")
     assert data.kind == "robomimic hdf5"
     assert (data.fps, data.tasks) == (10, ["task 0", "task 1"])
-    for name in ("observation.state", "action", "next.reward", "next.done", "next.success"):
+    for name in ("observation.state", "action", *ENDS):
         assert np.array_equal(data.columns[name], original.columns[name]), name
+    assert np.flatnonzero(steps_of(data)["is_terminal"]).tolist() == [5, 18]  # 13 is a timeout
     rows = np.array([3, 15, 0, 7, 7])
     assert np.array_equal(data.camera(CAMERA).read(rows), original.camera(CAMERA).read(rows))
     kept = caching.keep_frames(data, CAMERA, None, 2**30).camera
     assert np.array_equal(kept.read(np.arange(16)), original.camera(CAMERA).read(np.arange(16)))
     flat = open_dataset(write_v3(tmp_path / "flat"))
-    write_d4rl(flat, tmp_path / "flat.hdf5")
+    (note,) = write_d4rl(flat, tmp_path / "flat.hdf5")
+    assert note.endswith("D4RL HDF5 has no place for next.success, the tasks: left out")
     one, two = steps_of(flat), steps_of(open_dataset(tmp_path / "flat.hdf5"))
     assert all(np.array_equal(one[k], two[k]) for k in one)
     with pytest.raises(DataError, match="one observation vector, not"):
         write_d4rl(original, tmp_path / "no.hdf5")
+
+
+def test_what_a_format_cannot_hold_is_told(tmp_path: Path):
+    infos = {"infos/qpos": np.arange(20).reshape(10, 2)}
+    data = open_dataset(d4rl(tmp_path / "a.hdf5", **infos))
+    data.columns["observation.words"] = np.full(data.num_rows, "push", object)
+    data.features["observation.words"] = Feature("string", (1,))
+    (note,) = write_robomimic(data, tmp_path / "b.hdf5")
+    assert note.endswith("has no place for observation.words, infos.qpos: left out")
+    assert "observation.words" not in open_dataset(tmp_path / "b.hdf5").features
+    data = open_dataset(d4rl(tmp_path / "c.hdf5", **infos))
+    assert write_d4rl(data, tmp_path / "d.hdf5") == []
+    again = open_dataset(tmp_path / "d.hdf5")
+    assert np.array_equal(again.columns["infos.qpos"], data.columns["infos.qpos"])
 
 
 def test_robomimic_remembers_the_end(tmp_path: Path):

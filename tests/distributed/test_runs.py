@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dreamlab import training
 from dreamlab.core.errors import LabError
+from dreamlab.engine.observer import StopWhen
+from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.same_weights import digests
+from dreamlab.engine.signals import PREEMPTED
+from dreamlab.runs import verify
+from dreamlab.runs.run import Run
 from tests.distributed.ranks import run_ranks
-from tests.helpers import metrics, open_loop, run_for, some_of
+from tests.helpers import config_of, metrics, open_loop, run_for, some_of
 
 COMMON = (
     "tiny=true", "env.num_envs=2", "training.total_frames=500", "log.every_frames=100",
@@ -111,6 +120,46 @@ def test_rank_0_alone_writes_the_folder(tmp_path):
     found = {p.name for p in (folder / "checkpoints").glob("0*/*")}
     assert found == {"meta.json", "state.pt", "state_rank1.pt"}
     assert list((folder / "buffers" / "replay" / "rank1").glob("steps_*.pt"))
+
+
+def test_rank_0_alone_draws_the_curve_and_sends_alerts(tmp_path, monkeypatch):
+    told = tmp_path / "told.txt"
+    more = (f"watch.file={told}", f"run.dir={tmp_path / 'run'}", "log.terminal=off")
+    config, drawn = config_of(*options("dqn_cartpole"), *more), []
+    monkeypatch.setattr(training, "learning_curve", lambda *args: drawn.append(args))
+    flush = Orchestrator.flush
+
+    def alarming(loop: Orchestrator):
+        loop.alert("test", "something")
+        return flush(loop)
+
+    monkeypatch.setattr(Orchestrator, "flush", alarming)
+
+    def run(rank: int):
+        _, status = training.train(config)
+        return status, len(drawn)
+
+    assert run_ranks(run, tmp_path / "r") == [("finished", 1), ("finished", 0)]
+    assert len(told.read_text().splitlines()) == len(metrics(tmp_path / "run"))
+
+
+def test_a_signal_to_one_process_is_the_reason_of_all(tmp_path):
+    def run(rank: int):
+        loop = open_loop(tmp_path / "run", *options("dqn_cartpole"))
+        done = count()
+
+        def preempt(_) -> bool:
+            if rank == 1 and next(done) == 3:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return False
+
+        loop.observers.add(StopWhen(preempt))
+        status = loop.run()
+        return status, training.exit_code(loop.run_log, status)
+
+    assert run_ranks(run, tmp_path / "r") == [("interrupted", PREEMPTED)] * 2
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["stopped_by"] == "SIGUSR1"
 
 
 def test_a_weight_that_differs_is_found_and_named(tmp_path):
@@ -212,6 +261,10 @@ def test_another_number_of_processes_goes_on_with_weights_and_the_same_steps(the
         return open_loop(tmp_path / "run", *options("dqn_cartpole"), *more).run()
 
     assert set(ranks(once_more, now)) == {"finished"}
+    again = Run(tmp_path / "run")
+    assert again.manifest["exact_resume"] is False, "a plain resume does not make it exact"
+    row = ("distributed.processes", f"{then}, then {now} (regrouped: not exact)")
+    assert row in [r[:2] for r in verify.surroundings(again)]
     kept = {p.name for p in (tmp_path / "run" / "buffers" / "replay").glob("rank*")}
     assert kept == {f"rank{n}" for n in range(1, now)}, "of the ranks that are gone nothing is kept"
 

@@ -45,6 +45,19 @@ def test_the_ancestors_dream_too(name, tmp_path):
     check_env(env, skip_render_check=True)
 
 
+@pytest.mark.parametrize("name", some_of(["tdmpc2", "tdmpc_square", "tdmpc"]))
+def test_a_model_without_a_decoder_shows_its_latents(name, tmp_path):
+    options = [f"+experiment={name}_pendulum", "tiny=true", f"run.dir={tmp_path / 'run'}"]
+    options += ["device=cpu", "training.total_frames=150", "log.terminal=off", "eval.episodes=1"]
+    training.train(load_config(compose([*options, "eval.max_steps=5", "eval.video=false"])))
+    env = make("imagined", str(tmp_path / "run"), {"length": 5, "starts": 10})
+    check_env(env, skip_render_check=True)
+    obs, _ = env.reset(seed=0)
+    (size,) = obs["z"].shape
+    assert obs.keys() == {"z"}
+    assert obs["z"].sum() == pytest.approx(size / 8, rel=1e-3) or name == "tdmpc"  # SimNorm
+
+
 @pytest.mark.parametrize("name", ["world_models_cartpole", "mpc_pendulum"])
 def test_whatever_follows_the_protocol_dreams(name, tmp_path):
     if name.startswith("world_models"):

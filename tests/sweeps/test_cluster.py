@@ -19,7 +19,7 @@ from dreamlab.engine.observer import Observer
 from dreamlab.engine.signals import PREEMPTED
 from dreamlab.sweeps.job import SingleJob, program
 from dreamlab.sweeps.job_pool import JobPool, make_launcher
-from dreamlab.sweeps.launch.local import BufferContext, children
+from dreamlab.sweeps.launch.local import Attempt, BufferContext, children
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
 from dreamlab.sweeps.launch.ranks import Ranks
 from dreamlab.sweeps.launch.slurm import parameters
@@ -136,6 +136,33 @@ def test_without_time_for_a_checkpoint_the_last_one_stays(tmp_path):
     assert loop.counters.env_frames > 0, "the last checkpoint is whole"
 
 
+def attempt_of(folder: Path, processes: int) -> Attempt:
+    job = SingleJob(folder / "r", ("ppo_cartpole",), {})
+    job.folder.mkdir(parents=True)
+    (job.folder / "stderr.log").touch()
+    return Attempt(job, BufferContext(ranks=Ranks(processes=processes)))
+
+
+def test_what_torchrun_ends_with_is_no_failure_if_its_processes_have_saved(tmp_path):
+    two, one = attempt_of(tmp_path / "two", 2), attempt_of(tmp_path / "one", 1)
+    assert two._saved(1, "interrupted")
+    assert not two._saved(1, "running")
+    assert not one._saved(1, "interrupted"), "without torchrun 1 is a failure"
+    assert one._saved(PREEMPTED, "running")
+
+
+@pytest.mark.parametrize(("code", "saved"), [(PREEMPTED, True), (2, False)])
+def test_processes_that_met_their_deadline_under_torchrun_are_no_failure(code, saved, tmp_path):
+    attempt = attempt_of(tmp_path, 2)
+    script = tmp_path / "end.py"
+    script.write_text(f"import os, time\ntime.sleep(int(os.environ['RANK']))\nos._exit({code})\n")
+    agent = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    with (attempt.job.folder / "stderr.log").open("wb") as err:
+        ended = subprocess.run([*agent, str(script)], stderr=err, check=False)
+    assert ended.returncode == 1
+    assert attempt._saved(1, "running") is saved
+
+
 # -- clusters -------------------------------------------------------------------------------------
 
 
@@ -161,9 +188,10 @@ def test_a_preempted_training_is_queued_again_and_ends_as_if_nothing_was(tmp_pat
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_preempted_go_on_together(tmp_path):
+@pytest.mark.parametrize("option", ["limits.processes_per_node=2", "distributed.processes=2"])
+def test_two_processes_that_are_preempted_go_on_together(option, tmp_path):
     need("submitit")
-    two = ["launcher.name=slurm", "launcher.cluster=local", "limits.processes_per_node=2"]
+    two = ["launcher.name=slurm", "launcher.cluster=local", option]
     folder = tmp_path / "r"
     assert main(["train", *LONGER, *two, f"run.dir={folder}"]) == 0
     job = SingleJob(folder, (), {})
@@ -172,6 +200,8 @@ def test_two_processes_that_are_preempted_go_on_together(tmp_path):
     os.kill(task, signal.SIGUSR1)
     wait_for(lambda: job.manifest_status() == "finished" and not job.run_lock.held(), 240)
     assert job.record()["attempts"] == 2
+    events = [json.loads(e) for e in (folder / "events.jsonl").read_text().splitlines()]
+    assert [e["stopped_by"] for e in events if e["event"] == "interrupted"] == ["SIGUSR1"]
     whole = [*LONGER, "distributed.processes=2", f"run.dir={tmp_path / 'whole'}"]
     assert main(["train", *whole]) == 0
     assert metrics(folder) == metrics(tmp_path / "whole")

@@ -34,7 +34,8 @@ def test_losses_are_those_of_the_paper():
     target = batch.reward[:, 1] + 0.9 * cont * iql.critic.value({"state": ahead})
     q = iql.critic.q.values(obs, action)
     q_loss = sum(((x - target) ** 2).mean() for x in q)
-    loss, metrics = iql.critic.loss(t)
+    loss, metrics, found = iql.critic.loss(t)
+    torch.testing.assert_close(found, q)
     torch.testing.assert_close(loss, value_loss + q_loss)
     torch.testing.assert_close(metrics["value_loss"], value_loss)
 

@@ -79,6 +79,26 @@ def test_noise_of_the_policy_is_clipped():
     assert torch.allclose(wild, (calm + 0.3).clamp(max=1))
 
 
+def test_the_noise_of_the_policy_does_not_fall_with_the_planners():
+    a, z, noise = agent(), torch.randn(4, 8), torch.full((4, 2), 0.1)
+    early = a.policy_action(z, noise)
+    assert torch.allclose(early, (a.policy_action(z, None) + 0.005).clamp(max=1), atol=1e-6)
+    a.updates.value = 10**6
+    assert torch.equal(a.policy_action(z, noise), early)
+
+
+def test_bounds_do_not_stop_the_gradient():
+    a, z = agent(), torch.randn(4, 8)
+    with torch.no_grad():
+        list(a.actor.parameters())[-1].fill_(2.0)  # near the bound, so that noise passes it
+    noise = torch.full((4, 2), 2.0)
+    action = a.policy_action(z, noise)
+    assert (action == 1).any()
+    (bias,) = torch.autograd.grad(action.sum(), list(a.actor.parameters())[-1:])
+    mean = torch.tanh(a.actor(z))
+    assert torch.allclose(bias, (1 - mean**2).sum(0), rtol=1e-4)
+
+
 @pytest.mark.parametrize("spec", [IMAGE, TASKS])
 def test_what_it_does_not_learn_is_refused(spec):
     with pytest.raises(ConfigError, match="TD-MPC2"):

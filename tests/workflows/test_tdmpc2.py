@@ -431,8 +431,9 @@ def test_images_give_latents_of_their_own_size():
 # -- several tasks --------------------------------------------------------------------------------
 
 
-def test_a_task_has_its_own_discount_and_mask():
-    a = agent(TASKS)
+@pytest.mark.parametrize("mpc", [True, False])
+def test_a_task_has_its_own_discount_and_mask(mpc):
+    a = agent(TASKS, mpc=mpc)
     assert a.model.discounts.tolist() == pytest.approx([0.99, 0.95, 0.995])
     obs = obs_of(TASKS, 3)
     obs["task"] = torch.tensor([0, 1, 2])
@@ -442,6 +443,17 @@ def test_a_task_has_its_own_discount_and_mask():
         assert action[1, 1] == 0
         assert action[0].all()
         assert action[2].all()
+
+
+def test_entries_that_a_task_does_not_have_are_not_learnt_from():
+    """Random actions fill all of them, plans leave them 0."""
+    a, batch = agent(TASKS), batch_of(TASKS, 3, 4)
+    batch.obs["task"] = torch.tensor([0, 1, 2])[:, None].expand(3, 4)
+    batch.action.fill_(0.5)
+    action = a.window(batch).action
+    assert (action[:, 1, 1] == 0).all()
+    assert action[:, [0, 2]].all()
+    assert action[:, 1, 0].all()
 
 
 def test_what_tells_a_task_is_never_longer_than_one():

@@ -59,6 +59,20 @@ def test_a_random_action_is_as_wide_as_the_policy_can_be():
     assert torch.allclose(decision.extras["plan_std"], torch.tensor(math.e**2))
 
 
+def test_steps_of_a_dataset_have_a_wide_normal_around_their_own_action():
+    """Such steps come with zeros for what a planner would have stored."""
+    a, batch = squared(), stored()
+    none = {k: v.clone() for k, v in batch.extras.items()}
+    for value in none.values():
+        value[:, 1] = 0.0
+    w, action = a.window(replace(batch, extras=none)), torch.rand(3, 5, 2)
+    found = a.plan_density(action, w)
+    unit = (action[1] - w.action[1]) / 2.0
+    expected = 2 * ((-(unit**2) / 2 - math.log(2)).sum(-1) - 0.5 * math.log(2 * math.pi))
+    assert torch.allclose(found[1], expected, rtol=1e-4)
+    assert torch.equal(found[0], a.plan_density(action, a.window(batch))[0])
+
+
 def loss_of(a: TDMPCSquare, scale: float):
     a.value_scale.fill_(scale)
     w = a.window(stored())

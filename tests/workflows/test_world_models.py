@@ -252,6 +252,7 @@ def test_in_a_dream_the_end_counts_and_what_comes_after_it_does_not():
     start = model.initial(2, "cpu")
     awake = torch.tensor([True, False])
     assert workflow.dream_returns(start, awake).tolist() == [[10.0, 0.0]] * 4
+    assert model.predict_reward(start)["reward"].tolist() == [1.0, 1.0]
     with torch.no_grad():
         model.mdn.out.bias[-1] = 1.0  # it ends at once
     assert workflow.dream_returns(start, awake).tolist() == [[1.0, 0.0]] * 4

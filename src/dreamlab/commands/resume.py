@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -59,6 +60,9 @@ def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_cod
     place = world.launched()
     usual = config.processes if place is None else place.size
     config = training.with_processes(config, given.get(PROCESSES, usual))
+    if PROCESSES in given and config.devices > 1:  # as many as before, without their GPUs
+        own = replace(config.distributed, processes=given[PROCESSES])
+        config = replace(config, devices=1, distributed=own)
     words = ["resume", str(folder), *overrides, "--checkpoint", checkpoint]
     with several.processes_of(config, [*words, *(["--trust-code"] if trust_code else [])]) as here:
         if here.mine:

@@ -31,6 +31,7 @@ class Here:
 @contextmanager
 def processes_of(config: LabConfig, words: Sequence[str]) -> Iterator[Here]:
     """Be one of a run's processes inside the block, or start them: each gets these words."""
+    processes.check_devices(config.devices)
     if processes.wants_launch(config.processes):
         yield Here(config, False, processes.launch(words, config.processes, SAME))
         return

@@ -10,12 +10,13 @@ from typing import ClassVar, Literal
 from dreamlab.core.affine import ACTION, Scaling
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import unknown
-from dreamlab.core.limits import Natural, PositiveInt, Share, Side
+from dreamlab.core.limits import Finite, Natural, PositiveInt, Share, Side
 from dreamlab.core.types import Spec
 from dreamlab.data.datasets import statistics
 from dreamlab.data.datasets.opening import open_dataset
-from dreamlab.data.datasets.steps import observations, spec_of
+from dreamlab.data.datasets.steps import TASK, observations, spec_of
 from dreamlab.data.datasets.table import DataError, Dataset
+from dreamlab.data.returns_to_go import check_failure
 from dreamlab.data.samplers import Sampler
 from dreamlab.data.source import BufferConfig
 
@@ -44,6 +45,9 @@ class DatasetConfig(BufferConfig):
     pad: Literal["none", "edge"] = "none"
     """`edge`: a window may extend beyond its episode by repeating the first or last step;
     `extras["pad"]` [b, t] marks the padding."""
+    pad_after: Natural | None = None
+    """With `pad: edge`, the most steps of a window after its episode's last action: frames so near
+    the end that a window needs more are not sampled. None: every frame is."""
     sampler: Part = part("shuffled", home="dreamlab.data", kind=Sampler)
     storage: Literal["auto", "ram", "pinned", "gpu", "disk"] = "auto"
     """Dtype of everything but images."""
@@ -63,6 +67,9 @@ class DatasetConfig(BufferConfig):
     `next.success`; or nothing."""
     mc_gamma: Share | None = None
     """Add `extras["mc_return"]` [b, t], the Monte Carlo return to go with this discount."""
+    mc_failure_reward: Finite | None = None
+    """For sparse rewards, as for the replay buffer: an episode of nothing but this reward has the
+    return mc_failure_reward / (1 - mc_gamma)."""
     episodes: PositiveInt | None = None
     """Use only the first N episodes."""
     skip_damaged: bool = False
@@ -77,6 +84,9 @@ class DatasetConfig(BufferConfig):
             raise ValueError("set either length, or before and after")
         if self.pad == "edge" and self.windows != "inside":
             raise ValueError(f"pad=edge: windows stay inside an episode, not {self.windows}")
+        if self.pad_after is not None and self.pad == "none":
+            raise ValueError(f"pad_after={self.pad_after}: windows are only padded with pad=edge")
+        check_failure(self.mc_gamma, self.mc_failure_reward)
         if self.context >= self.steps:
             raise ValueError(f"context={self.context} must be below the {self.steps} steps")
 
@@ -88,6 +98,14 @@ class DatasetConfig(BufferConfig):
     def steps(self) -> int:
         """Return the steps in a window."""
         return self.length or self.before + 1 + self.after
+
+    def requested(self) -> dict[str, str]:
+        """Return the observations that are named in the options, and where."""
+        task = {TASK: "task"} if self.task else {}
+        normalized = {
+            k: f"normalize.{k}" for k, m in self.normalize.items() if k != ACTION and m != "none"
+        }
+        return normalized | {k: f"keys.{k}" for k in self.keys} | task
 
     def window(self) -> tuple[int, int, int] | None:
         """Return batch, length and context of what is sampled."""

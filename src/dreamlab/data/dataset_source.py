@@ -21,6 +21,7 @@ from dreamlab.data.datasets.frames import keep_frames
 from dreamlab.data.datasets.statistics import plain
 from dreamlab.data.datasets.steps import make_steps, returns_to_go
 from dreamlab.data.datasets.table import REWARD, Camera, DataError
+from dreamlab.data.returns_to_go import is_reward
 from dreamlab.data.samplers import Sampler, Window
 from dreamlab.data.source import BufferContext
 from dreamlab.data.storage import StepArrays, send
@@ -90,7 +91,18 @@ class DatasetSource:
             _check_alike(f"observation {name!r}", scaled.obs[name], spec, where)
         _check_alike("action", scaled.action, wanted.action, where)
         self._check_actions(wanted.action)
+        self._check_requested(wanted)
         return replace(scaled, obs={k: scaled.obs[k] for k in wanted.obs})
+
+    def _check_requested(self, wanted: Spec) -> None:
+        """Raise if options name observations that the run does not have."""
+        missing = {k: at for k, at in self.config.requested().items() if k not in wanted.obs}
+        if missing:
+            name, where = next(iter(missing.items()))
+            raise ConfigError(
+                f"{unknown('observation', name, wanted.obs, where)}\n  the run has only these: "
+                f"remove {', '.join(missing.values())} from the options of the dataset"
+            )
 
     def _check_actions(self, spec: ArraySpec) -> None:
         """Raise if the set's actions are in other units than those that the run takes."""
@@ -125,8 +137,13 @@ class DatasetSource:
             key = ACTION if name == ACTION else f"obs/{name}"
             if key in arrays:
                 arrays[key] = affine.apply(arrays[key])
-        if self.config.mc_gamma is not None:
-            arrays["extras/mc_return"] = returns_to_go(self.steps, self.config.mc_gamma)
+        config = self.config
+        if config.normalize.get(ACTION) == "quantiles":
+            arrays[ACTION] = np.clip(arrays[ACTION], -1, 1)
+        if config.mc_gamma is not None:
+            arrays["extras/mc_return"] = returns_to_go(
+                self.steps, config.mc_gamma, config.mc_failure_reward
+            )
         tensors = {k: torch.from_numpy(np.ascontiguousarray(v))[None] for k, v in arrays.items()}
         num = len(self.steps)
         for name, like in self.place.extras.items():
@@ -143,18 +160,22 @@ class DatasetSource:
         usable = self._valid(ids)
         if not usable.any():
             longest = max(e.length for e in self.data.episodes) + 1
+            other = "pad: edge, windows: across" if self.config.pad == "none" else "more pad_after"
             raise DataError(
                 f"{self.data.place}: no window of {self.config.steps} steps fits: the longest "
-                f"episode has {longest}. Use pad: edge, windows: across, or a shorter window"
+                f"episode has {longest}. Use {other}, or a shorter window"
             )
         self.sampler.insert(ids, usable)
         if REWARD not in self.data.columns:
             self.notes.append(f"{self.data.place}: it has no {REWARD}: every reward is 0")
-        if self.config.windows == "inside" and self.config.pad == "none":
-            short = [e for e in self.data.episodes if e.length + 1 < self.config.steps]
+        failure, reward = self.config.mc_failure_reward, self.steps.arrays["reward"]
+        if failure is not None and not is_reward(reward, failure).any():
+            self.notes.append(f"{self.data.place}: no reward is mc_failure_reward={failure:g}")
+        if self.config.windows == "inside":
+            short = len(self.data.episodes) - len(np.unique(self.steps.episode[ids[usable]]))
             if short:
                 self.notes.append(
-                    f"{self.data.place}: {len(short)} of {len(self.data.episodes)} episodes are "
+                    f"{self.data.place}: {short} of {len(self.data.episodes)} episodes are "
                     f"shorter than a window of {self.config.steps} steps and never sampled"
                 )
 
@@ -185,7 +206,10 @@ class DatasetSource:
     def _valid(self, ids: Array) -> Array:
         """Return which starts may be sampled; with padding, which steps have an action."""
         if self.config.pad == "edge":
-            return ids != self.steps.last[ids]
+            left = self.steps.last[ids] - 1 - ids  # actions after the sampled one
+            most = self.config.pad_after
+            after = self.config.steps - 1 - self.config.before
+            return left >= (0 if most is None else max(0, after - most))
         if self.config.windows == "across":
             return np.ones(len(ids), bool)
         reach = self.config.steps - 1

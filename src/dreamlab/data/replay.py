@@ -14,11 +14,11 @@ from dreamlab.core import rng as random
 from dreamlab.core import world
 from dreamlab.core.config import Part, part
 from dreamlab.core.errors import CheckpointError, ConfigError, unknown
-from dreamlab.core.limits import Natural, PositiveInt, Range, Share
+from dreamlab.core.limits import Finite, Natural, PositiveInt, Range, Share
 from dreamlab.core.types import Array, Batch, Decision, Step
 from dreamlab.data.chunks import ChunkFiles
 from dreamlab.data.regroup import regroup
-from dreamlab.data.returns_to_go import ReturnsToGo
+from dreamlab.data.returns_to_go import ReturnsToGo, check_failure
 from dreamlab.data.samplers import Sampler, Window
 from dreamlab.data.source import BufferConfig, BufferContext
 from dreamlab.data.storage import StepArrays, send
@@ -48,8 +48,13 @@ class ReplayConfig(BufferConfig):
     mc_gamma: Share | None = None
     """Discount of `extras["mc_return"]` [b, t], the return to go of each step, -inf while its
     episode is unfinished. None: not computed."""
+    mc_failure_reward: Finite | None = None
+    """For sparse rewards: the reward of a step without success. An episode of nothing but that has
+    the return mc_failure_reward / (1 - mc_gamma) at every step, as if it failed forever. None: the
+    sum until its end, as for every other episode."""
 
     def __post_init__(self) -> None:
+        check_failure(self.mc_gamma, self.mc_failure_reward)
         if self.context >= self.length:
             raise ValueError(f"context={self.context} must be below length={self.length}")
         if self.length >= self.capacity:
@@ -158,7 +163,9 @@ class Replay:
         self.episode = np.zeros((self.ticks, self.num_envs), np.int64)
         self.sampler = config.sampler.build(self.ticks * self.num_envs)
         if config.mc_gamma is not None:
-            self.returns = ReturnsToGo(config.mc_gamma, self.num_envs, self.ticks)
+            self.returns = ReturnsToGo(
+                config.mc_gamma, self.num_envs, self.ticks, config.mc_failure_reward
+            )
 
     def announce(self) -> None:
         """Tell the sampler which windows this tick has completed, and which it has destroyed."""
@@ -190,9 +197,13 @@ class Replay:
         stored = self.added - self.first
         return self.drawable and stored > self.config.length and len(self) >= enough
 
+    def _oldest(self) -> int:
+        """Return the oldest tick that is stored."""
+        return max(self.first, self.added - self.ticks)
+
     def window(self) -> Window:
         """Return the starts that exist now."""
-        oldest = max(self.first, self.added - self.ticks) * self.num_envs
+        oldest = self._oldest() * self.num_envs
         newest = (self.added - self.config.length + 1) * self.num_envs
         valid = None if self.config.windows == "across" else self._valid
         return Window(oldest, newest, valid, self.num_envs, self.config.length)
@@ -288,6 +299,7 @@ class Replay:
             "rng": random.generator_state(self.rng),
             "current": self.current.copy(),
             "sampler": self.sampler.get_state() if self.sampler is not None else {},
+            **({} if self.returns is None else self.returns.get_state(self._oldest())),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -304,6 +316,8 @@ class Replay:
             self._load_steps(int(state["ticks"]))
             assert self.sampler is not None
             self.sampler.set_state(state["sampler"])
+            if self.returns is not None:
+                self.returns.set_state(state)
             self.recount()
             window = self.window()
             self.drawable = bool(self._valid(np.arange(window.oldest, window.newest)).any())
@@ -329,7 +343,7 @@ class Replay:
         """Find the returns to go of steps that were read instead of added."""
         if self.returns is None or self.store is None:
             return
-        first = max(self.first, self.added - self.ticks)
+        first = self._oldest()
         names = ("reward", "is_first", "is_last")
         steps = self.store.take(first, self.added)
         self.returns.begun[:] = first  # of an episode whose beginning is lost, the rest is known

@@ -30,6 +30,7 @@ class RunLog(Protocol):
     """The run directory, as the loop sees it."""
 
     folder: Path
+    manifest: dict[str, Any]
 
     @property
     def saved(self) -> bool:

@@ -107,7 +107,9 @@ def _tell_lost(loop: Orchestrator, lost: list[int]) -> None:
             loop.say_and_record(
                 f"environments {mine}{where} cannot be restored and start a new episode"
             )
-    loop.run_log.update(exact_resume=not any(found))
+    known = loop.run_log.manifest  # what was lost at an earlier resume stays lost
+    kept = known.get("exact_resume") is not False and "regrouped" not in known
+    loop.run_log.update(exact_resume=kept and not any(found))
     loop.run_log.event("resumed", **loop.now(), lost_envs=lost)
 
 

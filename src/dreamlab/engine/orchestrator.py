@@ -30,7 +30,7 @@ from dreamlab.engine.every import Due
 from dreamlab.engine.loop_parts import EngineConfig, LoopParts
 from dreamlab.engine.phase_scheduler import UPDATE, PhaseScheduler
 from dreamlab.engine.report import write_report
-from dreamlab.engine.signals import Deadline, on_stop
+from dreamlab.engine.signals import Deadline, first_signal, on_stop
 from dreamlab.engine.speed import Speed
 from dreamlab.engine.video import Films
 from dreamlab.engine.watch import Watch
@@ -251,8 +251,9 @@ class Orchestrator:
         """Save; what the end would have done is done when the run continues."""
         self.owed = self.owed or self.scheduler.next_action() is None
         self.save()
-        self.run_log.event("interrupted", **self.now(), stopped_by=self.deadline.signal)
-        self.run_log.update(status="interrupted", stopped_by=self.deadline.signal)
+        by = first_signal(world.gather(self.deadline.signal))
+        self.run_log.event("interrupted", **self.now(), stopped_by=by)
+        self.run_log.update(status="interrupted", stopped_by=by)
         return "interrupted"
 
     def _finish(self) -> str:
@@ -362,10 +363,11 @@ class Orchestrator:
         return record
 
     def alert(self, kind: str, text: str) -> None:
-        """Send an alert to the terminal, events.jsonl and the user's command."""
+        """Send an alert to the terminal, events.jsonl and the user's command; rank 0 does."""
         self.parts.terminal.say(f"alert ({kind}): {text}")
         self.run_log.event("alert", alert=kind, text=text)
-        self.alerts.send(kind, text)
+        if world.is_main():
+            self.alerts.send(kind, text)
 
     def say_and_record(self, text: str) -> None:
         self.parts.terminal.say(text)

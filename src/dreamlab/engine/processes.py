@@ -15,18 +15,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import torch
 
 from dreamlab.core import world
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.limits import Natural, Positive, Range
 from dreamlab.core.text import print
-from dreamlab.engine.signals import PREEMPTED
+from dreamlab.engine.signals import HANDLED, PREEMPTED, PREEMPTION
 
 OURS = "DREAMLAB_LAUNCHED"
 """Set for workers of our own launcher: the file in which rank 0 leaves the exit code."""
@@ -85,6 +86,20 @@ def wants_launch(processes: int) -> bool:
     return processes > 1 and world.launched() is None
 
 
+def check_devices(devices: int) -> None:
+    """Raise unless this machine has a GPU for each of its processes, if `devices` asks for GPUs."""
+    place = world.launched()
+    needed = devices if place is None else place.local_size
+    there = torch.cuda.device_count()
+    if devices > 1 and needed > there:
+        found = "none" if there == 0 else f"only {there}"
+        cpu = " device=cpu" if there else ""
+        raise ConfigError(
+            f"devices={devices}: needs {needed} GPUs on this machine, which has {found}. "
+            f"For processes on the CPU use distributed.processes={devices}{cpu}"
+        )
+
+
 # -- the launcher ---------------------------------------------------------------------------------
 
 
@@ -107,17 +122,56 @@ def launch(words: Sequence[str], processes: int, resume: str) -> int:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=secrets.token_hex(8),
             rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
-            max_restarts=0, monitor_interval=0.1,
+            max_restarts=0, monitor_interval=0.1, **_left_to_agent(LaunchConfig),
         )  # fmt: skip
+        passed: list[str] = []
         try:
-            elastic_launch(config, sys.executable)("-m", "dreamlab", *words)
+            with _passing_on(passed):
+                elastic_launch(config, sys.executable)("-m", "dreamlab", *words)
         except SignalException:
             return _code(folder, INTERRUPTED)
         except ChildFailedError as error:
-            return _failed(error.failures, folder, resume)
+            return _failed(error.failures, folder, resume, passed)
         finally:
             del os.environ[OURS]
         return _code(folder, 0)
+
+
+def _left_to_agent(config: type[Any]) -> dict[str, Any]:
+    """Return the option that keeps SIGTERM from torch's agent; older versions have none."""
+    known = any(f.name == "signals_to_handle" for f in fields(config))
+    return {"signals_to_handle": "SIGINT,SIGHUP,SIGQUIT"} if known else {}
+
+
+@contextmanager
+def _passing_on(passed: list[str]) -> Iterator[None]:
+    """Pass SIGUSR1 and SIGTERM on to the processes, which save and end, and the agent with them.
+
+    Their names are appended to `passed`.
+
+    The agent would die of the first, and sends the second to whole process groups: to environments
+    in their own processes too, without which there is nothing to save.
+    """
+
+    def handle(number: int, frame: Any) -> None:
+        passed.append(_signal(number))
+        ranks = psutil.Process().children()
+        if not ranks:  # nothing has begun
+            sys.exit(PREEMPTED if PREEMPTION in passed else INTERRUPTED)
+        for rank in ranks:
+            with suppress(psutil.NoSuchProcess):
+                rank.send_signal(number)
+
+    try:
+        before = {n: signal.signal(n, handle) for n in HANDLED if n != signal.SIGINT}
+    except ValueError:  # signals belong to the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def _cores() -> int:
@@ -132,13 +186,23 @@ def _code(folder: str, otherwise: int) -> int:
         return otherwise
 
 
-def _failed(failures: dict[int, Any], folder: str, resume: str) -> int:
-    """Print what went wrong: errors of processes, or which one was killed and how."""
+def _failed(failures: dict[int, Any], folder: str, resume: str, passed: Sequence[str] = ()) -> int:
+    """Print what went wrong: errors of processes, or which one was killed and how.
+
+    What ends by a signal that was passed on, before it could save, was only stopped.
+    """
     texts: dict[str, list[int]] = {}
     for path in sorted(Path(folder).glob("code.*")):
         texts.setdefault(path.read_text(), []).append(int(path.suffix[1:]))
     for text, ranks in texts.items():
         print(text if 0 in ranks else f"rank {ranks[0]}: {text}", file=sys.stderr)
+    late = [k for k, f in failures.items() if _preempted(f.exitcode)]
+    if late and not texts:
+        print(f"rank {late[0]} was preempted before it had saved: {resume}", file=sys.stderr)
+        return PREEMPTED
+    codes = {f.exitcode for f in failures.values()}
+    if passed and not texts and codes <= {-signal.SIGTERM, PEER_LOST}:
+        return INTERRUPTED
     killed = {k: f for k, f in failures.items() if f.exitcode < 0}
     ended = {k: f for k, f in failures.items() if f.exitcode not in (2, PEER_LOST, INTERRUPTED)}
     if texts or not (killed or ended):
@@ -151,6 +215,11 @@ def _failed(failures: dict[int, Any], folder: str, resume: str) -> int:
         f"rank {number} (process {failure.pid}) {how}; the other processes were stopped. "
         f"The last checkpoint is complete: {resume}"
     )
+
+
+def _preempted(code: int) -> bool:
+    """Return whether a process ended at its deadline, or by SIGUSR1 before it could handle it."""
+    return code == PREEMPTED or (code < 0 and _signal(-code) == PREEMPTION)
 
 
 def _signal(number: int) -> str:

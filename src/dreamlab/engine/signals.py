@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -47,6 +47,15 @@ class Deadline:
                 "the run resumes from the last one"
             )
         os._exit(PREEMPTED)  # not an exception: the main thread may be in a library for long
+
+
+def first_signal(received: Sequence[str]) -> str:
+    """Return the signal that stopped a run, by those its processes received; empty if none did.
+
+    Preemption comes first: some processes may have got another signal with it, or been stopped by
+    the others before their own arrived.
+    """
+    return PREEMPTION if PREEMPTION in received else next(filter(None, received), "")
 
 
 @contextmanager

@@ -67,7 +67,13 @@ def write_policy(policy: Exported, path: Path, kind: Format) -> Runner:
             reason = str(error.__cause__ or error).partition("\n")[0]
         logging.getLogger(__name__).warning("no dynamic batch size: %s", reason)
         policy.batch = 1
-    return _write(policy, path, kind)
+    try:
+        return _write(policy, path, kind)
+    except torch.onnx.OnnxExporterError as error:  # an operation without an ONNX form
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise LabError(
+            f"export-policy: this policy has no ONNX form ({reason}); use --format torchscript"
+        ) from error
 
 
 @torch.no_grad()

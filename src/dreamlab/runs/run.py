@@ -177,7 +177,8 @@ class FollowedRun(Run):
         return self.was_saved
 
     def update(self, **data: Any) -> None:
-        """Leave it to rank 0."""
+        """Know the new fields; rank 0 writes them."""
+        self.manifest.update(data)
 
     def event(self, kind: str, **data: Any) -> None:
         """Leave it to rank 0."""

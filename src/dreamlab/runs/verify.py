@@ -104,7 +104,10 @@ def surroundings(run: Run) -> Rows:
     for part, now in (("versions", versions()), ("hardware", hardware())):
         then = manifest.get(part, {})
         rows += [(f"{part}.{k}", a, b) for k, a, b in changes(then, now)]
-    if manifest.get("exact_resume") is False:
+    if isinstance(told := manifest.get("regrouped"), dict):
+        number = f"{told.get('from')}, then {told.get('to')} (regrouped: not exact)"
+        rows.append(("distributed.processes", number, "the same throughout"))
+    elif manifest.get("exact_resume") is False:
         rows.append(("resume", "some environments started a new episode", "never interrupted"))
     rows += _code("code", manifest.get("git", {}), git_state(), HERE)
     return [*rows, *_code("project", manifest.get("project", {}), project_state(), Path.cwd())]

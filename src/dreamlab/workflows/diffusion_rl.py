@@ -86,7 +86,9 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         self.critic = ImplicitCritic(c.critic, spec, self.horizon)
         self.ranking = ActionOptimizer(c.rank)
         learnt = self.critic.learnt()
-        self.world = None if c.ric is None else ControllableWorld(c.ric, spec, c.gamma)
+        self.world = (
+            None if c.ric is None else ControllableWorld(c.ric, spec, c.gamma, self.horizon)
+        )
         if self.world is not None:
             self.slow_world = frozen_copy(self.world)
             self.world_network = TargetNetwork(self.slow_world, self.world)
@@ -124,12 +126,12 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         if c.ric is None:
             z = self.critic.q.features(obs).detach()
             return Guidance(lambda a: self.critic.q.ranked(z, a) / self.value_scale, *scales)
-        seen = self.slow_world.encode(obs)
+        seen, task = self.slow_world.encode(obs)
 
         def value(actions: Float[Tensor, "b n h a"]) -> Float[Tensor, "b n"]:
             num = actions.shape[1]
-            rows = seen.repeat_interleave(num, 0)
-            worth, missed = self.slow_world.judge(rows, actions.flatten(0, 1))
+            rows, tasks = seen.repeat_interleave(num, 0), task.repeat_interleave(num, 0)
+            worth, missed = self.slow_world.judge(rows, tasks, actions.flatten(0, 1))
             assert c.ric is not None
             return (worth / self.value_scale - c.ric.constraint * missed).unflatten(0, (-1, num))
 
@@ -140,17 +142,35 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
     @hook
     def update_critic(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one gradient step on the critics and, if present, on the latent world model."""
-        loss, metrics = self.critic.loss(self.transitions(batch))
+        t = self.transitions(batch)
+        loss, metrics, q = self.critic.loss(t)
         if self.world is not None:
-            with torch.no_grad():
-                value = self.critic.value({k: v[:, 0] for k, v in batch.obs.items()})
-            more, found = self.world.losses(batch, value)
+            more, found = self.world.losses(batch, self.critic.value)
             loss, metrics = loss + more, metrics | found
         norm = self.critic_opt.step(loss)
         self.critic.follow()
-        if self.config.ric is not None:
-            self.world_network.update(self.config.ric.tau)
+        if self.world is not None:
+            self.world.model.limit_tasks()
+            self.world_network.update(self.world.config.tau)
+        self.measure_values(t, q)
         return {**metrics, "critic_grad_norm": norm}
+
+    @torch.no_grad()
+    def measure_values(self, t: Transitions, q: Float[Tensor, "m b"]) -> None:
+        """Update the running range of the values that guide, unless RIC's terms do so.
+
+        They are those of the data's actions, by the critics (`q`) or by RIC's model.
+        """
+        ric = self.config.ric
+        if ric is None:
+            self.update_scale(q.mean(0))
+        elif not (ric.constraint or ric.value):
+            self.update_scale(self.slow_world.judge(*self.slow_world.encode(t.obs), t.action)[0])
+
+    def update_scale(self, worth: Float[Tensor, " b"]) -> Float[Tensor, ""]:
+        """Move the running range of values towards that of these; return it."""
+        rate = self.config.scale_rate
+        return update_spread(worth.detach(), self.quantiles, self.value_scale, rate)
 
     @hook
     def update_policy(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -189,8 +209,5 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         self, obs: Obs, clean: Float[Tensor, "b h a"]
     ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
         """Return the value of the denoised actions and the inverse model's error on them."""
-        worth, missed = self.slow_world.judge(self.slow_world.encode(obs), clean.clamp(-1, 1))
-        scale = update_spread(
-            worth.detach(), self.quantiles, self.value_scale, self.config.scale_rate
-        )
-        return worth / scale, missed
+        worth, missed = self.slow_world.judge(*self.slow_world.encode(obs), clean.clamp(-1, 1))
+        return worth / self.update_scale(worth), missed

@@ -72,7 +72,7 @@ class IQL(ChunkActor[IQLConfig]):
     @compilable
     def learn(self, t: Transitions) -> Metrics:
         """Take both gradient steps, then update the target critics."""
-        loss, metrics = self.critic.loss(t)
+        loss, metrics, _ = self.critic.loss(t)
         advantage = self.critic.advantage(t)
         metrics["critic_grad_norm"] = self.critic_opt.step(loss)
         policy_loss, weight = self.policy_loss(t, advantage)

@@ -152,9 +152,14 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
 
     @property
     def least_std(self) -> float:
-        """Return the current minimum deviation."""
-        first, last = self.config.first_std, getattr(self.sizes.planner, "min_std", 0.05)
+        """Return the planner's current minimum deviation."""
+        first, last = self.config.first_std, self.last_std
         return max(last, first + (last - first) * self.grown)
+
+    @property
+    def last_std(self) -> float:
+        """Return the planner's final minimum deviation: that of the policy's noise."""
+        return getattr(self.sizes.planner, "min_std", 0.05)
 
     @property
     def horizon(self) -> int:
@@ -192,12 +197,16 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
     def policy_action(
         self, z: Float[Tensor, "*b d"], noise: Float[Tensor, "... a"] | None
     ) -> Float[Tensor, "*b a"]:
-        """Return the policy's actions; standard normal noise is scaled and clipped."""
+        """Return the policy's actions; standard normal noise is scaled and clipped.
+
+        Bounds do not stop the gradient, as in the original: it passes straight through them.
+        """
         mean = torch.tanh(self.actor(z))
         if noise is None:
             return mean
         limit = self.config.noise_clip
-        return (mean + (self.least_std * noise).clamp(-limit, limit)).clamp(-1, 1)
+        action = mean + (self.last_std * noise).clamp(-limit, limit)
+        return action + (action.clamp(-1, 1) - action).detach()
 
     def fill(self, step: Step, state: Tree) -> Decision:
         """Return a decision without a plan, for a random action."""

@@ -114,8 +114,10 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             centre, std, mean = draw_elite(plan, noise.choice), plan.std[:, 0], plan.mean
             action = (centre + std * noise.action).clamp(-1, 1) if mode.samples else centre
         else:
-            middle, log_std = self.prior(self.model.about(task, z), self.mask_of(task))
+            mask = self.mask_of(task)
+            middle, log_std = self.prior(self.model.about(task, z), mask)
             centre, std, mean = torch.tanh(middle), log_std.exp(), state["mean"]
+            std = std if mask is None else std * mask
             action = torch.tanh(middle + std * noise.action) if mode.samples else centre
         after = {"mean": mean}
         if not fixed:  # dreams of a running agent start at this latent
@@ -278,15 +280,20 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         return {k: v.detach() for k, v in found.items()}
 
     def window(self, batch: Batch) -> Window:
-        """Transpose a batch to time first; align rewards and ends with their actions."""
+        """Transpose a batch to time first; align rewards and ends with their actions.
+
+        Entries of actions that a task does not have are 0, as in plans: random actions fill all.
+        """
         first = lambda x: x.transpose(0, 1)  # noqa: E731
         obs = {k: first(v) for k, v in batch.obs.items()}
+        task = self.model.task_of({k: v[0] for k, v in obs.items()})
+        action, mask = first(batch.action[:, :-1].flatten(2)), self.mask_of(task)
         return Window(
             obs,
-            first(batch.action[:, :-1].flatten(2)),
+            action if mask is None else action * mask,
             first(batch.reward[:, 1:]),
             first(batch.is_terminal[:, 1:]).float(),
-            self.model.task_of({k: v[0] for k, v in obs.items()}),
+            task,
             {
                 k: first(v[:, :-1])
                 for k, v in batch.extras.items()

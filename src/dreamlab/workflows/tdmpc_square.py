@@ -52,6 +52,11 @@ class TDMPCSquare(TDMPC2):
         """Return the Gaussian that the action was sampled from."""
         return {"plan_mean": centre, "plan_std": std}
 
+    @property
+    def widest(self) -> float:
+        """Return the planner's largest standard deviation."""
+        return getattr(self.sizes.planner, "max_std", self.sizes.planner.std)
+
     def with_action(self, decision: Decision, action: Float[Tensor, "n ..."]) -> Decision:
         """Return the decision with a random action: mean there, the policy's largest deviation."""
         mean = action.flatten(1)
@@ -83,10 +88,15 @@ class TDMPCSquare(TDMPC2):
     def plan_density(self, action: Float[Tensor, "h b a"], w: Window) -> Float[Tensor, "h b"]:
         """Return the log-density of actions under the planner, times the action size.
 
-        The constant is counted once, as in the original.
+        The constant is counted once, as in the original. Steps that no planner has seen, such as
+        those of a dataset, come without a normal (a deviation of 0): there it is around their own
+        action, as wide as a planner's can be.
         """
-        std = w.extras["plan_std"].clamp(min=self.config.prior_min_std)
-        unit = (action - w.extras["plan_mean"]) / std
+        mean, std = w.extras["plan_mean"], w.extras["plan_std"]
+        planned = (std > 0).any(-1, keepdim=True)
+        mean = torch.where(planned, mean, w.action)
+        std = torch.where(planned, std, self.widest).clamp(min=self.config.prior_min_std)
+        unit = (action - mean) / std
         each, mask = -0.5 * unit.square() - std.log(), self.mask_of(w.task)
         entries = self.sizes.action if mask is None else mask.sum(-1)
         each = each if mask is None else each * mask

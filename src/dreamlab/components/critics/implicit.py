@@ -71,8 +71,8 @@ class ImplicitCritic(nn.Module):
     def _data_value(self, t: Transitions) -> Float[Tensor, " b"]:
         return self.target.bootstrap(self.target.features(t.obs), t.action)
 
-    def loss(self, t: Transitions) -> tuple[Float[Tensor, ""], Metrics]:
-        """Return the summed losses of V (eq. 5) and of every Q (eq. 6), and metrics."""
+    def loss(self, t: Transitions) -> tuple[Float[Tensor, ""], Metrics, Float[Tensor, "m b"]]:
+        """Return the summed losses of V (eq. 5) and of every Q (eq. 6), metrics, and Q-values."""
         value = self.value(t.obs)
         value_loss = expectile_loss(self._data_value(t) - value, self.config.expectile).mean()
         with torch.no_grad():
@@ -80,8 +80,9 @@ class ImplicitCritic(nn.Module):
         out = self.q(self.q.features(t.obs), t.action)
         q_loss = self.q.loss(out, target).mean(1).sum()
         metrics = {"value_loss": value_loss, "q_loss": q_loss, "value": value.mean()}
-        metrics["q"] = self.q.readout.decode(out).mean()
-        return value_loss + q_loss, {k: v.detach() for k, v in metrics.items()}
+        q = self.q.readout.decode(out).detach()
+        metrics["q"] = q.mean()
+        return value_loss + q_loss, {k: v.detach() for k, v in metrics.items()}, q
 
     def follow(self) -> None:
         """Update the target critics."""

@@ -25,7 +25,7 @@ class GaussianPolicyConfig(PolicyConfig):
     hidden: tuple[Width, ...] = (256, 256)
     act: Act = "relu"
     squash: bool = True
-    """Squash samples by tanh; otherwise clip Gaussian samples to the bounds."""
+    """Squash samples by tanh; otherwise clip Gaussian samples to the bounds, if there are any."""
     log_std: tuple[Finite, Finite] = (-5.0, 2.0)
     """Smooth bounds of the log-deviation."""
     temperature: Positive = 1.0
@@ -45,7 +45,8 @@ class GaussianPolicy(Policy):
 
     def __init__(self, config: GaussianPolicyConfig, spec: Spec) -> None:
         super().__init__(config, spec)
-        check_bounded(spec.action, "gaussian")
+        check_bounded(spec.action, "gaussian", plain=not config.squash)
+        self.bounded = spec.action.low is not None and spec.action.high is not None
         self.squash, self.temperature = config.squash, config.temperature
         self.low, self.high = config.log_std
         self.net = MLP(MLPConfig(config.hidden, config.act, gain=None), self.feature_dim)
@@ -65,7 +66,8 @@ class GaussianPolicy(Policy):
         mean = dist.mean[:, None].expand(-1, n, -1)
         many = type(dist)(mean, dist.log_std[:, None] + math.log(self.temperature))
         flat = many.sample() if mode.samples else many.mode()
-        return flat.clamp(-1, 1).unflatten(-1, (self.horizon, self.action_dim))
+        inside = flat.clamp(-1, 1) if self.bounded else flat
+        return inside.unflatten(-1, (self.horizon, self.action_dim))
 
     def loss(self, obs: Obs, action: Float[Tensor, "b h a"]) -> Float[Tensor, " b"]:
         """Return the negative log-likelihood; actions on the bounds are moved just inside."""

@@ -109,18 +109,22 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module.train(was)
 
 
-def check_bounded(action: ArraySpec, kind: str) -> None:
-    """Raise unless actions are continuous in [-1, 1]."""
+def check_bounded(action: ArraySpec, kind: str, plain: bool = False) -> None:
+    """Raise unless actions are continuous in [-1, 1], or unbounded for a `plain` policy."""
     if action.is_discrete:
         raise ConfigError(
             f"workflow.policy: {kind} takes continuous actions, these are discrete: "
             "use _target_: categorical"
         )
-    if (action.low, action.high) != (-1.0, 1.0):
-        raise ConfigError(
-            f"workflow.policy: {kind} acts in [-1, 1], these actions are in "
-            f"[{action.low}, {action.high}]. Set env.scale_actions=true, or normalise the data"
-        )
+    unbounded = action.low is None or action.high is None
+    if (action.low, action.high) == (-1.0, 1.0) or (plain and unbounded):
+        return
+    found = "unbounded" if unbounded else f"in [{action.low}, {action.high}]"
+    raise ConfigError(
+        f"workflow.policy: {kind} acts in [-1, 1], these actions are {found}. Normalize those of a "
+        "dataset by min_max, quantiles or bounds (mean_std has no bounds: only _target_: gaussian "
+        "with squash: false takes it), else set env.scale_actions=true"
+    )
 
 
 def check_discrete(action: ArraySpec, kind: str) -> tuple[int, ...]:

@@ -220,10 +220,15 @@ class VMModel(nn.Module):
         return {"obs": obs, **self.predict_reward(latent)}
 
     def predict_reward(self, latent: Latent) -> dict[str, Float[Tensor, "*b"]]:
-        """Return M's predicted reward and continuation probability of states."""
+        """Return M's predicted reward and continuation probability of states.
+
+        Without a reward head every step until the end is worth 1, as in the dreams that controllers
+        evolve in; without an end too, M is only a memory, and there is nothing to predict.
+        """
         seen, none = self.mdn.predict(latent.h), torch.zeros_like(latent.h[..., 0])
+        each = none if seen.done is None else none + 1
         return {
-            "reward": none if seen.reward is None else seen.reward,
+            "reward": each if seen.reward is None else seen.reward,
             "cont": none + 1 if seen.done is None else torch.sigmoid(-seen.done),
         }
 

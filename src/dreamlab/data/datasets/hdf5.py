@@ -21,6 +21,7 @@ from dreamlab.data.datasets.gathered import (
 )
 from dreamlab.data.datasets.table import (
     ACTION,
+    COUNTERS,
     DONE,
     REWARD,
     SUCCESS,
@@ -32,10 +33,16 @@ from dreamlab.data.datasets.table import (
 )
 
 SUFFIXES = (".hdf5", ".h5")
-STATE = "observation.state"
+STATE, INFOS = "observation.state", "infos."
 SAME = 1e-6
 """Tolerance within which an observation equals the stored next observation."""
 DEMO = re.compile(r"demo_(\d+)")
+ARRAYS = {
+    ACTION: "actions", REWARD: "rewards", DONE: "dones", TRUNCATED: "truncated",
+    SUCCESS: "success",
+}  # fmt: skip
+"""Names in robomimic's style of what is not observed."""
+FLAGS = (DONE, TRUNCATED, SUCCESS)
 
 
 def is_hdf5(place: Path) -> bool:
@@ -68,7 +75,7 @@ def _origin(path: Path, file: Any, kind: str) -> Origin:
 
 
 def _read_robomimic(path: Path, file: Any) -> Dataset:
-    """Read `data/demo_N/{actions, rewards, dones, obs/KEY, next_obs/KEY}`."""
+    """Read `data/demo_N/{actions, rewards, dones, truncated, obs/KEY, next_obs/KEY}`."""
     found = {int(m[1]): m[0] for m in map(DEMO.fullmatch, file["data"]) if m}
     if not found:
         raise DataError(f"{path}: data has no demo_N")
@@ -98,15 +105,12 @@ def _demo(index: int, demo: Any) -> Recorded:
     columns[ACTION] = demo["actions"][:]
     if "rewards" in demo:
         columns[REWARD] = demo["rewards"][:].astype(np.float32)
-    if "dones" in demo:
-        columns[DONE] = demo["dones"][:].astype(bool)
-    if "success" in demo:
-        columns[SUCCESS] = demo["success"][:].astype(bool)
+    columns |= {k: demo[ARRAYS[k]][:].astype(bool) for k in FLAGS if ARRAYS[k] in demo}
     return Recorded(index, columns, finals, str(demo.attrs.get("task", "")))
 
 
-def write_robomimic(data: Dataset, path: Path) -> None:
-    """Write a dataset in robomimic's style; images are written as arrays."""
+def write_robomimic(data: Dataset, path: Path) -> list[str]:
+    """Write a dataset in robomimic's style, images as arrays; return a note of what is lost."""
     h5py = require("h5py", "data")
     with h5py.File(path, "w") as file:
         file.attrs["fps"] = data.fps
@@ -117,21 +121,37 @@ def write_robomimic(data: Dataset, path: Path) -> None:
             demo.attrs["num_samples"] = episode.length
             demo.attrs["task"] = data.task(episode.first)
             rows = slice(episode.first, episode.end)
-            for name, target in ((ACTION, "actions"), (REWARD, "rewards"), (DONE, "dones"),
-                                 (SUCCESS, "success")):  # fmt: skip
+            for name, target in ARRAYS.items():
                 if name in data.columns:
                     values = data.columns[name][rows]
                     demo[target] = values if name != DONE else values.astype(np.int64)
-            for name in data.features:
-                if name.startswith("observation."):
+            for name in filter(_is_observed, data.features):
+                if name in data.cameras or not _is_text(data, name):
                     _write_observation(demo, data, name, episode.index, np.r_[rows])
+    lost = [n for n in data.features if not _is_observed(n) and n not in ARRAYS]
+    return _left_out(data, "robomimic", lost)
+
+
+def _is_observed(name: str) -> bool:
+    return name.startswith("observation.")
+
+
+def _is_text(data: Dataset, name: str) -> bool:
+    return name in data.columns and data.columns[name].dtype == object
+
+
+def _left_out(data: Dataset, style: str, lost: list[str]) -> list[str]:
+    """Return a note that names what a style of HDF5 has no place for."""
+    text = [n for n in data.features if _is_observed(n) and _is_text(data, n)]
+    names = [n for n in (*text, *lost) if n not in COUNTERS]
+    if not names:
+        return []
+    return [f"{data.place}: {style} HDF5 has no place for {', '.join(names)}: left out"]
 
 
 def _write_observation(demo: Any, data: Dataset, name: str, index: int, rows: Array) -> None:
     key = name.removeprefix("observation.images.").removeprefix("observation.")
     values = data.cameras[name].read(rows) if name in data.cameras else data.columns[name][rows]
-    if values.dtype == object:
-        return
     demo[f"obs/{key}"] = values
     if index in data.finals.get(name, {}):
         final = data.finals[name][index]
@@ -153,7 +173,7 @@ def _read_d4rl(path: Path, file: Any) -> Dataset:
     infos = file.get("infos", {})
     for name in infos:
         if getattr(infos[name], "shape", (0,))[:1] == (num,):
-            arrays[f"infos.{name}"] = infos[name][:]
+            arrays[f"{INFOS}{name}"] = infos[name][:]
     return gather(_origin(path, file, "d4rl hdf5"), _d4rl_episodes(arrays))
 
 
@@ -203,16 +223,17 @@ def _d4rl_episode(
         DONE: inside,
         TRUNCATED: inside & (not terminal),
     }
-    columns |= {k: v[rows] for k, v in arrays.items() if k.startswith("infos.")}
+    columns |= {k: v[rows] for k, v in arrays.items() if k.startswith(INFOS)}
     return Recorded(index, columns, finals)
 
 
-def write_d4rl(data: Dataset, path: Path) -> None:
-    """Write a dataset of one vector as D4RL's flat arrays."""
+def write_d4rl(data: Dataset, path: Path) -> list[str]:
+    """Write a dataset of one vector as D4RL's flat arrays; return a note of what is lost."""
     h5py = require("h5py", "data")
-    names = [n for n in data.features if n.startswith("observation.")]
+    names = [n for n in data.features if _is_observed(n)]
     if len(names) != 1 or names[0] in data.cameras:
         raise DataError(f"{data.place}: the D4RL format has one observation vector, not {names}")
+    infos = [n for n in data.features if n.startswith(INFOS) and not _is_text(data, n)]
     rows = np.concatenate([np.arange(e.first, e.end) for e in data.episodes])
     last = np.concatenate([np.arange(e.first, e.end) == e.end - 1 for e in data.episodes])
     none = np.zeros(data.num_rows, bool)
@@ -230,3 +251,8 @@ def write_d4rl(data: Dataset, path: Path) -> None:
             finals = data.finals[names[0]]
             after[last] = [finals.get(e.index, state[last][i]) for i, e in enumerate(data.episodes)]
             file["next_observations"] = after
+        for name in infos:
+            file[f"infos/{name.removeprefix(INFOS)}"] = data.columns[name][rows]
+    held = {*names, *infos, ACTION, REWARD, DONE, TRUNCATED}
+    lost = [n for n in data.features if n not in held]
+    return _left_out(data, "D4RL", [*lost, *(["the tasks"] if data.tasks else [])])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamlab.core.affine import Affine
+from dreamlab.core.affine import ACTION, Affine
 from dreamlab.core.files import cache_folder, write_json
 from dreamlab.core.readers import FileError, read_json
 from dreamlab.core.types import Array
@@ -137,7 +137,7 @@ def affine(name: str, mode: str, stats: Mapping[str, Array], feature: Feature) -
 
     mean_std     mean 0, deviation 1
     min_max      the smallest -1, the largest 1
-    quantiles    q01 -1, q99 1
+    quantiles    q01 -1, q99 1; actions beyond are clipped (`DatasetSource`)
     bounds       the bounds that the set gives the feature: low -1, high 1
     """
     if mode == "bounds":
@@ -154,7 +154,8 @@ def affine(name: str, mode: str, stats: Mapping[str, Array], feature: Feature) -
     if mode == "mean_std":
         return Affine(low, high + EPS)
     width = np.where(high - low == 0, EPS, high - low)
-    return Affine(low + width / 2, width / 2, bounded=mode in ("min_max", "bounds"))
+    bounded = mode != "quantiles" or name == ACTION
+    return Affine(low + width / 2, width / 2, bounded=bounded)
 
 
 def _bounds(name: str, feature: Feature) -> tuple[Array, Array]:

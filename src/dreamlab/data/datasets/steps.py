@@ -32,6 +32,7 @@ from dreamlab.data.datasets.table import (
     Dataset,
     Feature,
 )
+from dreamlab.data.returns_to_go import endless, is_reward
 
 OBSERVATION, IMAGES = "observation.", "observation.images."
 TASK = "task"
@@ -193,9 +194,16 @@ def _after(values: Array, steps: Steps) -> Array:
     return out
 
 
-def returns_to_go(steps: Steps, gamma: float) -> Array:
-    """Return the discounted sum of the rewards after each step until its episode ends."""
+def returns_to_go(steps: Steps, gamma: float, failure: float | None = None) -> Array:
+    """Return the discounted sum of the rewards after each step until its episode ends.
+
+    With a `failure` reward, an episode of nothing but that counts as if it went on forever.
+    """
     reward, out = steps.arrays["reward"].astype(np.float64), np.zeros(len(steps))
+    if failure is not None:
+        fits = is_reward(reward, failure) | steps.arrays["is_first"]  # nothing came with that
+        failed = np.logical_and.reduceat(fits, np.unique(steps.first))
+        out[np.unique(steps.last)[failed]] = endless(failure, gamma)
     for i in range(len(steps) - 2, -1, -1):
         if i != steps.last[i]:
             out[i] = reward[i + 1] + gamma * out[i + 1]

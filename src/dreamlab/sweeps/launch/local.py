@@ -19,6 +19,7 @@ from typing import Protocol
 import psutil
 
 from dreamlab.core.errors import LabError
+from dreamlab.engine.processes import PEER_LOST
 from dreamlab.engine.signals import PREEMPTED
 from dreamlab.sweeps.gpu_sharing import Mps
 from dreamlab.sweeps.job import Job, Outcome
@@ -28,6 +29,7 @@ from dreamlab.sweeps.launch.ranks import Ranks
 ERROR_LINES = 20
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MEMORY_EVERY_S = 1.0  # interval of memory measurements if memory is limited
+AGENT_FAILED = 1  # exit code of torchrun, however its processes failed
 GRACE_S = 60.0  # time for a run beyond its limits to save
 
 
@@ -186,7 +188,19 @@ class Attempt:
 
     def _saved(self, code: int, seen: str) -> bool:
         """Return whether a run saved and ended resumably, after a signal from elsewhere."""
-        return code == PREEMPTED or (code == 130 and seen == "interrupted")
+        ended = (130, AGENT_FAILED) if self.where.ranks.several else (130,)
+        if code in ended and seen == "interrupted":
+            return True
+        return code == PREEMPTED or (code == AGENT_FAILED and self._out_of_time())
+
+    def _out_of_time(self) -> bool:
+        """Return whether torchrun, which ends with 1, reports processes that met their deadline."""
+        if not self.where.ranks.several:
+            return False
+        text = (self.job.folder / "stderr.log").read_text(errors="replace")
+        codes = {int(c) for c in re.findall(r"^\s*exitcode\s*: (-?\d+)", text, re.MULTILINE)}
+        late = {PREEMPTED, -signal.SIGUSR1}
+        return bool(codes & late) and codes <= late | {PEER_LOST, -signal.SIGTERM}
 
     def _hold_to_limits(self, now: float) -> None:
         """Ask a run beyond its limits to save and end; kill it if it does not."""
