@@ -29,7 +29,7 @@ class RunDreamer:
     def __init__(self, agent: WorldModelWorkflow, spec: Spec) -> None:
         self.agent, self.spec = agent, spec
         if shows_latents(agent):
-            (dim,) = agent.model.initial(1, agent.device).z.shape[1:]
+            (dim,) = agent.model.initial(1, torch.device("cpu")).z.shape[1:]
             self.spec = replace(spec, obs={"z": ArraySpec((dim,), "float32")})
 
     @torch.no_grad()

@@ -52,9 +52,10 @@ def test_a_plain_gaussian_takes_unbounded_actions(tmp_path: Path):
     torch.nn.init.constant_(policy.head.bias, 3.0)
     obs = {"state": torch.zeros(4, 1, 2)}
     assert (policy.sample(obs, mode=Mode.EVAL) > 2).all()  # not clipped
-    assert policy.loss(obs, torch.full((4, 1, 1), 3.0)).mean() < policy.loss(
-        obs, torch.ones(4, 1, 1)
-    ).mean()
+    assert (
+        policy.loss(obs, torch.full((4, 1, 1), 3.0)).mean()
+        < policy.loss(obs, torch.ones(4, 1, 1)).mean()
+    )
 
 
 @pytest.mark.parametrize("mode", ["mean_std", "quantiles"])
