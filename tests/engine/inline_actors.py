@@ -31,8 +31,8 @@ class Inline:
     def publish(self, version: int, payload: bytes) -> None:
         self.payload, self.published = payload, version
 
-    def ask(self, index: int, request: Request) -> None:
-        self.requests[index].append(request)
+    def ask(self, index: int, request: Request, blocks: int) -> None:
+        self.requests[index].extend([request] * blocks)
 
     def events(self, timeout_s: float) -> list[tuple[int, Event]]:
         out: list[tuple[int, Event]] = []

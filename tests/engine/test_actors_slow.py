@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from dreamlab.core.errors import LabError
 from dreamlab.core.types import Mode
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.actors.cluster import RayActors
 from dreamlab.engine.actors.collector import RemoteCollector
+from dreamlab.engine.actors.options import ActorsConfig
 from dreamlab.engine.actors.weights import pack, unpack
+from dreamlab.engine.actors.worker import Request, Worker
+from dreamlab.engine.observer import Observer
 from dreamlab.runs.readers import read_metrics
 from dreamlab.training import load_policy
 from tests.contract.found import experiments_of, workflows
@@ -226,8 +230,6 @@ def test_a_ray_machine_that_is_lost_ends_in_one_message(tmp_path, cluster):
             "checkpoint.every_frames=100", "training.total_frames=4000")  # fmt: skip
     loop = open_loop(tmp_path / "r", *options, *slow)
     loop.observers.add(KillOnce(200, lambda: made.remove_node(node, allow_graceful=False)))
-    from dreamlab.core.errors import LabError
-
     with pytest.raises(LabError, match="did not respond for 40 s") as told:
         loop.run()
     assert "same command resumes" in str(told.value)
@@ -239,6 +241,73 @@ def test_a_ray_machine_that_is_lost_ends_in_one_message(tmp_path, cluster):
     assert again.counters.env_frames == reached
     assert again.run() == "finished"
     check_streams(stored(again))
+
+
+def test_a_ray_machine_that_is_lost_with_large_blocks_ends_in_one_message(tmp_path, cluster):
+    """Results over 100 KB stay on the machine that made them until somebody takes them."""
+    made, node = cluster
+    options = (*SAC, *ACTORS, "actors.where=ray", f"actors.address={made.address}")
+    large = ("env.id=identity", "env.options={continuous: true, classes: 4096}",
+             "actors.wait_s=20", "checkpoint.every_frames=100",
+             "training.total_frames=4000", "buffers.replay.capacity=400")  # fmt: skip
+    loop = open_loop(tmp_path / "r", *options, *large)
+
+    def lose():
+        time.sleep(2)  # actors fill their queues
+        made.remove_node(node, allow_graceful=False)
+
+    loop.observers.add(KillOnce(200, lose))
+    with pytest.raises(LabError, match="did not respond for 20 s"):
+        loop.run()
+    lines = (tmp_path / "r" / "events.jsonl").read_text().splitlines()
+    said = [e for line in lines if (e := json.loads(line))["event"] == "actor_replaced"]
+    assert any("what it had collected is lost with its machine" in e["why"] for e in said), said
+    assert saved(tmp_path / "r") >= 100
+
+
+def broken_actor(index: int, generation: int) -> Worker:
+    raise KeyError("no such part\nin this version")
+
+
+def test_an_error_inside_a_ray_actor_is_one_message(cluster):
+    config = ActorsConfig(num=1, where="ray", address=cluster[0].address)
+    transport = RayActors(config, broken_actor, "broken")
+    try:
+        transport.publish(0, b"")
+        transport.start(0, 0)
+        transport.ask(0, Request(1, 1.0, False), 1)
+        with pytest.raises(LabError, match=r"actor 0 failed with KeyError: .*part") as told:
+            wait_until(lambda: transport.events(0.25))
+        assert "\n" not in str(told.value)
+    finally:
+        transport.close()
+
+
+def test_only_a_ray_actor_that_owes_an_answer_is_silent(tmp_path, cluster):
+    """A learner that was busy for longer than `wait_s` finds answers, and goes on."""
+    made, _ = cluster
+    options = (*SAC, *ACTORS, "actors.where=ray", f"actors.address={made.address}")
+    loop = open_loop(tmp_path / "r", *options, "actors.wait_s=10")
+    loop.observers.add(KillOnce(120, lambda: time.sleep(11)))
+    assert loop.run() == "finished"
+
+
+def test_ray_actors_with_full_queues_act_with_weights_of_the_stated_age(tmp_path, cluster):
+    """New weights overtake the blocks that were requested before: 64 ticks are 3.2 s here."""
+    made, _ = cluster
+    options = (*SAC, "actors=2", "actors.where=ray", f"actors.address={made.address}")
+    slow = ("env.id=slow", "actors.weights_age_s=0.5", "training.total_frames=500")
+    loop = open_loop(tmp_path / "r", *options, *slow)
+
+    class Busy(Observer):
+        def after(self, action):
+            time.sleep(0.1)
+
+    loop.observers.add(Busy())
+    assert loop.run() == "finished"
+    records = [r for r in read_metrics(tmp_path / "r").records if "actors/queue_ticks" in r]
+    assert max(r["actors/queue_ticks"] for r in records) > 40
+    assert max(r.get("actors/weights_age_max_s", 0.0) for r in records) < 1.5
 
 
 def test_ray_actors_wait_for_a_learner_that_died(tmp_path, cluster):

@@ -20,16 +20,24 @@ from dreamlab.engine.actors.worker import Failure, Request, Worker
 
 NAMESPACE = "dreamlab"
 END_S = 5.0
+CONTROL = "control"
+"""Ray's name for the thread of an actor that is told of weights while it collects."""
 BEATS = 5
 """Heartbeats of a learner within its actors' timeout."""
 
 
+Weights = tuple[int, list[Any]]
+"""A version and the reference to it, in a list: only an actor that needs them fetches them."""
+NOTHING: Weights = (-1, [])
+
+
 class Remote:
-    """A Ray actor: sequential calls, each of which returns a block."""
+    """A Ray actor: sequential calls, each of which returns a block; weights overtake them."""
 
     def __init__(self, make: MakeWorker, index: int, generation: int, linger_s: float) -> None:
         self.make, self.who = make, (index, generation)
         self.worker: Worker | None = None
+        self.newest = NOTHING
         self.heard, self.busy = time.monotonic(), False
         if linger_s:
             threading.Thread(target=self._watch, args=(linger_s,), daemon=True).start()
@@ -47,29 +55,35 @@ class Remote:
     def begin_anew(self) -> None:
         """Serve a new learner: restart all episodes and request weights."""
         self.hear()
+        self.newest = NOTHING
         if self.worker is not None:
             self.worker.begin_anew()
 
-    def collect(self, request: Request, version: int, weights: list[Any]) -> Block | Failure:
-        """Return the next block; fetch newer weights first."""
+    def show(self, weights: Weights) -> None:
+        """Tell of new weights, also for blocks that were requested before."""
+        self.newest = weights
+
+    def collect(self, request: Request, weights: Weights) -> Block | Failure:
+        """Return the next block; fetch newer weights before each tick."""
         self.busy = True
         try:
-            return self._collect(request, version, weights)
+            return self._collect(request, weights)
         except LabError as error:
             return Failure(str(error), "EnvError" if isinstance(error, EnvError) else "LabError")
         finally:
             self.busy = False
             self.hear()
 
-    def _collect(self, request: Request, version: int, weights: list[Any]) -> Block:
+    def _collect(self, request: Request, weights: Weights) -> Block:
         if self.worker is None:  # not in the constructor: errors keep their type here
             self.worker = self.make(*self.who)
         worker = self.worker
 
         def newer() -> Snapshot | None:
+            version, reference = max(weights, self.newest, key=lambda w: w[0])
             if worker.version == version:
                 return None
-            return unpack(require("ray", "ray").get(weights[0]))
+            return unpack(require("ray", "ray").get(reference[0]))
 
         block = worker.collect(request, newer, lambda: False)
         assert block is not None, "nobody stops it"
@@ -101,7 +115,7 @@ class RayActors:
         self.config, self.make, self.name = config, make, name
         self.ray: Any = require("ray", "ray")
         self.handles: dict[int, Handle] = {}
-        self.version, self.weights = -1, None
+        self.weights = NOTHING
         self.connected, self.closed = False, threading.Event()
 
     def _connect(self) -> None:
@@ -123,7 +137,12 @@ class RayActors:
         self.connected = True
 
     def start(self, index: int, generation: int) -> None:
-        actor = self._found(index) if index not in self.handles else None
+        if index in self.handles:
+            with suppress(Exception):  # it may be alive although what it sent is lost
+                self.ray.kill(self.handles[index].actor)
+            actor = None
+        else:
+            actor = self._found(index)
         if actor is not None:
             actor.begin_anew.remote()
         else:
@@ -144,7 +163,7 @@ class RayActors:
         if self.config.linger_s:
             name = f"{self.name}-{index}"
             options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
-        remote = self.ray.remote(Remote).options(**options)
+        remote = self.ray.remote(concurrency_groups={CONTROL: 1})(Remote).options(**options)
         return remote.remote(self.make, index, generation, self.config.linger_s)
 
     def publish(self, version: int, payload: bytes) -> None:
@@ -152,7 +171,9 @@ class RayActors:
             self._connect()
             if self.config.linger_s:
                 threading.Thread(target=self._beat, daemon=True).start()
-        self.version, self.weights = version, self.ray.put(payload)
+        self.weights = (version, [self.ray.put(payload)])
+        for handle in self.handles.values():
+            handle.actor.show.options(concurrency_group=CONTROL).remote(self.weights)
 
     def _beat(self) -> None:
         """Send heartbeats to the actors."""
@@ -160,36 +181,47 @@ class RayActors:
             for handle in list(self.handles.values()):
                 handle.actor.hear.remote()
 
-    def ask(self, index: int, request: Request) -> None:
+    def ask(self, index: int, request: Request, blocks: int) -> None:
         handle = self.handles[index]
         if not handle.asked:
             handle.since = time.monotonic()
-        # inside a list, so that only an actor that needs the weights fetches them
-        handle.asked.append(handle.actor.collect.remote(request, self.version, [self.weights]))
+        collect = handle.actor.collect
+        handle.asked.extend(collect.remote(request, self.weights) for _ in range(blocks))
 
     def events(self, timeout_s: float) -> list[tuple[int, Event]]:
         first = {h.asked[0]: i for i, h in self.handles.items() if h.asked}
         if not first:
             time.sleep(timeout_s)
             return []
-        self.ray.wait(list(first), num_returns=1, timeout=timeout_s)
-        ready, _ = self.ray.wait(list(first), num_returns=len(first), timeout=0)
-        self._check_silent()
+        if timeout_s:
+            self.ray.wait(list(first), num_returns=1, timeout=timeout_s)
+        ready, late = self.ray.wait(list(first), num_returns=len(first), timeout=0)
+        self._check_silent([first[reference] for reference in late])
         return [(first[reference], self._answer(first[reference])) for reference in ready]
 
     def _answer(self, index: int) -> Event:
-        handle = self.handles[index]
+        handle, errors = self.handles[index], self.ray.exceptions
         handle.since = time.monotonic()
         try:
             return self.ray.get(handle.asked.popleft())
-        except self.ray.exceptions.RayActorError as error:
-            handle.asked.clear()
-            return Gone(" ".join(str(error).split("\n")[0].split()).rstrip("."))
+        except errors.RayTaskError as error:  # first: it is of its cause's class, too
+            cause = error.cause
+            text = " ".join(str(cause).split()) or "no message"
+            raise LabError(
+                f"actor {index} failed with {type(cause).__name__}: {text}. "
+                "The last checkpoint is complete."
+            ) from error
+        except errors.ObjectLostError as error:
+            why = f"what it had collected is lost with its machine ({type(error).__name__})"
+        except (errors.RayActorError, errors.OutOfMemoryError) as error:
+            why = " ".join(str(error).split("\n")[0].split()).rstrip(".")
+        handle.asked.clear()
+        return Gone(why)
 
-    def _check_silent(self) -> None:
-        """Raise if an actor has neither answered nor died for too long."""
-        for index, handle in self.handles.items():
-            if handle.asked and time.monotonic() - handle.since > self.config.wait_s:
+    def _check_silent(self, late: list[int]) -> None:
+        """Raise if one of these actors has neither answered nor died for too long."""
+        for index in late:
+            if time.monotonic() - self.handles[index].since > self.config.wait_s:
                 free = self.ray.available_resources().get("CPU", 0)
                 raise LabError(
                     f"actor {index} did not respond for {self.config.wait_s:g} s (actors.wait_s): "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,8 +49,8 @@ class RemoteCollector(Observer):
     """Merges the ticks of K actors, each with its own environments, into ticks of one vector.
 
     actor 0   t0 t1 t2 t3 | t4 t5 ...      a tick is stored when every actor has sent it;
-    actor 1   t0 t1 t2    | t3 ...         the rest waits in its stream, at most `queue_ticks`
-    store     t0 t1 t2
+    actor 1   t0 t1 t2    | t3 ...         the rest waits in its stream; with what it was asked
+    store     t0 t1 t2                     for, these are at most `queue_ticks`
 
     The store is that of a vector of K * num_envs environments, and `collect` stores exactly the
     ticks that the phase requests: the train ratio holds as in the plain loop. The learner waits for
@@ -66,7 +68,11 @@ class RemoteCollector(Observer):
         self.config, self.workflow, self.envs = config, workflow, streams
         self.transport, self.observers = transport, observers
         self.streams = [Stream() for _ in range(config.num)]
-        self.asked = [0] * config.num
+        self.asked = [deque[int]() for _ in range(config.num)]
+        """Ticks of each requested block, in order."""
+        self.block_ticks = [config.block_ticks] * config.num
+        """Ticks that each actor collects within `block_s`, by its last block."""
+        self.random_actions = False
         self.deaths = [0] * config.num
         self.generation = 0
         self.weights = Published()
@@ -84,8 +90,11 @@ class RemoteCollector(Observer):
         """Store the next `ticks` of all actors; fewer if the run is stopped meanwhile."""
         assert not fresh, "it was checked"
         out, left = Collected(), ticks
+        self.random_actions = random_actions
+        self._take_arrived()
         while left:
-            self._ask(random_actions)
+            self._publish_if_due()
+            self._ask()
             here = min(left, *(s.ticks for s in self.streams))
             if here:
                 self._store(here, buffer, out)
@@ -94,7 +103,7 @@ class RemoteCollector(Observer):
                 break
             else:
                 self._wait()
-        self._ask(random_actions)  # actors continue while the learner computes
+        self._ask()  # actors continue while the learner computes
         out.decisions = (ticks - left) * self.envs.num_envs
         self.workflow.decided(out.decisions)
         return out
@@ -150,19 +159,31 @@ class RemoteCollector(Observer):
                 tell(step, decision.action.numpy(), ended)
             out.frames += (self.envs.num_envs - ended) * self.envs.frames_per_tick
 
-    def _ask(self, random_actions: bool) -> None:
-        """Request as many blocks from every actor as the learner has room for."""
+    def _ask(self) -> None:
+        """Request as many ticks from every actor as the learner has room for.
+
+        A block that `block_s` cuts short has fewer ticks than were reserved for it: requests are
+        as long as the last block suggests, so that few ticks of the queue are reserved in vain.
+        """
         c = self.config
-        request = Request(c.block_ticks, c.block_s, random_actions)
-        for index, stream in enumerate(self.streams):
-            room = (c.queue_ticks - stream.ticks) // c.block_ticks
-            for _ in range(room - self.asked[index]):
-                self.transport.ask(index, request)
-                self.asked[index] += 1
+        for index, (stream, asked) in enumerate(zip(self.streams, self.asked, strict=True)):
+            ticks = self.block_ticks[index]
+            room = c.queue_ticks - stream.ticks - sum(asked)
+            if blocks := max(room // ticks, 0):
+                request = Request(ticks, c.block_s, self.random_actions)
+                self.transport.ask(index, request, blocks)
+                asked.extend([ticks] * blocks)
+
+    def _take_arrived(self) -> None:
+        """Take everything that has arrived, without waiting."""
+        while events := self.transport.events(0.0):
+            for index, event in events:
+                self._take(index, event)
 
     def _wait(self) -> None:
         began = time.monotonic()
-        for index, event in self.transport.events(LOOK_S):
+        until_due_s = self.weights.due_in_s(self.config.weights_age_s)
+        for index, event in self.transport.events(min(LOOK_S, until_due_s)):
             self._take(index, event)
         self.waited_s += time.monotonic() - began
 
@@ -174,11 +195,17 @@ class RemoteCollector(Observer):
             self._replace(index, event.why)
             return
         self.streams[index].put(event)
-        self.asked[index] -= 1
+        self.asked[index].popleft()
+        self.block_ticks[index] = self._ticks_in_time(event)
         self.deaths[index] = 0
         self.busy_s += event.busy_s
         add_up(self.envs.normalizer, event.moments)
         self.weights.arrived(event)
+
+    def _ticks_in_time(self, block: Block) -> int:
+        """Return how many ticks fit into a block, at the speed of this one."""
+        fit = int(self.config.block_s * block.ticks / max(block.busy_s, 1e-9))
+        return min(max(fit, 1), self.config.block_ticks)
 
     def _replace(self, index: int, why: str) -> None:
         """Replace an actor that died; its episodes are cut there.
@@ -196,7 +223,7 @@ class RemoteCollector(Observer):
         if self.loop is not None:
             self.loop.parts.terminal.say(f"actor {index} died: {why}; starting another")
             self.loop.run_log.event("actor_replaced", actor=index, why=why, **self._now())
-        self.asked[index] = 0
+        self.asked[index].clear()
         self.transport.start(index, self.generation)
 
     def _now(self) -> dict[str, int]:
@@ -220,8 +247,15 @@ class RemoteCollector(Observer):
         self.since = time.monotonic()
 
     def updated(self, batch: Batch, metrics: Metrics) -> None:
+        """Send new weights if they are due; make room for what has arrived meanwhile."""
+        self.weights.updated()
+        self._publish_if_due()
+        self._take_arrived()
+        self._ask()
+
+    def _publish_if_due(self) -> None:
         """Send new weights if those of the actors have been outdated for long enough."""
-        if self.weights.outdated(self.config.weights_age_s):
+        if self.weights.due_in_s(self.config.weights_age_s) <= 0:
             self._publish()
 
     def _publish(self) -> None:
@@ -271,11 +305,15 @@ class Published:
             past.pop(self.version - REMEMBERED, None)
         return self.version
 
-    def outdated(self, seconds: float) -> bool:
-        """Record an update; return whether newer weights are due."""
+    def updated(self) -> None:
+        """Record an update: from the first one on, the published weights are outdated."""
         self.updates += 1
-        now = time.monotonic()
-        return now - self.since.setdefault(self.version, now) >= seconds
+        self.since.setdefault(self.version, time.monotonic())
+
+    def due_in_s(self, age_s: float) -> float:
+        """Return when the published weights will have been outdated for that long."""
+        since = self.since.get(self.version)
+        return math.inf if since is None else max(0.0, since + age_s - time.monotonic())
 
     def arrived(self, block: Block) -> None:
         """Record the age of the weights behind an actor's newest steps."""

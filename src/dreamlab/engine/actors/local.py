@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,9 +82,9 @@ class LocalActors:
             self.board = Board.create(payload)
         self.board.write(version, payload)
 
-    def ask(self, index: int, request: Request) -> None:
+    def ask(self, index: int, request: Request, blocks: int) -> None:
         with suppress(OSError):  # its thread reports that it is gone
-            self.children[index].connection.send(request)
+            self.children[index].connection.send((request, blocks))
 
     def events(self, timeout_s: float) -> list[tuple[int, Event]]:
         out: list[tuple[int, Event]] = []
@@ -178,8 +179,16 @@ def _answer(connection: Connection, board: Board, worker: Worker) -> None:
         payload = board.read(worker.version)
         return None if payload is None else unpack(payload)
 
-    while (request := connection.recv()) is not None and not board.stopped:
-        block = worker.collect(request, newer, lambda: board.stopped)
+    asked: deque[Request] = deque()
+    while True:
+        # all of them: a pipe full of small requests would block the learner
+        while not asked or connection.poll():
+            message = connection.recv()
+            if message is None or board.stopped:
+                return
+            request, blocks = message
+            asked.extend([request] * blocks)
+        block = worker.collect(asked.popleft(), newer, lambda: board.stopped)
         if block is None:
             return
         connection.send_bytes(pickle.dumps(block, protocol=5))

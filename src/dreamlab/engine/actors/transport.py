@@ -30,8 +30,8 @@ class Transport(Protocol):
         """Publish newer weights to all actors, also to later ones, without waiting."""
         ...
 
-    def ask(self, index: int, request: Request) -> None:
-        """Request one more block from an actor; requests are served in order."""
+    def ask(self, index: int, request: Request, blocks: int) -> None:
+        """Request more blocks from an actor, without waiting; requests are served in order."""
         ...
 
     def events(self, timeout_s: float) -> list[tuple[int, Event]]:
