@@ -34,6 +34,8 @@ RECORDED = {
     "sac_pendulum": ("SAC", "sac", "Pendulum-v1"),
     "sac_halfcheetah": ("SAC", "sac", "HalfCheetah-v5"),
 }
+PLANNED = {"TD-MPC2": "tdmpc2"}
+TASKS = {"pendulum": "Pendulum-v1", "cartpole_swingup": "cartpole_swingup (Control Suite)"}
 ON_A_GPU = {"dreamer_v3": ("DreamerV3", "dreamer_v3"), "tdmpc2": ("TD-MPC2", "tdmpc2")}
 
 
@@ -52,6 +54,12 @@ def table() -> str:
         runs: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["runs"]
         frames = max(r["curve"][-1]["env_frames"] for r in runs)
         lines.append(row(*about, frames, [r["final"]["eval/return"] for r in runs]))
+    planned: dict[str, Any] = json.loads((RESULTS / "planning.json").read_text())
+    for task, named in planned.items():
+        for name, page in PLANNED.items():
+            ends = [r["points"][-1] for r in named[name]]
+            scores = [e["eval/return"] for e in ends]
+            lines.append(row(name, page, TASKS[task], max(e["env_frames"] for e in ends), scores))
     for found in json.loads((RESULTS / "gpu_learning.json").read_text())["table"]:
         if found["name"] in ON_A_GPU:
             task = f"{found['task']} (Control Suite)"
