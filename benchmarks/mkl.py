@@ -26,7 +26,7 @@ EXPERIMENTS = {
     "dqn_cartpole": (3_000, 20_000),
     "sac_pendulum": (500, 2_000),
     "dreamer_pendulum": (400, 500),
-    "tdmpc2_pendulum": (400, 500),
+    "tdmpc2_pendulum": (1_200, 400),
 }
 """Env frames before and in the timed part."""
 SIZES = ((1, 256, 256), (64, 4, 256), (64, 256, 256), (256, 256, 256), (1024, 1024, 1024))
