@@ -127,7 +127,8 @@ def main() -> None:
         place = f"{hardware()['cpu']}, {hardware()['cpus']} cores"
         about = (
             f"# AVX-512 in MKL on an AMD processor\n\n"
-            f"`python benchmarks/mkl.py --rounds {options.rounds} --record`, commit "
+            f"`python benchmarks/mkl.py --rounds {options.rounds} --only {' '.join(options.only)} "
+            f"--record`, commit "
             f"{git_state().get('commit', '?')[:10]}, {place}, uncompiled.\nAVX2 is what MKL takes "
             f"by itself ([why](../../docs/decisions/015-mkl-on-amd.md)).\n\n"
         )

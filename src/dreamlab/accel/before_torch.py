@@ -1,8 +1,8 @@
 """What has to be set before torch is imported. Imports nothing heavy.
 
 torch multiplies matrices on a CPU with Intel's MKL, which asks for the processor's vendor before it
-uses AVX-512. On AMD processors that have it (Zen 4 and later) products then take two to four times
-as long as they could: 286 instead of 134 us for three matrices of 256 x 256 (benchmarks/mkl.py).
+uses AVX-512. On AMD processors that have it (Zen 4 and later) large products then take twice as
+long as they could: 287 instead of 130 us for matrices of 256 x 256 (benchmarks/mkl.py).
 MKL asks through functions that another library may define first; the dynamic linker takes those.
 """
 
