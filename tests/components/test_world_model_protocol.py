@@ -26,7 +26,7 @@ class Sum(NamedTuple):
 class Adding:
     """A world that adds up actions; the reward is the sum."""
 
-    Latent, discount, bias = Sum, 1.0, 0.0
+    Latent, bias = Sum, 0.0
     decoded = SPEC.obs
 
     def initial(self, num: int, device: Any) -> Sum:
@@ -46,7 +46,10 @@ class Adding:
         return {"obs": {"sum": z.total}, **self.predict_reward(z)}
 
     def predict_reward(self, z: Sum) -> dict[str, Tensor]:
-        return {"reward": z.total[..., 0], "cont": torch.ones_like(z.total[..., 0])}
+        return {"reward": z.total[..., 0], "cont": self.discount_of(z)}
+
+    def discount_of(self, z: Sum) -> Tensor:
+        return torch.ones_like(z.total[..., 0])
 
 
 class Agent(WorldModelWorkflow):
@@ -65,7 +68,7 @@ def sequences() -> Sequences:
 
 def test_an_open_loop_report_works_with_any_latent():
     seq = sequences()
-    seen = report(Adding(), seq, Agent().policy, 1.0)
+    seen = report(Adding(), seq, Agent().policy)
     assert seen.metrics["openloop/sum_h4"] < 1e-10
     assert seen.metrics["openloop/reward_h4"] < 1e-5
     np.testing.assert_allclose(
@@ -73,7 +76,7 @@ def test_an_open_loop_report_works_with_any_latent():
     )
     wrong = Adding()
     wrong.bias = 0.1
-    metrics = report(wrong, seq, Agent().policy, 1.0).metrics
+    metrics = report(wrong, seq, Agent().policy).metrics
     assert float(metrics["openloop/sum_h4"]) > float(metrics["openloop/sum_h1"]) > 1e-3
 
 

@@ -15,6 +15,7 @@ from dreamlab.accel.first_update import compare_with_reference, move_off_zero, u
 from dreamlab.components.latent_planning import draw_noise
 from dreamlab.components.tdmpc2_options import DiscountConfig
 from dreamlab.components.world_models.latent_encoder import PAD, moved
+from dreamlab.components.world_models.latent_mlp import TaskLatent
 from dreamlab.core.config import load
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.phase import Phase
@@ -224,13 +225,15 @@ def test_weights_begin_as_the_original_has_them():
 @pytest.mark.parametrize(("length", "gamma"), [(500, 0.99), (100, 0.95), (1000, 0.995), (20, 0.95)])
 def test_the_discount_follows_from_the_length_of_episodes(length, gamma):
     assert DiscountConfig().of(length) == pytest.approx(gamma)
-    assert agent(replace(VECTOR, episode_length=length)).model.discount == pytest.approx(gamma)
+    made = agent(replace(VECTOR, episode_length=length))
+    assert made.model.discounts.tolist() == pytest.approx([gamma])
 
 
 def test_without_a_length_the_discount_must_be_given():
     with pytest.raises(ConfigError, match=r"workflow\.gamma.*env.time_limit"):
         agent(replace(VECTOR, episode_length=None))
-    assert agent(replace(VECTOR, episode_length=None), gamma=0.9).model.discount == 0.9
+    given = agent(replace(VECTOR, episode_length=None), gamma=0.9)
+    assert given.model.discounts.tolist() == pytest.approx([0.9])
 
 
 # -- an update ------------------------------------------------------------------------------------
@@ -443,6 +446,26 @@ def test_a_task_has_its_own_discount_and_mask(mpc):
         assert action[1, 1] == 0
         assert action[0].all()
         assert action[2].all()
+
+
+def test_dreams_of_a_task_are_discounted_as_that_task_is():
+    a, batch = agent(TASKS, episodic=True), batch_of(TASKS, 2, 8)
+    batch.obs["task"] = torch.tensor([1, 2])[:, None].expand(2, 8)  # 0.95 and 0.995
+    batch.reward.fill_(1.0)
+    batch.is_terminal.fill_(False)
+    with torch.no_grad():
+        for p in a.model.termination.parameters():
+            p.zero_()
+        a.model.termination.out.bias.fill_(-100.0)  # nothing ever ends
+        latent, _ = a.model.imagine(a.model.initial(2, "cpu")._replace(task=torch.tensor([1, 2])),
+                                    a.policy, 1)  # fmt: skip
+        seen = a.view(TaskLatent(*(x[:, 1] for x in latent)))
+    assert seen["cont"].tolist() == pytest.approx([1.0, 1.0])
+    found = a.report(batch).metrics
+    assert float(found["openloop/cont_bias"]) == pytest.approx(0.0, abs=1e-6)
+    assert float(found["openloop/cont_brier"]) == pytest.approx(0.0, abs=1e-6)
+    sums = [sum(gamma**i for i in range(4)) for gamma in (0.95, 0.995)]
+    assert float(found["real_return"]) == pytest.approx(np.mean(sums), rel=1e-5)
 
 
 def test_entries_that_a_task_does_not_have_are_not_learnt_from():

@@ -165,7 +165,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         z = self.model.encode(obs, task)
         mean, _ = self.prior(self.model.about(task, z), self.mask_of(task))
         value = self.critics.values(self.model.about(task, z, torch.tanh(mean))).mean(0)
-        return value, F.embedding(task, self.model.discounts[:, None])[..., 0]
+        return value, self.model.task_discount(task)
 
     # -- planning ---------------------------------------------------------------------------------
 
@@ -315,8 +315,8 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         next_z = self.model.encode({k: v[1:] for k, v in w.obs.items()}, task, shift)
         action = self.prior.act(self.model.about(task, next_z), noise, self.mask_of(task))
         value = self.target.values(self.model.about(task, next_z, action), pair).amin(0)
-        gamma = F.embedding(task, self.model.discounts[:, None])[..., 0]
-        return next_z, w.reward + gamma * (1 - w.terminal) * value
+        discount = self.model.task_discount(task)
+        return next_z, w.reward + discount * (1 - w.terminal) * value
 
     @compilable
     def model_loss(

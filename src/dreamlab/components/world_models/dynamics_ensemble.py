@@ -87,10 +87,6 @@ class DynamicsEnsemble(nn.Module):
     def decoded(self) -> dict[str, ArraySpec]:
         return self.specs
 
-    @property
-    def discount(self) -> float:
-        return self.config.gamma
-
     # -- the networks -----------------------------------------------------------------------------
 
     def describe(
@@ -206,7 +202,11 @@ class DynamicsEnsemble(nn.Module):
     def predict_reward(self, latent: Cloud) -> dict[str, Float[Tensor, "*b"]]:
         """Return the mean reward of clouds; episodes never terminate."""
         reward = latent.rewards.mean(-1)
-        return {"reward": reward, "cont": torch.full_like(reward, self.config.gamma)}
+        return {"reward": reward, "cont": self.discount_of(latent)}
+
+    def discount_of(self, latent: Cloud) -> Float[Tensor, "*b"]:
+        """Return the discount."""
+        return torch.full_like(latent.rewards[..., 0], self.config.gamma)
 
     # -- learning ---------------------------------------------------------------------------------
 

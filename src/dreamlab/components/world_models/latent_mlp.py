@@ -85,7 +85,6 @@ class LatentModel(nn.Module):
             nn.init.uniform_(self.tasks.weight, -0.02, 0.02)
         self.register_buffer("bins", c.bins.tensor(), persistent=False)
         self.register_buffer("discounts", torch.tensor(discounts), persistent=False)
-        self.discount = sum(discounts) / len(discounts)
 
     # -- one step ---------------------------------------------------------------------------------
 
@@ -178,10 +177,14 @@ class LatentModel(nn.Module):
 
     def goes_on(self, z: Float[Tensor, "*b d"], task: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the discount times the probability of continuation."""
-        discount = F.embedding(task, self.discounts[:, None])[..., 0]
+        discount = self.task_discount(task)
         return (
             discount if self.termination is None else discount * torch.sigmoid(-self.ends(z, task))
         )
+
+    def task_discount(self, task: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the discount of tasks."""
+        return F.embedding(task, self.discounts[:, None])[..., 0]
 
     def advance(self, latent: TaskLatent, action: Shaped[Tensor, "n ..."]) -> TaskLatent:
         """Predict the latent after an action."""
@@ -214,3 +217,7 @@ class LatentModel(nn.Module):
     def predict_reward(self, latent: TaskLatent) -> dict[str, Float[Tensor, "*b"]]:
         """Return the reward and continuation stored in latents."""
         return {"reward": latent.reward, "cont": latent.cont}
+
+    def discount_of(self, latent: TaskLatent) -> Float[Tensor, "*b"]:
+        """Return the discount of each latent's task."""
+        return self.task_discount(latent.task)

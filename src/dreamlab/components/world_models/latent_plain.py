@@ -74,7 +74,6 @@ class PlainModel(LatentModel):
         self.reward = plain_mlp(step, config.mlp_dim, 1, zero=True)
         self.state_dim, self.step_dim, self.latent_dim = config.latent_dim, step, config.latent_dim
         self.register_buffer("discounts", torch.tensor([gamma]), persistent=False)
-        self.discount = gamma
 
     def decode(self, logits: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
         """Return the rewards, which are scalars already."""

@@ -98,7 +98,6 @@ class VMModel(nn.Module):
     """
 
     Latent = Latent
-    discount = 1.0
 
     def __init__(self, vae: VAEConfig, mdn: MDNConfig, spec: Spec, temperature: float) -> None:
         super().__init__()
@@ -231,6 +230,10 @@ class VMModel(nn.Module):
             "reward": each if seen.reward is None else seen.reward,
             "cont": none + 1 if seen.done is None else torch.sigmoid(-seen.done),
         }
+
+    def discount_of(self, latent: Latent) -> Float[Tensor, "*b"]:
+        """Return 1: continuation is a probability here."""
+        return torch.ones_like(latent.h[..., 0])
 
     # -- learning ---------------------------------------------------------------------------------
 

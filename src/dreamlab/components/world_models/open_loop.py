@@ -68,7 +68,7 @@ def open_loop(model: WorldModel, seq: Sequences, context: int) -> OpenLoop:
     return OpenLoop(obs, reward, cont, context, waking)
 
 
-def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> Report:
+def report(model: WorldModel, seq: Sequences, policy: Policy) -> Report:
     """Return videos, curves and metrics of an open-loop prediction of the second half."""
     context = seq.reward.shape[1] // 2
     loop = open_loop(model, seq, context)
@@ -85,7 +85,7 @@ def report(model: WorldModel, seq: Sequences, policy: Policy, gamma: float) -> R
         if not (model.decoded[k].is_image or model.decoded[k].is_discrete)
     }
     curves["openloop/reward"] = Curves(one(seq.reward), one(loop.reward), context)
-    metrics = {**errors(model, seq, loop), **exploit_gap(model, seq, loop, policy, gamma)}
+    metrics = {**errors(model, seq, loop), **exploit_gap(model, seq, loop, policy)}
     return Report(metrics, films, curves)
 
 
@@ -116,7 +116,7 @@ def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> Metrics:
     gap = loop.reward[:, context:] - seq.reward[:, context:]
     by_horizon("openloop/reward", gap.abs())
     total = ok.sum().clamp(min=1)
-    goes_on = (~seq.is_terminal[:, context:]).float() * model.discount
+    goes_on = (~seq.is_terminal[:, context:]).float() * model.discount_of(loop.waking)[:, None]
     out["openloop/reward_bias"] = (gap * ok).sum() / total
     out["openloop/cont_bias"] = ((loop.cont[:, context:] - goes_on) * ok).sum() / total
     out["openloop/cont_brier"] = ((loop.cont[:, context:] - goes_on).square() * ok).sum() / total
@@ -124,12 +124,11 @@ def errors(model: WorldModel, seq: Sequences, loop: OpenLoop) -> Metrics:
 
 
 @torch.no_grad()
-def exploit_gap(
-    model: WorldModel, seq: Sequences, loop: OpenLoop, policy: Policy, gamma: float
-) -> Metrics:
+def exploit_gap(model: WorldModel, seq: Sequences, loop: OpenLoop, policy: Policy) -> Metrics:
     """Return how far the policy's imagined returns exceed the recorded returns.
 
-    Both are discounted sums of rewards over the same steps, of windows without a new episode only.
+    Both are sums of rewards over the same steps, discounted as in the window's task, of windows
+    without a new episode only.
     A gap that grows while real returns do not means that the policy exploits model errors.
     """
     horizon = seq.reward.shape[1] - loop.context
@@ -138,7 +137,7 @@ def exploit_gap(
     going = torch.cumprod(guess["cont"][:, 1:], 1) / guess["cont"][:, 1:].clamp(min=1e-6)
     dreamt = (guess["reward"][:, 1:] * going).sum(1)
     ok = alive(seq, loop.context)[:, -1].float()
-    powers = gamma ** torch.arange(horizon, device=ok.device)
+    powers = model.discount_of(loop.waking)[:, None] ** torch.arange(horizon, device=ok.device)
     real = (seq.reward[:, loop.context :] * powers).sum(1)
     total = ok.sum().clamp(min=1)
     return {

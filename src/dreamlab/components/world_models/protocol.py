@@ -43,9 +43,6 @@ class WorldModel(Protocol):
         """Return the specs of the observations from `predict`; empty without a decoder."""
         ...
 
-    @property
-    def discount(self) -> float: ...
-
     def initial(self, num: int, device: Any) -> Any:
         """Return the initial latents [num, ...]."""
         ...
@@ -79,6 +76,10 @@ class WorldModel(Protocol):
 
     def predict_reward(self, latent: Any) -> dict[str, Float[Tensor, "*b"]]:
         """Return `reward` and `cont` of latents [*b, ...]."""
+        ...
+
+    def discount_of(self, latent: Any) -> Float[Tensor, "*b"]:
+        """Return the discount that `cont` of latents [*b, ...] includes: that of their task."""
         ...
 
 

@@ -47,11 +47,12 @@ class WorldModelWorkflow:
     def view(self, latent: Any) -> dict[str, Any]:
         """Return the predictions for states [n, ...]: `obs`, `reward`, and `cont` in [0, 1]."""
         seen = self.model.predict(latent)
-        return {**seen, "cont": (seen["cont"] / self.model.discount).clamp(max=1.0)}
+        cont = seen["cont"] / self.model.discount_of(latent)
+        return {**seen, "cont": cont.clamp(max=1.0)}
 
     def report(self, batch: Batch) -> Report:
         """Return open-loop prediction metrics on replayed sequences, and images of them."""
-        return open_loop.report(self.model, self.sequences(batch), self.policy, self.model.discount)
+        return open_loop.report(self.model, self.sequences(batch), self.policy)
 
     def sequences(self, batch: Batch) -> Sequences:
         """Return windows to evaluate, from the initial state.

@@ -173,3 +173,7 @@ class WorldModel(nn.Module):
             "reward": self.reward.mean(self.reward(feature)),
             "cont": torch.sigmoid(self.cont(feature)),
         }
+
+    def discount_of(self, latent: Latent) -> Float[Tensor, "*b"]:
+        """Return the discount, the same for all states."""
+        return torch.full_like(latent.deter[..., 0], self.discount, dtype=torch.float32)

@@ -120,10 +120,6 @@ class PlaNetModel(nn.Module):
         """Return the initial states [num, ...]."""
         return self.rssm.initial(num, device)
 
-    @property
-    def discount(self) -> float:
-        return self.config.gamma
-
     def embed(self, action: Shaped[Tensor, " ..."]) -> Float[Tensor, "... a"]:
         """Return actions as flat vectors; classes become one-hot unless they already are."""
         if self.action.classes is not None:
@@ -225,6 +221,10 @@ class PlaNetModel(nn.Module):
         """Predict reward and continuation, which includes the discount, of states."""
         feature = latent.feature
         return {"reward": self.rewards(feature), "cont": self.predict_discount(feature)}
+
+    def discount_of(self, latent: Latent) -> Float[Tensor, "*b"]:
+        """Return the discount, the same for all states."""
+        return torch.full_like(latent.deter[..., 0], self.config.gamma, dtype=torch.float32)
 
     def rewards(self, feature: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """Predict the rewards of states."""
