@@ -113,15 +113,17 @@ class TDMPC2Config(LatentModelConfig):
             )
 
 
-def discounts_of(spec: Spec, gamma: float | None, discount: DiscountConfig) -> list[float]:
-    """Return the discount of each task, or of the only one."""
+def discounts_of(
+    spec: Spec, gamma: float | None, discount: DiscountConfig, where: str
+) -> list[float]:
+    """Return the discount of each task, or of the only one; `where` is the path of `gamma`."""
     lengths = [t.episode_length for t in spec.tasks] or [spec.episode_length]
     if gamma is not None:
         return [gamma] * len(lengths)
     found = [discount.of(n) for n in lengths if n is not None]
     if len(found) < len(lengths):
         raise ConfigError(
-            "workflow.gamma: the environment does not tell how long its episodes are, so the "
+            f"{where}.gamma: the environment does not tell how long its episodes are, so the "
             "discount does not follow from it: set gamma, or env.time_limit"
         )
     return found

@@ -27,7 +27,6 @@ from dreamlab.components.latent_planning import (
 )
 from dreamlab.components.policies.latent_prior import LatentPrior
 from dreamlab.components.tdmpc2_options import MANY_ACTIONS, TDMPC2Config, discounts_of
-from dreamlab.components.world_models.latent_encoder import PAD
 from dreamlab.components.world_models.latent_mlp import LatentModel, TaskLatent
 from dreamlab.components.world_models.workflow import WorldModelWorkflow
 from dreamlab.components.world_models.world_model_planet import check_continuous
@@ -70,7 +69,8 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
     def build(self, spec: Spec) -> None:
         c = self.config
         check_continuous(spec.action, "TD-MPC2", "DreamerV3")
-        self.model = LatentModel(c, spec, discounts_of(spec, c.gamma, c.discount))
+        discounts = discounts_of(spec, c.gamma, c.discount, LatentModel.where)
+        self.model = LatentModel(c, spec, discounts)
         self.critics = TwoHotCritics(c.num_q, self.model.step_dim, c.mlp_dim, c.bins, c.dropout)
         self.target = frozen_copy(self.critics)
         self.target_network = TargetNetwork(self.target, self.critics)
@@ -107,7 +107,8 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         num, fixed = is_first.shape[0], mode is Mode.FIXED
         noise = self.fixed_noise() if fixed else draw_noise(self.sizes, num, is_first.device)
         task = self.model.task_of(obs)
-        z = self.model.encode(obs, task, None if fixed else self.draw_shift(num))
+        shift = None if fixed else self.model.draw_shift(num, device=is_first.device)
+        z = self.model.encode(obs, task, shift)
         if self.config.mpc and mode is not Mode.POLICY:
             start = shifted(state["mean"]).masked_fill(is_first[:, None, None], 0.0)
             plan = self.plan(z, task, start, noise)
@@ -142,12 +143,6 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
     def with_action(self, decision: Decision, action: Float[Tensor, "n ..."]) -> Decision:
         """Return the decision with another action than the planner's."""
         return replace(decision, action=action)
-
-    def draw_shift(self, *shape: int) -> Int[Tensor, "... 2"] | None:
-        """Sample random image shifts; None if there are no images."""
-        if self.model.encoder.image is None:
-            return None
-        return torch.randint(0, 2 * PAD + 1, (*shape, 2), device=self.device)
 
     def mask_of(self, task: Int[Tensor, "*b"]) -> Float[Tensor, "*b a"] | None:
         """Return the mask of valid action entries, if it differs between tasks."""
@@ -264,7 +259,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         h, b, a = window.action.shape
         noise = torch.randn(2 * h + 1, b, a, device=self.device)
         target_pair, policy_pair = draw_pairs(2, self.config.num_q, self.device).unbind()
-        shift = self.draw_shift(h + 1, b)
+        shift = self.model.draw_shift(h + 1, b, device=self.device)
         after = None if shift is None else shift[1:]
         next_z, target = self.td_target(window, noise[:h], target_pair, after)
         loss, zs, metrics = self.model_loss(

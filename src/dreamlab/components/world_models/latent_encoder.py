@@ -89,15 +89,15 @@ class LatentEncoder(nn.Module):
     """Encodes one image, or concatenated vectors."""
 
     def __init__(
-        self, config: LatentEncoderConfig, obs: dict[str, ArraySpec], task_dim: int
+        self, config: LatentEncoderConfig, obs: dict[str, ArraySpec], task_dim: int, where: str
     ) -> None:
         super().__init__()
         c = config
         images = [k for k, s in obs.items() if s.is_image]
-        self.obs = {k: obs[k] for k in ordered(obs, c.obs_order)}
+        self.obs = {k: obs[k] for k in ordered(obs, c.obs_order, where)}
         if images and len(obs) > 1:
             raise ConfigError(
-                f"workflow: TD-MPC2 sees one image or vectors, this environment has {sorted(obs)}"
+                f"{where}: TD-MPC2 sees one image or vectors, this environment has {sorted(obs)}"
             )
         self.image = images[0] if images else None
         if self.image is None:
@@ -109,7 +109,7 @@ class LatentEncoder(nn.Module):
         if net.out_dim != c.latent_dim:
             size = "x".join(map(str, obs[self.image].shape))
             raise ConfigError(
-                f"workflow.latent_dim: images of {size} give latents of {net.out_dim} numbers, "
+                f"{where}.latent_dim: images of {size} give latents of {net.out_dim} numbers, "
                 f"not {c.latent_dim}: set it, or env.size"
             )
         self.net = net
@@ -128,9 +128,9 @@ class LatentEncoder(nn.Module):
         return self.net(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
 
 
-def ordered(obs: dict[str, ArraySpec], order: tuple[str, ...]) -> list[str]:
+def ordered(obs: dict[str, ArraySpec], order: tuple[str, ...], where: str) -> list[str]:
     """Return the observation names, those in `order` first."""
     for name in order:
         if name not in obs:
-            raise ConfigError(unknown("observation", name, obs, "workflow.obs_order"))
+            raise ConfigError(unknown("observation", name, obs, f"{where}.obs_order"))
     return [*order, *(k for k in sorted(obs) if k not in order)]

@@ -7,14 +7,18 @@ a step, (z, action), so a latent of the protocol carries the reward that led to 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dreamlab.components.world_models.latent_encoder import LatentEncoder, LatentEncoderConfig
+from dreamlab.components.world_models.latent_encoder import (
+    PAD,
+    LatentEncoder,
+    LatentEncoderConfig,
+)
 from dreamlab.components.world_models.protocol import Policy, roll_out
 from dreamlab.core.limits import Width
 from dreamlab.core.types import ArraySpec, Obs, Spec
@@ -60,6 +64,8 @@ class LatentModel(nn.Module):
     """Encoder, dynamics, reward and, if episodic, termination."""
 
     Latent = TaskLatent
+    where: ClassVar[str] = "workflow"
+    """Path of the options, for messages."""
     encoder: Any
     dynamics: nn.Module
     reward: nn.Module
@@ -74,7 +80,7 @@ class LatentModel(nn.Module):
         self.tasks = nn.Embedding(len(spec.tasks), c.task_dim) if spec.tasks else None
         self.task_dim = c.task_dim if spec.tasks else 0
         obs = {k: s for k, s in spec.obs.items() if not spec.tasks or k != TASK}
-        self.encoder = LatentEncoder(c, obs, self.task_dim)
+        self.encoder = LatentEncoder(c, obs, self.task_dim, self.where)
         state, step = c.latent_dim + self.task_dim, c.latent_dim + self.task_dim + spec.action.size
         hidden = [c.mlp_dim, c.mlp_dim]
         self.dynamics = NormedMLP([step, *hidden], c.latent_dim, SimNorm(c.simnorm_dim))
@@ -115,6 +121,12 @@ class LatentModel(nn.Module):
     ) -> Float[Tensor, "*b d"]:
         """Return the latents of observations, with images shifted by `shift` if given."""
         return self.encoder(obs, None if self.tasks is None else self.tasks(task), shift)
+
+    def draw_shift(self, *shape: int, device: Any) -> Int[Tensor, "... 2"] | None:
+        """Sample random image shifts; None if there are no images."""
+        if self.encoder.image is None:
+            return None
+        return torch.randint(0, 2 * PAD + 1, (*shape, 2), device=device)
 
     def next(
         self, z: Float[Tensor, "*b d"], action: Float[Tensor, "*b a"], task: Int[Tensor, " ..."]

@@ -46,7 +46,7 @@ class PlainEncoder(nn.Module):
         super().__init__()
         if any(s.is_image for s in obs.values()):
             raise ConfigError("workflow: TD-MPC sees vectors only here; use TD-MPC2 for images")
-        self.obs = {k: obs[k] for k in ordered(obs, config.obs_order)}
+        self.obs = {k: obs[k] for k in ordered(obs, config.obs_order, "workflow")}
         hidden = stack([sum(width(s) for s in obs.values()), config.enc_dim], "elu", gain=1.0)
         self.net = nn.Sequential(*hidden, linear(config.enc_dim, config.latent_dim, 1.0))
 
