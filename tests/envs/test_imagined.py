@@ -45,7 +45,7 @@ def test_the_ancestors_dream_too(name, tmp_path):
     check_env(env, skip_render_check=True)
 
 
-@pytest.mark.parametrize("name", some_of(["tdmpc2", "tdmpc_square", "tdmpc"]))
+@pytest.mark.parametrize("name", some_of(["tdmpc2", "mpc_tdmpc2", "tdmpc_square", "tdmpc"], 2))
 def test_a_model_without_a_decoder_shows_its_latents(name, tmp_path):
     options = [f"+experiment={name}_pendulum", "tiny=true", f"run.dir={tmp_path / 'run'}"]
     options += ["device=cpu", "training.total_frames=150", "log.terminal=off", "eval.episodes=1"]

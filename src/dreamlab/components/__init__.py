@@ -14,6 +14,7 @@ PARTS = {
     "latent_policy": "dreamlab.components.heads.LatentPolicy",
     "ensemble": "dreamlab.components.world_models.dynamics_ensemble.DynamicsEnsemble",
     "planet_rssm": "dreamlab.components.world_models.planned.PlannedRSSM",
+    "tdmpc2_latent": "dreamlab.components.world_models.planned_latent.PlannedLatent",
     "pendulum_reward": "dreamlab.components.rewards.PendulumReward",
     "gaussian": "dreamlab.components.policies.gaussian.GaussianPolicy",
     "categorical": "dreamlab.components.policies.categorical.CategoricalPolicy",

@@ -1,7 +1,8 @@
 """Model-predictive control: learn a world model, plan with it at every step.
 
 The model and the planner are parts: an ensemble of networks with the cross-entropy method is PETS
-(Chua et al. 2018, arXiv:1805.12114), PlaNet's RSSM with it is PlaNet.
+(Chua et al. 2018, arXiv:1805.12114), PlaNet's RSSM with it is PlaNet, TD-MPC2's latents with a
+value is TD-MPC2 without a policy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class MPCConfig:
     """Hyperparameters of PETS, except for a shorter horizon."""
 
     model: Part = part("ensemble", HOME, PlannedModel)
-    """World model: `ensemble`, `planet_rssm`, or your own class."""
+    """World model: `ensemble`, `planet_rssm`, `tdmpc2_latent`, or your own class."""
     planner: Part = part("cem", PLANNERS, Planner, horizon=20, iterations=5, samples=400, elites=40)
     """Planner: `cem`, `mppi`, `cma_es`, `random_shooting`."""
     warm_start: bool = True
@@ -60,7 +61,8 @@ class MPC(WorldModelWorkflow, Workflow[MPCConfig]):
         self.planner: Planner[Any, Any] = c.planner.build()
         noise = self.planner.fixed_noise(spec.action.size)
         self.register_buffer("fixed_noise", noise, persistent=False)
-        self.opt = self.optimizer("model", self.model.parameters(), c.optimizer)
+        learnt = [p for p in self.model.parameters() if p.requires_grad]
+        self.opt = self.optimizer("model", learnt, c.optimizer)
 
     # -- acting -----------------------------------------------------------------------------------
 
@@ -97,7 +99,10 @@ class MPC(WorldModelWorkflow, Workflow[MPCConfig]):
     def score_plans(
         self, latent: Any, plans: Float[Tensor, "n k h a"], mode: Mode = Mode.EVAL
     ) -> Float[Tensor, "n k"]:
-        """Return the imagined reward of k plans from each of n states."""
+        """Return the imagined return of k plans from each of n states.
+
+        If the model has a value, that of the last state is added, discounted like a reward there.
+        """
         n, k, h, _ = plans.shape
         start = map_latent(lambda x: x.repeat_interleave(k, 0), latent)
         todo = plans.flatten(0, 1).unflatten(-1, self.spec.action.shape).unbind(1)
@@ -109,7 +114,16 @@ class MPC(WorldModelWorkflow, Workflow[MPCConfig]):
         counts = torch.ones_like(total)
         for reward, cont in zip(seen["reward"].unbind(1), seen["cont"].unbind(1), strict=True):
             total, counts = total + counts * reward, counts * cont
-        return total.view(n, k)
+        value = self.model.predict_value(map_latent(lambda x: x[:, -1], imagined))
+        return (total if value is None else total + counts * value).view(n, k)
+
+    def expected_return(self, obs: Obs) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]] | None:
+        """Return the model's value of observations that begin episodes, and the discount."""
+        num = next(iter(obs.values())).shape[0]
+        first = torch.ones(num, dtype=torch.bool, device=self.device)
+        latent = self.model.after(obs, first, self.model.before(num, self.device), Mode.FIXED)
+        value = self.model.predict_value(latent)
+        return None if value is None else (value, self.model.discount_of(latent))
 
     # -- learning ---------------------------------------------------------------------------------
 

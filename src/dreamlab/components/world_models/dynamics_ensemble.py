@@ -208,6 +208,9 @@ class DynamicsEnsemble(nn.Module):
         """Return the discount."""
         return torch.full_like(latent.rewards[..., 0], self.config.gamma)
 
+    def predict_value(self, latent: Cloud) -> None:
+        """Return nothing: plans are worth their rewards."""
+
     # -- learning ---------------------------------------------------------------------------------
 
     def watch(self, batch: Batch) -> None:

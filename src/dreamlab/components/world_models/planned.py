@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dreamlab.components.world_models.codec_planet import PlaNetCodecConfig
 from dreamlab.components.world_models.protocol import WorldModel
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.rssm_planet import PlaNetRSSMConfig
 from dreamlab.components.world_models.world_model_planet import (
     PlaNetModel,
@@ -39,8 +40,18 @@ class PlannedModel(WorldModel, Protocol):
         """Sample the noise of imagined steps; zeros in `Mode.FIXED`."""
         ...
 
+    def predict_value(self, latent: Any) -> Float[Tensor, "*b"] | None:
+        """Return the expected return after latents [*b, ...]; None without a value.
+
+        It is discounted by `discount_of`, and added at the end of a plan.
+        """
+        ...
+
     def watch(self, batch: Batch) -> None:
-        """Update gradient-free statistics, such as normalization scales, from a batch."""
+        """Update what learns without gradients, before the losses of a batch.
+
+        Such are normalization statistics, and target networks, which follow the last update.
+        """
         ...
 
     def losses(self, batch: Batch) -> dict[str, Float[Tensor, ""]]:
@@ -79,6 +90,9 @@ class PlannedRSSM(PlaNetModel):
     def noise(self, *shape: int, device: Any, mode: Mode) -> Float[Tensor, " ..."]:
         """Sample the noise of imagined steps."""
         return self.rssm.noise(*shape, device=device, mode=mode)
+
+    def predict_value(self, latent: Latent) -> None:
+        """Return nothing: plans are worth their rewards."""
 
     def watch(self, batch: Batch) -> None:
         """Do nothing."""
