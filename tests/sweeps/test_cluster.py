@@ -8,26 +8,33 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import psutil
 import pytest
 
 from dreamlab.cli import main
-from dreamlab.commands.submit import place_of
+from dreamlab.commands.submit import check_processes, for_limits, place_of
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.engine.observer import Observer
+from dreamlab.engine.processes import PEER_LOST
 from dreamlab.engine.signals import PREEMPTED
 from dreamlab.sweeps.job import SingleJob, program
 from dreamlab.sweeps.job_pool import JobPool, make_launcher
-from dreamlab.sweeps.launch.local import Attempt, BufferContext, children
+from dreamlab.sweeps.launch import local
+from dreamlab.sweeps.launch import ray as ray_launch
+from dreamlab.sweeps.launch.local import Attempt, BufferContext, carry_out, children
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
-from dreamlab.sweeps.launch.ranks import Ranks
+from dreamlab.sweeps.launch.ranks import Ranks, Report
+from dreamlab.sweeps.launch.ray import Sent
 from dreamlab.sweeps.launch.slurm import parameters
 from dreamlab.sweeps.progress import SweepProgress
 from dreamlab.sweeps.sweep import Sweep, SweepConfig
 from dreamlab.training import exit_code
-from tests.helpers import metrics, need, open_loop
-from tests.sweeps.many import QUICK, holders, wait_for
+from tests.helpers import config_of, metrics, need, open_loop
+from tests.sweeps.many import QUICK, Script, holders, wait_for, write_sweep
 
 SHORT = ("ppo_cartpole", *QUICK, "threads=1")
 LONGER = (*SHORT, "training.total_frames=60_000", "log.every_frames=5_000", "checkpoint.every_s=0")
@@ -99,9 +106,31 @@ def test_several_processes_are_started_by_the_elastic_agent(tmp_path):
     several = BufferContext(ranks=ranks).command(job)
     assert several[1:3] == ["-m", "torch.distributed.run"]
     options = [o for o in several if o.startswith("--")]
-    assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=first:29500"} <= {*options}
+    asked = {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=first:29500", "--node-rank=1"}
+    assert asked <= {*options}
     assert several[several.index("dreamlab") + 1] == "train", "the same on all nodes"
     assert "resume" in BufferContext().command(job)
+
+
+def test_the_processes_of_the_limits_are_those_of_the_run():
+    limits = Limits(nodes=2, processes_per_node=2)
+    assert for_limits(limits, ["ppo_cartpole"]) == ["ppo_cartpole", "distributed.processes=4"]
+    assert for_limits(limits, ["devices=4"]) == ["devices=4"]
+    assert for_limits(Limits(), ["ppo_cartpole"]) == ["ppo_cartpole"]
+    check_processes(config_of("+experiment=ppo_cartpole", "distributed.processes=4"), limits)
+    check_processes(config_of("+experiment=ppo_cartpole", "distributed.processes=3"), Limits())
+    with pytest.raises(ConfigError, match=r"distributed.processes: 3, but .* start 4"):
+        check_processes(config_of("+experiment=ppo_cartpole", "distributed.processes=3"), limits)
+
+
+def test_options_of_several_processes_need_no_second_count(tmp_path, capsys):
+    options = ["ppo_cartpole", "distributed.timeout_s=5", "limits.processes_per_node=2"]
+    assert main(["train", *options, "launcher.name=ray", "--cfg", "job"]) == 0
+    assert "processes: 2" in capsys.readouterr().out
+    path = write_sweep(tmp_path, "distributed.timeout_s=5")
+    assert main(["sweep", path, "--dry-run"]) == 2
+    assert "no effect with processes=1" in capsys.readouterr().err
+    assert main(["sweep", path, "--dry-run", "limits.processes_per_node=2"]) == 0
 
 
 # -- preemption of a run --------------------------------------------------------------------------
@@ -163,6 +192,153 @@ def test_processes_that_met_their_deadline_under_torchrun_are_no_failure(code, s
     assert attempt._saved(1, "running") is saved
 
 
+SAID = """PeerLostError: another process of this run has ended
+E1118 12:31:31.811000 7278 torch/distributed/elastic/multiprocessing/api.py:1002] failed
+Traceback (most recent call last):
+  File "torch/distributed/run.py", line 1032, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-18_12:31:31
+  rank      : {rank} (local_rank: 0)
+  exitcode  : {code} (pid: 7283)
+"""
+
+
+def said(rank: int, code: int, *words: str) -> str:
+    lost, rest = SAID.format(rank=rank, code=code).split("\n", 1)
+    return "\n".join([*(words or [lost]), rest])
+
+
+def test_the_machine_that_failed_is_the_reason_and_not_those_it_left_behind():
+    killed = Report.of([said(0, PEER_LOST), said(1, -signal.SIGKILL, "")])
+    assert killed.causes == {1: -9}
+    reason = "rank 1 was killed by SIGKILL (out of memory?); the other processes were stopped"
+    assert killed.lines() == [reason]
+    both = Report.of([said(0, 2, "EnvError: no."), said(1, 2, "EnvError: no.")])
+    assert both.lines() == ["EnvError: no."], "what all ranks say is said once"
+    alone = Report.of([said(0, PEER_LOST)])
+    assert not alone.causes
+    assert alone.lines() == ["PeerLostError: another process of this run has ended"]
+    late = Report.of([said(0, PEER_LOST), said(1, PREEMPTED)])
+    assert late.out_of_time
+    assert not Report.of([said(0, PREEMPTED), said(1, 2)]).out_of_time
+    assert not Report.of(["nothing"]).out_of_time
+
+
+def test_what_an_earlier_attempt_of_another_node_said_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "REPORT_S", 0.1)
+    job = SingleJob(tmp_path / "r", ("ppo_cartpole",), {})
+    job.folder.mkdir(parents=True)
+    (job.folder / "stderr.log").write_text(said(0, PEER_LOST))
+    other = job.folder / "stderr_node1.log"
+    other.write_text(said(1, -signal.SIGKILL))
+    os.utime(other, (0, 0))
+    where = BufferContext(ranks=Ranks(nodes=2))
+    assert not Attempt(job, where).report.causes
+    attempt = Attempt(job, where)
+    os.utime(other)
+    assert attempt.report.causes == {1: -9}
+
+
+class FakeRay(ModuleType):
+    """Tasks are names; `results` has those that have ended, errors included."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.results: dict[str, object] = {}
+        self.cancelled: list[str] = []
+        task_error = type("RayTaskError", (Exception,), {})
+        self.exceptions = SimpleNamespace(
+            RayError=type("RayError", (Exception,), {}), RayTaskError=task_error
+        )
+        self.util = SimpleNamespace(remove_placement_group=lambda group: None)
+
+    def wait(self, tasks, num_returns, timeout):
+        ready = [t for t in tasks if t in self.results]
+        return ready, [t for t in tasks if t not in ready]
+
+    def get(self, task):
+        if isinstance(result := self.results[task], Exception):
+            raise result
+        return result
+
+    def cancel(self, task, force=False):
+        self.cancelled.append(task)
+        self.results.setdefault(task, self.exceptions.RayError("cancelled"))
+
+
+def sent_to_two(folder: Path) -> tuple[Sent, FakeRay]:
+    """Return a job of two nodes, whose tasks are called by the attempt and the node."""
+    ray, attempts = FakeRay(), count(1)
+    send = lambda job: ((n := next(attempts)) and [f"{n}a", f"{n}b"], "group")  # noqa: E731
+    job = SingleJob(folder / "r", (), {})
+    job.folder.mkdir(parents=True, exist_ok=True)
+    return Sent(SimpleNamespace(ray=ray, send=send, config=LauncherConfig(name="ray")), job), ray
+
+
+def test_a_run_that_failed_because_another_ray_node_was_lost_is_sent_again(tmp_path):
+    sent, ray = sent_to_two(tmp_path)
+    assert sent.poll() is None
+    ray.results["1a"] = "failed"
+    assert sent.poll() is None, "Ray may not know yet that the other is gone"
+    ray.results["1b"] = ray.exceptions.RayError("node died")
+    assert sent.poll() is None
+    assert sent.tasks == ["2a", "2b"]
+    ray.results |= {"2a": "finished", "2b": "finished"}
+    assert sent.poll() == "finished"
+
+
+def test_a_first_ray_node_does_not_wait_for_one_that_failed_or_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_launch, "PARTNER_S", 0.0)
+    sent, ray = sent_to_two(tmp_path)
+    ray.results["1b"] = ray.exceptions.RayError("node died")
+    assert sent.poll() is None
+    assert "1a" in ray.cancelled
+    assert sent.poll() is None
+    assert sent.tasks == ["2a", "2b"], "another attempt"
+    ray.results["2b"] = ray.exceptions.RayTaskError("no such file: dreamlab")
+    assert sent.poll() is None
+    assert sent.poll() == "failed"
+    assert sent.job.record()["error"] == ["no such file: dreamlab"]
+
+
+def test_ray_nodes_that_ended_by_an_error_of_the_run_have_failed(tmp_path):
+    sent, ray = sent_to_two(tmp_path)
+    sent.job.write(status="failed", error=["EnvError: no."])
+    ray.results |= {"1a": "failed", "1b": "interrupted"}
+    assert sent.poll() == "failed"
+    assert sent.job.record()["error"] == ["EnvError: no."]
+
+
+def test_a_ray_job_that_waits_for_resources_can_be_interrupted(tmp_path):
+    sent, ray = sent_to_two(tmp_path)
+    sent.interrupt()
+    sent.interrupt()
+    assert ray.cancelled == ["1a", "1b"], "once"
+    assert sent.poll() == "interrupted"
+
+
+def test_a_ray_job_that_runs_is_asked_to_save_by_its_file_and_then_killed(tmp_path):
+    sent, ray = sent_to_two(tmp_path)
+    sent.job.write(attempts=1)
+    sent.interrupt()
+    assert ray.cancelled == []
+    assert sent.job.stop_file.read_text() == ""
+    sent.kill()
+    assert sent.job.stop_file.read_text() == local.KILL
+
+
+@pytest.mark.parametrize(("text", "ended"), [("", signal.SIGTERM), (local.KILL, signal.SIGKILL)])
+def test_a_stop_file_ends_what_a_cluster_runs(text, ended, tmp_path):
+    job = Script(tmp_path, ("import time\ntime.sleep(60)",), {})
+    job.folder.mkdir(parents=True)
+    job.stop_file.write_text(text)
+    attempt = Attempt(job, BufferContext())
+    assert carry_out(job, attempt) == "interrupted"
+    assert attempt.child.returncode == -ended
+
+
 # -- clusters -------------------------------------------------------------------------------------
 
 
@@ -222,17 +398,21 @@ def two_nodes():
     cluster.shutdown()
 
 
-def watched(job: SingleJob, cluster, act) -> int:
+ONE, SPREAD = Limits(cpus=1), Limits(cpus=1, nodes=2)
+
+
+def watched(job: SingleJob, cluster, act, limits: Limits = ONE) -> int:
     """Run a job on a Ray cluster; call `act` once when it has trained a little."""
     config = LauncherConfig(name="ray", cluster=cluster.address)
-    pool = JobPool(make_launcher(config, Limits(cpus=1), 1, job.folder), 1)
+    pool = JobPool(make_launcher(config, limits, 1, job.folder), 1)
     sweep = Sweep([job], pool, SweepProgress("t", 1), retry_failed=True)
     show, done = sweep.view.show, []
+    before = len(metrics(job.run_folder)) if job.run_folder.exists() else 0
 
     def look(*args) -> None:
         show(*args)
         file = job.run_folder / "metrics.jsonl"
-        if not done and file.exists() and metrics(job.run_folder):
+        if not done and file.exists() and len(metrics(job.run_folder)) > before:
             done.append(act())
         assert time.monotonic() < until
 
@@ -277,3 +457,91 @@ def test_a_training_that_is_preempted_on_ray_is_sent_again(tmp_path, two_nodes):
     assert watched(job, cluster, preempt) == 0
     assert job.record()["attempts"] == 2
     assert metrics(job.run_folder) == uninterrupted(tmp_path, *LONGER)
+
+
+def ranks_on(node) -> dict[str, psutil.Process]:
+    """Return the processes of a run on one of Ray's nodes, by rank."""
+    found = {}
+    for process in psutil.Process(raylet(node)).children(recursive=True):
+        try:
+            words, rank = process.cmdline(), process.environ().get("RANK")
+        except psutil.Error:  # it has ended meanwhile
+            continue
+        if rank is not None and "train" in words and process.ppid() != raylet(node):
+            found.setdefault(rank, process)
+    return found
+
+
+def raylet(node) -> int:
+    return node.all_processes["raylet"][0].process.pid
+
+
+TOGETHER = (*LONGER, "checkpoint.every_frames=2_000", "distributed.processes=2",
+            "distributed.check_every_updates=1")  # fmt: skip
+"""Both processes compare their weights after every update, and fail if they differ."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_one_run_on_two_ray_nodes_goes_on_after_a_process_was_killed(victim, tmp_path, two_nodes):
+    cluster, nodes = two_nodes
+    job = SingleJob(tmp_path / "r", TOGETHER, {})
+    seen = []
+
+    def kill() -> None:
+        seen.append([ranks_on(node) for node in nodes])
+        found = {rank: p for here in seen[0] for rank, p in here.items()}
+        found[victim].kill()
+        seen.append(time.monotonic())
+
+    assert watched(job, cluster, kill, SPREAD) == 1
+    assert time.monotonic() - seen[1] < 30
+    assert sorted(sorted(here) for here in seen[0]) == [["0"], ["1"]], "one process on each"
+    (reason,) = job.record()["error"]
+    assert reason.startswith(f"rank {victim} was killed by SIGKILL")
+    assert watched(job, cluster, lambda: None, SPREAD) == 0
+    assert job.record()["attempts"] == 2
+    assert "resuming" in (job.folder / "stdout.log").read_text(), "rank 0 is on the first node"
+    assert not list(job.folder.glob("meeting_*"))
+    assert main(["train", *TOGETHER, f"run.dir={tmp_path / 'whole'}"]) == 0
+    assert metrics(job.run_folder) == metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_one_run_on_two_ray_nodes_goes_on_on_a_third_if_one_is_lost(victim, tmp_path, two_nodes):
+    cluster, nodes = two_nodes
+    job = SingleJob(tmp_path / "r", TOGETHER, {})
+
+    def lose() -> None:
+        """Take one machine away, with all that runs there; another joins."""
+        node = next(n for n in nodes if victim in ranks_on(n))
+        for process in psutil.Process(raylet(node)).children(recursive=True):
+            process.kill()
+        cluster.remove_node(node, allow_graceful=False)
+        cluster.add_node(num_cpus=1)
+
+    assert watched(job, cluster, lose, SPREAD) == 0
+    assert job.record()["attempts"] == 2
+    assert main(["train", *TOGETHER, f"run.dir={tmp_path / 'whole'}"]) == 0
+    assert metrics(job.run_folder) == metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_run_on_two_ray_nodes_is_preempted_as_a_whole(tmp_path, two_nodes):
+    cluster, nodes = two_nodes
+    job = SingleJob(tmp_path / "r", TOGETHER, {})
+
+    def preempt() -> None:
+        found = {rank: p for node in nodes for rank, p in ranks_on(node).items()}
+        found["1"].send_signal(signal.SIGUSR1)
+
+    assert watched(job, cluster, preempt, SPREAD) == 0
+    assert job.record()["attempts"] == 2
+    events = [json.loads(e) for e in (job.run_folder / "events.jsonl").read_text().splitlines()]
+    assert [e["stopped_by"] for e in events if e["event"] == "interrupted"] == ["SIGUSR1"]
+    assert main(["train", *TOGETHER, f"run.dir={tmp_path / 'whole'}"]) == 0
+    assert metrics(job.run_folder) == metrics(tmp_path / "whole")

@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dreamlab import build
+from dreamlab.commands.submit import check_processes, for_limits
 from dreamlab.config import LabConfig, compose, load_config, read_value, read_yaml
 from dreamlab.config_files import GROUPS, choices, config_dir
 from dreamlab.core.config import dump, load
@@ -38,6 +39,7 @@ from dreamlab.sweeps.gpu_sharing import (
 )
 from dreamlab.sweeps.job import Job, shell
 from dreamlab.sweeps.job_pool import JobPool, OnDemand, make_launcher
+from dreamlab.sweeps.launch.options import Limits
 from dreamlab.sweeps.progress import SweepProgress
 from dreamlab.sweeps.sweep import SweepConfig, telling
 
@@ -120,11 +122,12 @@ def _record(path: Path) -> dict[str, Any] | None:
     return record if whole and all(isinstance(o, str) for o in record["overrides"]) else None
 
 
-def check_jobs(jobs: Sequence[Job]) -> int:
+def check_jobs(jobs: Sequence[Job], limits: Limits) -> int:
     """Raise if a job's configuration is invalid; return its env frames, 0 if unknown."""
     frames = 0
     for job in telling(jobs):
-        config = load_config(compose(job.overrides))
+        config = load_config(compose(for_limits(limits, job.overrides)))
+        check_processes(config, limits)
         build.check(config)
         planned = sum(p.duration_steps or 0 for p in config.training.phases)
         frames = max(frames, config.training.total_frames or planned)
@@ -168,7 +171,7 @@ def seat(
         return None
     if limits.gpus:
         seats = seat_by_number(visible_gpus(), limits.gpus, config.parallel_jobs)
-    elif asked < 2 or not _on_gpu(jobs) or not (gpus := find_gpus()):
+    elif asked < 2 or not _on_gpu(jobs, limits) or not (gpus := find_gpus()):
         return None
     elif not limits.gpu_memory_gib and asked <= len(gpus):
         seats = seat_alone(gpus, asked)
@@ -181,9 +184,10 @@ def seat(
     return seats
 
 
-def _on_gpu(jobs: Sequence[Job]) -> bool:
+def _on_gpu(jobs: Sequence[Job], limits: Limits) -> bool:
     """Return whether any of the jobs would use an available GPU."""
-    devices = (load_config(compose(job.overrides)).device for job in telling(jobs))
+    configs = (load_config(compose(for_limits(limits, j.overrides))) for j in telling(jobs))
+    devices = (config.device for config in configs)
     return bool(visible_gpus()) and any(d in ("auto", "cuda") for d in devices)
 
 

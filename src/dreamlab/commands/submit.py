@@ -58,8 +58,26 @@ def place_of(overrides: Sequence[str]) -> tuple[Place | None, list[str]]:
     return (load(Place, node, "") if node else None), rest
 
 
+def for_limits(limits: Limits, words: Sequence[str]) -> list[str]:
+    """Return the options of a run with the number of processes that `limits` start."""
+    given = {word.partition("=")[0].lstrip("+") for word in words}
+    if limits.processes == 1 or given & {"distributed.processes", "devices"}:
+        return list(words)
+    return [*words, f"distributed.processes={limits.processes}"]
+
+
+def check_processes(config: LabConfig, limits: Limits) -> None:
+    """Raise if a run wants another number of processes than `limits` start."""
+    if 1 not in (limits.processes, config.processes) and config.processes != limits.processes:
+        raise ConfigError(
+            f"distributed.processes: {config.processes}, but limits.nodes and "
+            f"limits.processes_per_node start {limits.processes}: leave one of them out"
+        )
+
+
 def submit(place: Place, words: Sequence[str], config: LabConfig) -> int:
     """Hand one training to a cluster; return an exit code."""
+    check_processes(config, place.limits)
     build.check(config)
     folder = (Path(config.run.dir) if config.run.dir else new_folder(config.name)).resolve()
     check_folder(folder)

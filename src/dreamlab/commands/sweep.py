@@ -45,12 +45,12 @@ def command(ctx: click.Context, **given: Any) -> int:
     folder = config.folder("sweep")
     jobs = make_jobs(config, folder)
     if asked.dry_run:
-        shared.check_jobs(jobs)
+        shared.check_jobs(jobs, config.limits)
         shared.list_jobs(jobs)
         return 0
     if asked.show:
         return _show(asked, jobs, shared.recorded_jobs(config, folder, jobs))
-    shared.check_jobs([j for j in jobs if j.status() != "finished"])
+    shared.check_jobs([j for j in jobs if j.status() != "finished"], config.limits)
     shared.keep_file(config, folder)
     ends = {"finished"} if asked.retry_failed else {"finished", "failed", "pruned"}
     coming = [j for j in jobs if j.status() not in ends]

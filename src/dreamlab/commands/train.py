@@ -40,7 +40,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
         return _list()
     from dreamlab import training
     from dreamlab.commands import several
-    from dreamlab.commands.submit import place_of, submit
+    from dreamlab.commands.submit import for_limits, place_of, submit
     from dreamlab.config import compose, load_config, to_yaml
     from dreamlab.interop import strangers
 
@@ -49,6 +49,7 @@ def command(overrides: tuple[str, ...], cfg: bool, trust_code: bool) -> int:
     if place is not None and trust_code:
         raise ConfigError("--trust-code: code from a hub is trained on this machine only")
     for words in each_seed(own):
+        words = for_limits(place.limits, words) if place else words  # noqa: PLW2901
         config = load_config(compose(words))
         if cfg:
             print(to_yaml(config), end="")

@@ -37,7 +37,7 @@ def command(ctx: click.Context, **given: Any) -> int:
     config = shared.read_sweep(asked.file, asked.overrides)
     folder = config.folder("tune")
     ends = [make_job(config, folder, p, s) for p in corners(config) for s in config.seeds]
-    frames = shared.check_jobs(ends)
+    frames = shared.check_jobs(ends, config.limits)
     if asked.dry_run:
         shared.list_jobs(make_jobs(replace(config, method="random", samples=1), folder)[:1])
         return 0

@@ -19,18 +19,20 @@ from typing import Protocol
 import psutil
 
 from dreamlab.core.errors import LabError
-from dreamlab.engine.processes import PEER_LOST
 from dreamlab.engine.signals import PREEMPTED
 from dreamlab.sweeps.gpu_sharing import Mps
 from dreamlab.sweeps.job import Job, Outcome
 from dreamlab.sweeps.launch.options import Limits
-from dreamlab.sweeps.launch.ranks import Ranks
+from dreamlab.sweeps.launch.ranks import Ranks, Report, killed_by
 
 ERROR_LINES = 20
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MEMORY_EVERY_S = 1.0  # interval of memory measurements if memory is limited
 AGENT_FAILED = 1  # exit code of torchrun, however its processes failed
 GRACE_S = 60.0  # time for a run beyond its limits to save
+REPORT_S = 10.0  # how long to wait for the machine that says why a run of several failed
+FILE_TIME_S = 1.0  # file systems may round the times of files
+KILL = "kill"  # in the stop file: do not save
 
 
 class Handle(Protocol):
@@ -145,6 +147,7 @@ class Attempt:
         self.child: subprocess.Popen[bytes] | None = None
         self.asked = False
         self.began, self.measured, self.over_since = time.monotonic(), 0.0, 0.0
+        self.start_time = time.time() - FILE_TIME_S
         self.over = ""  # the exceeded limit
         self.outcome: Outcome | None = None
 
@@ -191,16 +194,28 @@ class Attempt:
         ended = (130, AGENT_FAILED) if self.where.ranks.several else (130,)
         if code in ended and seen == "interrupted":
             return True
-        return code == PREEMPTED or (code == AGENT_FAILED and self._out_of_time())
+        if code != AGENT_FAILED or not self.where.ranks.several:
+            return code == PREEMPTED
+        return self.report.out_of_time
 
-    def _out_of_time(self) -> bool:
-        """Return whether torchrun, which ends with 1, reports processes that met their deadline."""
-        if not self.where.ranks.several:
-            return False
-        text = (self.job.folder / "stderr.log").read_text(errors="replace")
-        codes = {int(c) for c in re.findall(r"^\s*exitcode\s*: (-?\d+)", text, re.MULTILINE)}
-        late = {PREEMPTED, -signal.SIGUSR1}
-        return bool(codes & late) and codes <= late | {PEER_LOST, -signal.SIGTERM}
+    @cached_property
+    def report(self) -> Report:
+        """What torchrun reports of the processes of all nodes, once they have ended."""
+        until = time.monotonic() + (REPORT_S if self.where.ranks.nodes > 1 else 0)
+        while True:
+            report = Report.of(self._said())
+            if report.causes or time.monotonic() >= until:
+                return report
+            time.sleep(0.2)
+
+    def _said(self) -> Iterator[str]:
+        """Yield the stderr of every node, but not of earlier attempts."""
+        yield (self.job.folder / "stderr.log").read_text(errors="replace")
+        for node in range(1, self.where.ranks.nodes):
+            file = self.job.folder / f"stderr_node{node}.log"
+            with suppress(FileNotFoundError):
+                if file.stat().st_mtime >= self.start_time:
+                    yield file.read_text(errors="replace")
 
     def _hold_to_limits(self, now: float) -> None:
         """Ask a run beyond its limits to save and end; kill it if it does not."""
@@ -227,11 +242,13 @@ class Attempt:
             saved = self.job.manifest_status() == "interrupted"
             rest = "saved; a retry resumes from there" if saved else "was killed"
             return [f"{self.over}, {rest}"]
-        text = (self.job.folder / "stderr.log").read_text(errors="replace")
-        lines = text.splitlines()[-ERROR_LINES:]
+        if self.where.ranks.several and code > 0:
+            lines = self.report.lines()[-ERROR_LINES:]
+        else:
+            text = (self.job.folder / "stderr.log").read_text(errors="replace")
+            lines = text.splitlines()[-ERROR_LINES:]
         if code < 0:
-            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            lines.append(f"killed by {signal.Signals(-code).name}{hint}")
+            lines.append(f"the run {killed_by(-code)}")
         return lines or [f"exit code {code}, nothing on stderr"]
 
     def interrupt(self, by: signal.Signals = signal.SIGINT) -> None:
@@ -298,22 +315,32 @@ def carry_out(job: Job, attempt: Attempt) -> Outcome:
         return "finished" if job.manifest_status() == "finished" else "taken"
     try:
         while (outcome := attempt.poll()) is None:
-            if job.stop_file.exists():
-                attempt.interrupt()
+            _heed(job.stop_file, attempt)
             time.sleep(0.2)
     except BaseException:  # this process is being ended: let the run save first
         attempt.interrupt()
+        until = time.monotonic() + attempt.where.ranks.grace_s
         while attempt.poll() is None:
+            if time.monotonic() > until:  # it may wait for a machine that is gone
+                attempt.kill()
             time.sleep(0.05)
         raise
     return outcome
+
+
+def _heed(stop: Path, attempt: Attempt) -> None:
+    """Do what a stop file says, if there is one."""
+    with suppress(FileNotFoundError):
+        attempt.kill() if stop.read_text() == KILL else attempt.interrupt()
 
 
 def accompany(job: Job, where: BufferContext) -> Outcome:
     """Run another node's part of a job; the first node records the outcome."""
     child = spawn(job, where)
     try:
-        return "finished" if child.wait() == 0 else "interrupted"
+        while (code := child.poll()) is None:  # an interrupt does not reach a process that waits
+            time.sleep(0.2)
+        return "finished" if code == 0 else "interrupted"
     finally:
         if child.poll() is None:
             child.terminate()

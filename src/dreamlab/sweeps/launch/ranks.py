@@ -1,12 +1,21 @@
-"""One run on several processes and machines: the command that starts torchrun's elastic agent."""
+"""One run on several processes and machines: the command that starts torchrun, and its report."""
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
+from dreamlab.engine.processes import PEER_LOST
+from dreamlab.engine.signals import PREEMPTED
 from dreamlab.sweeps.job import program
+
+STOPPED = frozenset((PEER_LOST, -signal.SIGTERM))
+"""Exit codes of processes that ended because another one did."""
+JOIN_S = 600
+"""How long the machines of a run wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +53,63 @@ class Ranks:
             return ["--standalone", *shared]
         return [
             f"--nnodes={self.nodes}",
-            "--rdzv-backend=c10d",
+            f"--node-rank={self.node}",
+            "--rdzv-backend=static",  # rank 0 is on the first node, at this address
             f"--rdzv-endpoint={self.address}",
             f"--rdzv-id={self.id}",
-            f"--rdzv-conf=is_host={int(self.node == 0)}",  # host names are not always reliable
+            f"--rdzv-conf=timeout={JOIN_S}",
             *shared,
         ]
+
+
+CODE = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+OF_TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ torch/distributed/")
+TRACEBACK = "Traceback (most recent call last)"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What torchrun and the processes of a run wrote to stderr, on all of its machines."""
+
+    codes: dict[int, int] = field(default_factory=dict)
+    """The exit code of every rank that failed."""
+    words: tuple[str, ...] = ()
+    """What the processes said themselves."""
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Report:
+        """Read the stderr of every machine."""
+        codes: dict[int, int] = {}
+        words: list[str] = []
+        for text in texts:
+            codes |= {int(rank): int(code) for rank, code in CODE.findall(text)}
+            own, _, rest = text.rpartition(TRACEBACK)
+            lines = (own if "ChildFailedError" in rest else text).splitlines()
+            words += [x for x in lines if x.strip(" *") and not OF_TORCHRUN.match(x)]
+        return cls(codes, tuple(dict.fromkeys(words)))  # all ranks may say the same
+
+    @property
+    def causes(self) -> dict[int, int]:
+        """Return the ranks that ended by themselves, and how."""
+        return {rank: code for rank, code in self.codes.items() if code not in STOPPED}
+
+    @property
+    def out_of_time(self) -> bool:
+        """Return whether processes met their deadline, and none failed."""
+        late = {PREEMPTED, -signal.SIGUSR1}
+        return bool(self.causes) and {*self.causes.values()} <= late
+
+    def lines(self) -> list[str]:
+        """Return the reason of a failure: words of the processes, and which of them was killed."""
+        killed = [f"rank {r} {killed_by(-c)}" for r, c in self.causes.items() if c < 0]
+        own = [x for x in self.words if not (self.causes and x.startswith("PeerLostError"))]
+        return [*own, *(f"{x}; the other processes were stopped" for x in killed)]
+
+
+def killed_by(number: int) -> str:
+    """Return the signal that killed a process, in words."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"was killed by {name}" + (" (out of memory?)" if number == signal.SIGKILL else "")

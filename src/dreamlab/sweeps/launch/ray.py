@@ -6,32 +6,51 @@ import socket
 import time
 import uuid
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from dreamlab.core.errors import LabError, require
 from dreamlab.core.files import write_json
 from dreamlab.core.readers import MissingFileError, read_json
 from dreamlab.sweeps.job import Job, Outcome
-from dreamlab.sweeps.launch.local import Attempt, BufferContext, Handle, accompany, carry_out
+from dreamlab.sweeps.launch.local import (
+    ERROR_LINES,
+    KILL,
+    Attempt,
+    BufferContext,
+    Handle,
+    accompany,
+    carry_out,
+)
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
-from dreamlab.sweeps.launch.ranks import Ranks
+from dreamlab.sweeps.launch.ranks import Ranks, Report
 
 MEETING_S = 600.0  # maximum wait of a node for the first node of its job
+PARTNER_S = 60.0  # time for Ray to find out that a machine is gone
+RELEASE_S = 5.0  # time for nodes to end by themselves
+
+Ended = tuple[Outcome | Literal["lost"], str]
+"""How a task ended, `lost` if its machine or its process was, and the error if it raised one."""
 
 
 def _task(job: Job, where: BufferContext) -> Outcome:
     """Run one node's part of a job on the machine that Ray chose; Ray has set its GPUs."""
-    if where.ranks.nodes > 1:
-        where = replace(where, ranks=_meet(job, where.ranks))
-    if where.ranks.node:
+    ranks, meeting = where.ranks, job.folder / f"meeting_{where.ranks.id}.json"
+    if ranks.nodes > 1:
+        where = replace(where, ranks=_meet(job, ranks, meeting))
+    if ranks.node:
         return accompany(job, where)
-    return carry_out(job, Attempt(job, where))
+    try:
+        return carry_out(job, Attempt(job, where))
+    finally:
+        meeting.unlink(missing_ok=True)
 
 
-def _meet(job: Job, ranks: Ranks) -> Ranks:
-    """Return the ranks with the first node's address, exchanged through the job's folder."""
-    file = job.folder / f"meeting_{ranks.id}.json"
+def _meet(job: Job, ranks: Ranks, file: Path) -> Ranks:
+    """Return the ranks with the first node's address, exchanged through a file."""
     if ranks.node == 0:
+        for old in job.folder.glob("meeting_*.json"):  # of a first node that was lost
+            old.unlink(missing_ok=True)
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
@@ -51,47 +70,112 @@ class Sent:
     def __init__(self, cluster: Cluster, job: Job) -> None:
         self.cluster, self.ray, self.job = cluster, cluster.ray, job
         self.left = cluster.config.retries
-        self.tasks, self.group = cluster.send(job)
+        self._send()
+
+    def _send(self) -> None:
+        self.attempts = self._attempts()
+        self.tasks, self.group = self.cluster.send(self.job)
+        self.ended: dict[int, Ended] = {}
+        self.cancelled = False
+        self.since = self.killed_at = 0.0  # `since`: when the first of its tasks failed
+
+    def _attempts(self) -> int:
+        return int(self.job.record().get("attempts", 0))
 
     def poll(self) -> Outcome | None:
-        """Return its outcome; resubmit it if it lost its machine or was preempted."""
-        if not self.ray.wait(self.tasks[:1], timeout=0)[0]:
+        """Return its outcome; resubmit it if it lost a machine or was preempted."""
+        self._look()
+        if not self._known():
             return None
-        try:
-            outcome = self.ray.get(self.tasks[0])
-        except self.ray.exceptions.RayTaskError as error:
-            outcome = self._failed(error)
-        except self.ray.exceptions.RayError as error:
-            outcome = "interrupted" if self._may_go_on() else self._failed(error)
-        if outcome == "interrupted" and self._may_go_on():
-            self._release()
-            self.left -= 1
-            self.tasks, self.group = self.cluster.send(self.job)
-            return None
+        outcome, error = self._outcome()
         self._release()
-        return "interrupted" if self.job.stop_file.exists() and outcome == "failed" else outcome
+        stopped = self.job.stop_file.exists()
+        if outcome in ("lost", "interrupted") and self.left > 0 and not stopped:
+            self.left -= 1
+            self._send()
+            return None
+        if outcome in ("lost", "failed") and stopped:
+            return "interrupted"
+        if error:
+            self.job.write(status="failed", error=error.splitlines()[-ERROR_LINES:])
+        return "failed" if outcome == "lost" else outcome
 
-    def _may_go_on(self) -> bool:
-        return self.left > 0 and not self.job.stop_file.exists()
+    def _look(self) -> None:
+        """Note the tasks that have ended since the last look."""
+        left = [task for n, task in enumerate(self.tasks) if n not in self.ended]
+        for task in self.ray.wait(left, num_returns=len(left), timeout=0)[0] if left else ():
+            ended = self.ended[self.tasks.index(task)] = self._result(task)
+            if ended[0] != "finished":
+                self.since = self.since or time.monotonic()
 
-    def _failed(self, error: Exception) -> Outcome:
-        self.job.write(status="failed", error=str(error).splitlines()[-20:])
-        return "failed"
+    def _result(self, task: Any) -> Ended:
+        try:
+            return self.ray.get(task), ""
+        except self.ray.exceptions.RayTaskError as error:
+            return "failed", str(error)
+        except self.ray.exceptions.RayError as error:
+            return "lost", str(error)
+
+    def _known(self) -> bool:
+        """Return whether it can be said how the job ended.
+
+        If the first node failed, the loss of another may be the reason: Ray needs time to tell. If
+        another failed, the first may wait for it: it is cancelled, saves if it can, and is killed.
+        """
+        if len(self.ended) == len(self.tasks) or self.ended.get(0, ("failed",))[0] != "failed":
+            return True
+        late = self.since > 0 and time.monotonic() - self.since > PARTNER_S
+        if late and 0 not in self.ended:
+            self._cancel()
+        return late and 0 in self.ended
+
+    def _outcome(self) -> Ended:
+        """Return how the job ended, and the error if its first node has not recorded it."""
+        first, *others = (self.ended[n] for n in sorted(self.ended))
+        if first[0] not in ("failed", "lost"):
+            return first
+        if lost := next((e for e in others if e[0] == "lost"), None):
+            return lost
+        if self.cancelled and first[0] == "lost" and others:
+            return "failed", next((e[1] for e in others if e[1]), "") or self._reported()
+        return first
+
+    def _reported(self) -> str:
+        """Return what the other nodes say of their failure."""
+        files = sorted(self.job.folder.glob("stderr_node*.log"))
+        return "\n".join(Report.of(f.read_text(errors="replace") for f in files).lines())
 
     def _release(self) -> None:
-        """Release the nodes; those other than the first are idle."""
-        for task in self.tasks[1:]:
-            self.ray.cancel(task, force=True)
+        """Release the nodes; those other than the first have nothing left to do."""
+        others = [task for n, task in enumerate(self.tasks) if n not in self.ended]
+        if others:
+            others = self.ray.wait(others, num_returns=len(others), timeout=RELEASE_S)[1]
+        for task in others:
+            self.ray.cancel(task)
+        if others:  # removing their group kills them at once
+            self.ray.wait(others, num_returns=len(others), timeout=RELEASE_S)
         if self.group is not None:
             self.ray.util.remove_placement_group(self.group)
 
+    def _cancel(self) -> None:
+        """Interrupt its tasks, once: those that still wait for resources never start."""
+        if not self.cancelled:
+            self.cancelled = True
+            for task in self.tasks:
+                self.ray.cancel(task)
+
     def interrupt(self) -> None:
         self.job.stop_file.touch()
+        if self._attempts() == self.attempts:
+            self._cancel()
 
     def kill(self) -> None:
-        self.interrupt()
-        for task in self.tasks:
-            self.ray.cancel(task, force=True)
+        """Kill the run, and its tasks if they do not do it."""
+        self.job.stop_file.write_text(KILL)
+        self.killed_at = self.killed_at or time.monotonic()
+        if time.monotonic() - self.killed_at > RELEASE_S:
+            for task in self.tasks:
+                self.ray.cancel(task, force=True)
 
 
 class Cluster:
