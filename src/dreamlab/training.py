@@ -124,7 +124,7 @@ def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
 
 
 MAY_CHANGE = (
-    "eval", "training.total_frames", "distributed", "devices",
+    "eval", "training.total_frames", "distributed", "devices", "device",
     *(f"actors.{f.name}" for f in fields(ActorsConfig) if f.name != "num"),
 )  # fmt: skip
 """Options that a later command may change on a started run, beside those without effect."""
@@ -141,6 +141,31 @@ def check_same(old: LabConfig, new: LabConfig, folder: Path) -> None:
                 f"{folder} already contains a run with another {key}: {has}, not {asked}. Use "
                 f"another run.dir, or `dreamlab resume` to resume it."
             )
+
+
+@dataclass(frozen=True)
+class Where:
+    """Devices and number of processes of a resumed run; None: as before."""
+
+    processes: int | None = None
+    devices: int | None = None
+    device: str | None = None
+
+    def of(self, config: LabConfig) -> LabConfig:
+        """Return a run's configuration with these; as many processes as before unless told."""
+        if self == AS_BEFORE:
+            return config
+        device = self.device or config.device
+        processes = self.processes or self.devices or config.processes
+        on_gpus = config.devices if device in ("auto", "cuda") and self.processes is None else 1
+        devices = self.devices or on_gpus
+        if processes == 1:
+            return replace(config, device=device, devices=1, distributed=DistributedConfig())
+        own = replace(config.distributed, processes=processes)
+        return replace(config, device=device, devices=devices, distributed=own)
+
+
+AS_BEFORE = Where()
 
 
 def train(
@@ -163,6 +188,7 @@ def resume(
     terminal: Terminal | None = None,
     trust_code: bool = False,
     checkpoint: str = "latest",
+    where: Where = AS_BEFORE,
 ) -> tuple[Run, str]:
     """Resume a run by its own configuration, read while the run is locked.
 
@@ -171,10 +197,10 @@ def resume(
     with disk_errors("The run directory must be writable to resume"):
         check_resumable(folder)
         if not world.is_main():
-            opened = _follow(_of_run(folder, total_frames, trust_code, quiet=True))
+            opened = _follow(_of_run(folder, total_frames, where, trust_code, quiet=True))
             return opened.run, _train(opened, terminal, checkpoint)
         with claimed(folder) as claim:
-            opened = _go_on(_of_run(folder, total_frames, trust_code), claim, trust_code)
+            opened = _go_on(_of_run(folder, total_frames, where, trust_code), claim, trust_code)
             _lead(opened)
             return opened.run, _train(opened, terminal, checkpoint)
 
@@ -189,14 +215,14 @@ def check_resumable(folder: Path) -> None:
 
 
 def _of_run(
-    folder: Path, total_frames: int | None, trust_code: bool, quiet: bool = False
+    folder: Path, total_frames: int | None, where: Where, trust_code: bool, quiet: bool = False
 ) -> LabConfig:
     """Return a run's own configuration, for as many processes as there are now."""
     config = strangers.read_config(folder, trust_code, quiet)
     training = config.training
     training = replace(training, total_frames=total_frames or training.total_frames)
     config = replace(config, run=replace(config.run, dir=str(folder)), training=training)
-    config = with_processes(config, world.size())
+    config = with_processes(where.of(config), world.size())
     check(config)
     return config
 

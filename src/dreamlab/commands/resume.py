@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,7 +13,8 @@ from dreamlab.core.limits import PositiveInt
 
 LENGTH = "training.total_frames"
 PROCESSES = "distributed.processes"
-MAY_CHANGE = {LENGTH: PositiveInt, PROCESSES: PositiveInt}
+DEVICES, DEVICE = "devices", "device"
+MAY_CHANGE = {LENGTH: PositiveInt, PROCESSES: PositiveInt, DEVICES: PositiveInt}
 
 
 @verb(
@@ -22,12 +22,14 @@ MAY_CHANGE = {LENGTH: PositiveInt, PROCESSES: PositiveInt}
     "dreamlab resume experiments/first",
     "dreamlab resume experiments/first training.total_frames=200_000",
     "dreamlab resume experiments/first --checkpoint 000000050000",
+    "dreamlab resume experiments/first devices=1 device=cpu distributed.processes=2",
 )
 @run_folder()
 @argument(
     "overrides",
-    f"{LENGTH}=N: the total length of training, in env frames; {PROCESSES}=N: number of processes",
-    nargs=-1, type=Override(), metavar="[KEY=N]...",
+    f"{LENGTH}=N: the total length of training, in env frames; {PROCESSES}=N, {DEVICES}=N, "
+    f"{DEVICE}=NAME: number of processes, of GPUs, and cpu or cuda",
+    nargs=-1, type=Override(), metavar="[KEY=VALUE]...",
 )  # fmt: skip
 @click.option(
     "--checkpoint", default="latest", metavar="NAME",
@@ -41,15 +43,7 @@ def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_cod
     Restores weights, optimizers, replay buffer, random states and counters. The results are
     identical to those of an uninterrupted run.
     """
-    given: dict[str, int] = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key not in MAY_CHANGE or not value.replace("_", "").isdecimal():
-            raise ConfigError(
-                f"resume: {override!r}: only {LENGTH}=N and {PROCESSES}=N can be changed; "
-                "for other options start a new run"
-            )
-        given[key] = convert(int(value), MAY_CHANGE[key], key)
+    given, device = _read(overrides)
     from dreamlab import training
     from dreamlab.commands import several
     from dreamlab.core import world
@@ -57,16 +51,33 @@ def command(folder: Path, overrides: tuple[str, ...], checkpoint: str, trust_cod
 
     training.check_resumable(folder)
     config = strangers.read_config(folder, trust_code, quiet=True)
+    where = training.Where(given.get(PROCESSES), given.get(DEVICES), device)
+    config = where.of(config)
     place = world.launched()
-    usual = config.processes if place is None else place.size
-    config = training.with_processes(config, given.get(PROCESSES, usual))
-    if PROCESSES in given and config.devices > 1:  # as many as before, without their GPUs
-        own = replace(config.distributed, processes=given[PROCESSES])
-        config = replace(config, devices=1, distributed=own)
+    if place is not None and not {PROCESSES, DEVICES} & given.keys():
+        config = training.with_processes(config, place.size)
     words = ["resume", str(folder), *overrides, "--checkpoint", checkpoint]
     with several.processes_of(config, [*words, *(["--trust-code"] if trust_code else [])]) as here:
         if here.mine:
             frames = given.get(LENGTH)
-            done = training.resume(folder, frames, trust_code=trust_code, checkpoint=checkpoint)
+            done = training.resume(folder, frames, None, trust_code, checkpoint, where)
             here.ended(training.exit_code(*done))
     return here.code
+
+
+def _read(overrides: tuple[str, ...]) -> tuple[dict[str, int], str | None]:
+    """Return the numbers that were given, and the device."""
+    given: dict[str, int] = {}
+    device: str | None = None
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == DEVICE:
+            device = value
+        elif key in MAY_CHANGE and value.replace("_", "").isdecimal():
+            given[key] = convert(int(value), MAY_CHANGE[key], key)
+        else:
+            raise ConfigError(
+                f"resume: {override!r}: only {LENGTH}=N, {PROCESSES}=N, {DEVICES}=N and "
+                f"{DEVICE}=NAME can be changed; for other options start a new run"
+            )
+    return given, device

@@ -65,6 +65,7 @@ class EngineConfig(ComputeConfig):
                 f"devices={self.devices} and distributed.processes={self.distributed.processes} "
                 "contradict each other: leave one of them out"
             )
+        self.distributed.check_effect(self.processes)
         if self.actors.num and self.processes > 1:
             raise ConfigError(
                 "actors.num: actors feed one learner; remove it, or distributed.processes"

@@ -59,15 +59,19 @@ class DistributedConfig:
     """
 
     def __post_init__(self) -> None:
-        place = world.launched()
-        if self.processes == 1 and (place is None or place.size == 1):
-            for name in ("shard", "shard_least", "timeout_s", "check_every_updates"):
-                if getattr(self, name) != getattr(DistributedConfig, name):
-                    raise ValueError(f"{name} has no effect with processes=1")
         if self.shard_least != DistributedConfig.shard_least and not self.shard:
             raise ValueError("shard_least has no effect without shard")
         if self.shard and self.check_every_updates:
             raise ValueError("check_every_updates: with shard no process has all weights")
+
+    def check_effect(self, processes: int) -> None:
+        """Raise on options without an effect on so many processes, if torchrun starts no more."""
+        place = world.launched()
+        if processes > 1 or (place is not None and place.size > 1):
+            return
+        for name in ("shard", "shard_least", "timeout_s", "check_every_updates"):
+            if getattr(self, name) != getattr(DistributedConfig, name):
+                raise ConfigError(f"distributed: {name} has no effect with processes=1")
 
 
 def placed(processes: int) -> world.World:
@@ -93,10 +97,12 @@ def check_devices(devices: int) -> None:
     there = torch.cuda.device_count()
     if devices > 1 and needed > there:
         found = "none" if there == 0 else f"only {there}"
-        cpu = " device=cpu" if there else ""
+        fewer = f"devices={there}" if there else "devices=1 device=cpu for one process"
+        other = f"use {fewer}, or" if place is None else "use"
         raise ConfigError(
-            f"devices={devices}: needs {needed} GPUs on this machine, which has {found}. "
-            f"For processes on the CPU use distributed.processes={devices}{cpu}"
+            f"devices={devices}: needs {needed} GPUs on this machine, which has {found}. Instead "
+            f"{other} devices=1 device=cpu distributed.processes={devices} for as many processes "
+            "on the CPU"
         )
 
 
