@@ -190,7 +190,7 @@ def table() -> None:
     ]
     for path in sorted(RESULTS.glob("*.json")):
         r = json.loads(path.read_text())
-        if "runs" not in r:
+        if "experiment" not in r or "runs" not in r:
             continue
         finals = ", ".join(f"{x['final']['eval/return']:.1f}" for x in r["runs"])
         known = [x["best"]["eval/return"] for x in r["runs"] if "best" in x]

@@ -6,7 +6,7 @@
 Trains what FOLDER does not have yet, first seeds first, each by a plain `dreamlab train` into
 FOLDER/TASK/EXPERIMENT/seed_N; one that was interrupted goes on. `--minutes` ends that.
 FOLDER/record gets a figure per task, a table and the numbers; `--record` copies them into
-benchmarks/results.
+benchmarks/results, together with what is recorded there of other tasks, algorithms and seeds.
 """
 
 from __future__ import annotations
@@ -112,6 +112,18 @@ def curves(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     return out
 
 
+def with_recorded(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    """Add the recorded runs of tasks, names and seeds that were not found."""
+    path = RESULTS / "planning.json"
+    recorded = json.loads(path.read_text()) if path.exists() else {}
+    for task, named in recorded.items():
+        for name, runs in named.items():
+            own = found.setdefault(task, {}).setdefault(name, [])
+            known = {run["seed"] for run in own}
+            own += [run for run in runs if run["seed"] not in known]
+            own.sort(key=lambda run: run["seed"])
+
+
 def _curve(run: Run) -> dict[str, Any]:
     m, records = run.manifest, run.metrics()
     points = [
@@ -195,6 +207,8 @@ def main() -> None:
     record = options.folder / "record"
     record.mkdir(parents=True, exist_ok=True)
     found = curves(options.folder)
+    if options.record:
+        with_recorded(found)
     for task, named in found.items():
         draw(task, named, record / f"planning_{task}.png")
     (record / "planning.md").write_text(table(found))

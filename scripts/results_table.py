@@ -26,7 +26,9 @@ RECORDED = {
     "dreamer_v1_cartpole_swingup": ("DreamerV1", "dreamer_v1", "cartpole_swingup (Control Suite)"),
     "planet_cartpole_swingup": ("PlaNet", "planet", "cartpole_swingup (Control Suite)"),
     "mpc_pendulum": ("MPC (PETS)", "mpc", "Pendulum-v1"),
+    "mpc_tdmpc2_pendulum": ("MPC (TD-MPC2's latents)", "mpc", "Pendulum-v1"),
     "world_models_cartpole_iterative": ("World Models", "world_models", "CartPole-v1"),
+    "world_models_carracing_cpu": ("World Models", "world_models", "CarRacing-v3; paper: 906"),
     "ppo_cartpole": ("PPO", "ppo", "CartPole-v1"),
     "ppo_acrobot": ("PPO", "ppo", "Acrobot-v1"),
     "ppo_lunarlander": ("PPO", "ppo", "LunarLander-v3"),
@@ -34,8 +36,12 @@ RECORDED = {
     "sac_pendulum": ("SAC", "sac", "Pendulum-v1"),
     "sac_halfcheetah": ("SAC", "sac", "HalfCheetah-v5"),
 }
-PLANNED = {"TD-MPC2": "tdmpc2"}
-TASKS = {"pendulum": "Pendulum-v1", "cartpole_swingup": "cartpole_swingup (Control Suite)"}
+PLANNED = {"TD-MPC2": "tdmpc2", "TD-M(PC)²": "tdmpc_square", "TD-MPC": "tdmpc"}
+TASKS = {
+    "pendulum": "Pendulum-v1",
+    "cartpole_swingup": "cartpole_swingup (Control Suite)",
+    "walker_walk": "walker_walk (Control Suite)",
+}
 ON_A_GPU = {"dreamer_v3": ("DreamerV3", "dreamer_v3"), "tdmpc2": ("TD-MPC2", "tdmpc2")}
 
 
@@ -57,7 +63,8 @@ def table() -> str:
     planned: dict[str, Any] = json.loads((RESULTS / "planning.json").read_text())
     for task, named in planned.items():
         for name, page in PLANNED.items():
-            ends = [r["points"][-1] for r in named[name]]
+            if not (ends := [r["points"][-1] for r in named.get(name, [])]):
+                continue
             scores = [e["eval/return"] for e in ends]
             lines.append(row(name, page, TASKS[task], max(e["env_frames"] for e in ends), scores))
     for found in json.loads((RESULTS / "gpu_learning.json").read_text())["table"]:
