@@ -30,7 +30,10 @@ SMALL = (
 )  # fmt: skip
 
 
-LONGER = {"dqn_cartpole": ("training.total_frames=700",)}  # 256 ticks between two updates
+LONGER = {
+    "dqn_cartpole": ("training.total_frames=700",),  # 256 ticks between two updates
+    "world_models_cartpole_iterative": ("training.total_frames=700",),  # three rounds
+}
 ONNX = ("PPO",)
 """Workflows that the default tests export so as well; it takes seconds each."""
 DECISIONS_PER_UPDATE = 24  # at least, where it does not matter how often an agent learns

@@ -91,7 +91,7 @@ class Camera:
     def _in_view(
         self, circles: Array, zoom: float, shift: tuple[float, float], angle: float
     ) -> list[int]:
-        """Return which polygons may touch the window, by the circles around them, in their order."""
+        """Return which polygons may touch the window, by the circles around them, in order."""
         center = circles[:, :2] @ _rotation(angle).T * zoom + shift
         reach = circles[:, 2:] * zoom + MARGIN
         inside = (center > self.low - reach) & (center < self.high + reach)
