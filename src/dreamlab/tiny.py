@@ -38,6 +38,7 @@ def shrink(node: dict[str, Any], typed: Sequence[KeyPath] = ()) -> dict[str, Any
     training["phases"] = [_shrink_phase(i, phases, node, small) for i in range(len(phases))]
     if not any("collect" in p.get("workflow_hooks", ()) for p in phases):
         _without_frames(training, small)
+    _reach_last(training)
     return restore({**small, "training": training}, node, typed)
 
 
@@ -45,6 +46,14 @@ def _without_frames(training: dict[str, Any], small: dict[str, Any]) -> None:
     """Count a training that collects nothing by its updates."""
     training.pop("total_frames", None)
     small["log"] = {"every_updates": 4, **small.get("log", {})}
+
+
+def _reach_last(training: dict[str, Any]) -> None:
+    """Lengthen a training that would end before its last phase: many environments fill slowly."""
+    total, phases = training.get("total_frames"), training["phases"]
+    before = sum(p.get("duration_steps") or 0 for p in phases[:-1])
+    if isinstance(total, int) and total <= before:
+        training["total_frames"] = 2 * before
 
 
 def _shrink_phase(
