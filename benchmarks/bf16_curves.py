@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace, kind: str) -> dict[str, Any]:
     reference = follow(plain, args.updates, reference_kernels(), nullcontext)
     del plain
     workflow = make(args.size, kind, args.device)
-    compute = accelerate.ComputeConfig(args.device, "bf16")
+    compute = accelerate.ComputeConfig(device=args.device, precision="bf16")
     accelerate.set_up(compute, workflow, dreamer_update.BATCH * dreamer_update.LENGTH)
     cast = lambda: accelerate.autocast(compute, workflow.device)  # noqa: E731
     fast = follow(workflow, args.updates, nullcontext(), cast)

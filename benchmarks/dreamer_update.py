@@ -80,7 +80,7 @@ def make(args: argparse.Namespace, precision: str, compiled: bool) -> Any:
     options = {"size": args.sizes[0], **FORMS[args.forms[0]]}
     config = load(DreamerV3Config, options, "workflow")
     workflow = DreamerV3(config, spec_of(args.kinds[0])).to(args.device)
-    compute = accelerate.ComputeConfig(args.device, precision, compile=compiled)  # type: ignore[arg-type]
+    compute = accelerate.ComputeConfig(device=args.device, precision=precision, compile=compiled)  # type: ignore[arg-type]
     accelerate.set_up(compute, workflow, BATCH * LENGTH)
     return workflow, lambda: accelerate.autocast(compute, workflow.device)
 

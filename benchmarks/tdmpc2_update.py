@@ -57,7 +57,7 @@ def make(size: str, device: str, precision: str, compiled: bool) -> Any:
     workflow = TDMPC2(load(TDMPC2Config, {"size": size}, "workflow"), spec).to(device)
     on_gpu = device == "cuda"
     asked = compiled if on_gpu else None
-    compute = accelerate.ComputeConfig(device, precision, compile=asked)  # type: ignore[arg-type]
+    compute = accelerate.ComputeConfig(device=device, precision=precision, compile=asked)  # type: ignore[arg-type]
     accelerate.set_up(compute, workflow, BATCH * (HORIZON + 1))
     if compiled and not on_gpu:  # a run would not: what it gains here is what this tells
         compile_methods(workflow, except_for=marked(TDMPC2, "capturable"))

@@ -19,10 +19,12 @@ from dreamlab.cli import main
 from dreamlab.commands import several
 from dreamlab.config import to_yaml
 from dreamlab.core.errors import ConfigError, LabError
-from dreamlab.engine import processes
+from dreamlab.engine import loop_state, processes
 from dreamlab.engine.accelerate import pick_device
 from dreamlab.engine.signals import PREEMPTED, first_signal
 from dreamlab.interop.strangers import read_config
+from dreamlab.runs import verify
+from dreamlab.runs.run import Run
 from tests.helpers import config_of, metrics
 
 PATIENCE_S = 240.0
@@ -304,6 +306,29 @@ def test_a_run_of_gpus_goes_on_in_one_process_on_the_cpu(tmp_path, capsys):
     kept = read_config(tmp_path, trust_code=False)
     assert (kept.device, kept.devices, kept.processes) == ("cpu", 1, 1), "from now on"
     assert main(["resume", str(tmp_path)]) == 0
+
+
+def test_a_run_that_moves_to_another_kind_of_device_is_no_longer_exact(
+    tmp_path, monkeypatch, capsys
+):
+    """What was computed on a GPU cannot be had here: the checkpoint only says so."""
+    words = ("+experiment=ppo_cartpole", *SMALL, "device=cpu")
+    with monkeypatch.context() as patched:
+        patched.setattr(loop_state, "_device", lambda loop: "cuda")
+        training.train(config_of(*words, f"run.dir={tmp_path / 'moved'}"))
+    training.train(config_of(*words, f"run.dir={tmp_path / 'stayed'}"))
+    for name, text in (("moved", "continuing on cpu instead of cuda"), ("stayed", "")):
+        capsys.readouterr()
+        assert main(["resume", str(tmp_path / name), "training.total_frames=1200"]) == 0
+        said = capsys.readouterr().out
+        assert text in said if text else "instead of" not in said
+    moved, stayed = (Run(tmp_path / name) for name in ("moved", "stayed"))
+    assert (moved.manifest["exact_resume"], stayed.manifest["exact_resume"]) == (False, True)
+    row = ("device", "cuda, then cpu (not exact)", "the same throughout")
+    assert row in verify.surroundings(moved)
+    assert "resume" not in [r[0] for r in verify.surroundings(moved)]
+    assert main(["resume", str(tmp_path / "moved"), "training.total_frames=1800"]) == 0
+    assert Run(tmp_path / "moved").manifest["exact_resume"] is False, "not even later"
 
 
 def test_what_contradicts_itself_is_refused_on_resume(tmp_path, capsys):

@@ -384,6 +384,12 @@ def test_two_processes_that_are_preempted_go_on_together(option, tmp_path):
 
 
 @pytest.fixture
+def tests_importable(monkeypatch):
+    """What Ray starts after this finds the environments of the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+@pytest.fixture
 def two_nodes():
     """A Ray cluster of two nodes beside its head, which runs nothing."""
     need("ray")
@@ -545,3 +551,37 @@ def test_one_run_on_two_ray_nodes_is_preempted_as_a_whole(tmp_path, two_nodes):
     assert [e["stopped_by"] for e in events if e["event"] == "interrupted"] == ["SIGUSR1"]
     assert main(["train", *TOGETHER, f"run.dir={tmp_path / 'whole'}"]) == 0
     assert metrics(job.run_folder) == metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_run_on_two_ray_nodes_without_time_to_save_goes_on_from_before(tmp_path, two_nodes):
+    cluster, nodes = two_nodes
+    options = (*TOGETHER, "checkpoint.deadline_s=0.0001")
+    job = SingleJob(tmp_path / "r", options, {})
+
+    def preempt() -> None:
+        found = {rank: p for node in nodes for rank, p in ranks_on(node).items()}
+        found["1"].send_signal(signal.SIGUSR1)
+
+    assert watched(job, cluster, preempt, SPREAD) == 0
+    assert job.record()["attempts"] == 2
+    events = [json.loads(e) for e in (job.run_folder / "events.jsonl").read_text().splitlines()]
+    assert "interrupted" not in [e["event"] for e in events], "there was no time for that"
+    assert main(["train", *TOGETHER, f"run.dir={tmp_path / 'whole'}"]) == 0
+    assert metrics(job.run_folder) == metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_error_on_one_of_two_ray_nodes_is_the_reason_of_all(
+    tmp_path, tests_importable, two_nodes
+):
+    cluster, _ = two_nodes
+    own = ("env.id=tests.sweeps.failing:BreaksOnRank1",)
+    job = SingleJob(tmp_path / "r", (*TOGETHER, *own), {})
+    assert watched(job, cluster, lambda: None, SPREAD) == 1
+    record = job.record()
+    assert record["attempts"] == 1, "an error would only be repeated"
+    assert "the pole broke" in " ".join(record["error"])
+    assert json.loads((job.run_folder / "manifest.json").read_text())["saved_frames"] >= 2_000

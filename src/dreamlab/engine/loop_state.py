@@ -67,7 +67,13 @@ def _shared(loop: Orchestrator) -> State:
         "score": loop.score,
         "owed": loop.owed,
         "wall_s": loop.speed.wall_s,
+        "device": _device(loop),
     }
+
+
+def _device(loop: Orchestrator) -> str:
+    """Return what kind of device the run is computed on."""
+    return loop.workflow.device.type
 
 
 def load(loop: Orchestrator, which: str = "latest") -> bool:
@@ -90,6 +96,7 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
     loop.score = None if loop.evaluates() else state["score"]
     loop.owed = state.get("owed", False)  # missing in older checkpoints
     loop.speed.wall_s = state["wall_s"]
+    _tell_moved(loop, state.get("device"))  # missing in older checkpoints
     if "parts" in state:
         regrouping.begin_anew(loop, state)
         return True
@@ -97,6 +104,17 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
     _tell_lost(loop, lost)
     random.set_state(state["rng"])
     return True
+
+
+def _tell_moved(loop: Orchestrator, then: str | None) -> None:
+    """Report that the run was computed on another kind of device before."""
+    now = _device(loop)
+    if then in (None, now):
+        return
+    loop.say_and_record(
+        f"continuing on {now} instead of {then}: rounding and random numbers of the device differ"
+    )
+    loop.run_log.update(exact_resume=False, moved={"from": then, "to": now})
 
 
 def _tell_lost(loop: Orchestrator, lost: list[int]) -> None:

@@ -107,7 +107,10 @@ def surroundings(run: Run) -> Rows:
     if isinstance(told := manifest.get("regrouped"), dict):
         number = f"{told.get('from')}, then {told.get('to')} (regrouped: not exact)"
         rows.append(("distributed.processes", number, "the same throughout"))
-    elif manifest.get("exact_resume") is False:
+    if isinstance(moved := manifest.get("moved"), dict):
+        device = f"{moved.get('from')}, then {moved.get('to')} (not exact)"
+        rows.append(("device", device, "the same throughout"))
+    if manifest.get("exact_resume") is False and told is None and moved is None:
         rows.append(("resume", "some environments started a new episode", "never interrupted"))
     rows += _code("code", manifest.get("git", {}), git_state(), HERE)
     return [*rows, *_code("project", manifest.get("project", {}), project_state(), Path.cwd())]
