@@ -3,19 +3,22 @@
     python benchmarks/gpu_learning.py FOLDER --minutes 25 --together 4
     python benchmarks/gpu_learning.py FOLDER --minutes 9 --only walker_walk --seeds 1
     python benchmarks/gpu_learning.py FOLDER --minutes 0 --record
+    python benchmarks/gpu_learning.py FOLDER --minutes 9 --together 8 --only walker_walk/tdmpc2
+        --variant small:walker_walk:dreamer_walker:workflow.size=1m --pack runs.tar.xz
 
 Works through a list of tasks (`--list`), the first seeds of all before the second ones. Each is an
 ordinary run in FOLDER/TASK/NAME/seed_N, trained by `dreamlab train` in a process of its own. When
 the minutes are over, all save and stop; the same command goes on from there. At the end (with
 `--minutes 0` it is all that happens) FOLDER/record gets figures, a table and raw numbers;
-`--record` copies them into benchmarks/results.
+`--record` copies them into benchmarks/results. A variant is NAME:TASK:EXPERIMENT[:OPTION,OPTION];
+variants are trained beside what `--only` names, without it they alone. `--pack` writes one file of
+all that a later record needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib.util
 import os
 import signal
 import subprocess
@@ -27,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu_learning_list import Entry, choose, installed, variant
+from gpu_learning_pack import pack
 from gpu_learning_record import publish, write_record
 
 from dreamlab.core.readers import FileError
@@ -46,58 +51,6 @@ TELL_S = 60.0
 LINUX = sys.platform == "linux"
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One task, how it is trained, and for how long."""
-
-    task: str
-    name: str
-    options: tuple[str, ...]
-    frames: int
-    needs: str
-    """The package that its simulator is in."""
-    seeds: int = 3
-
-
-def _entries() -> tuple[Entry, ...]:
-    lengths = {
-        "walker_walk": 200_000, "cartpole_swingup": 100_000, "reacher_easy": 100_000,
-        "cheetah_run": 150_000, "finger_spin": 100_000, "hopper_stand": 200_000,
-    }  # fmt: skip
-    now = [
-        Entry(t, "dreamer_v3", ("+experiment=dreamer_walker", f"env.id={t}"), n, "dm_control")
-        for t, n in lengths.items()
-    ]
-    then = ("+experiment=dreamer_v3_2023_dmc_proprio", "env.id=walker_walk")
-    old = Entry("walker_walk", "dreamer_v3_2023", then, 200_000, "dm_control")
-    atari = [
-        Entry(
-            game, "dreamer_v3",
-            ("+experiment=dreamer_atari100k", f"env.id={game}", "workflow.size=12m"),
-            400_000, "ale_py", seeds=1,
-        )
-        for game in ("boxing", "pong")
-    ]  # fmt: skip
-    crafter = ("+experiment=dreamer_crafter", "workflow.size=12m")
-    last = Entry("crafter", "dreamer_v3", crafter, 200_000, "crafter", seeds=1)
-    return (now[0], old, *now[1:], *_tdmpc2(), *atari, last)
-
-
-def _tdmpc2() -> list[Entry]:
-    """Return the tasks of TD-MPC2, as published: frames are twice the decisions."""
-    lengths = {
-        "cartpole_swingup": 100_000, "cup_catch": 100_000, "finger_spin": 100_000,
-        "walker_walk": 200_000,
-    }  # fmt: skip
-    options = ("+experiment=tdmpc2_dmc_proprio", "eval.every_frames=20_000")
-    return [
-        Entry(t, "tdmpc2", (*options, f"env.id={t}"), n, "dm_control") for t, n in lengths.items()
-    ]
-
-
-ENTRIES = _entries()
 
 
 @dataclass(frozen=True)
@@ -133,18 +86,6 @@ class Job:
         return done and (training.get("total_frames") or 0) >= self.entry.frames
 
 
-def choose(only: Sequence[str], seeds: int | None, frames: int | None) -> list[Entry]:
-    """Return the entries that are wanted, by task or `task/name`, with other seeds and frames."""
-    known = {e.task for e in ENTRIES} | {f"{e.task}/{e.name}" for e in ENTRIES}
-    if strange := sorted(set(only) - known):
-        raise SystemExit(f"--only: {', '.join(strange)} is none of {', '.join(sorted(known))}")
-    wanted = [e for e in ENTRIES if not only or {e.task, f"{e.task}/{e.name}"} & set(only)]
-    return [
-        Entry(e.task, e.name, e.options, frames or e.frames, e.needs, seeds or e.seeds)
-        for e in wanted
-    ]
-
-
 def make_jobs(folder: Path, entries: Sequence[Entry], extra: Sequence[str]) -> list[Job]:
     """Return every seed of every entry: the first seeds of all, then the second ones."""
     most = max((e.seeds for e in entries), default=0)
@@ -158,15 +99,6 @@ def make_jobs(folder: Path, entries: Sequence[Entry], extra: Sequence[str]) -> l
         )
         for e, seed in chosen
     ]  # fmt: skip
-
-
-def installed(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries whose simulator is here; say which are left out."""
-    missing = sorted({e.needs for e in entries if importlib.util.find_spec(e.needs) is None})
-    for package in missing:
-        tasks = ", ".join(dict.fromkeys(e.task for e in entries if e.needs == package))
-        print(f"skipped, {package} is not installed: {tasks}", flush=True)
-    return [e for e in entries if e.needs not in missing]
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -278,12 +210,14 @@ def work(crew: Crew, jobs: Sequence[Job], clock: Clock, watcher: Watcher) -> Non
         time.sleep(0.2)
 
 
-def stop(crew: Crew, folder: Path) -> None:
+def stop(crew: Crew, folder: Path, into: Path | None = None) -> None:
     """Let all save and end; kill those that do not. The record does not wait for the slow ones."""
     crew.ask()
     crew.wait(RECORD_S / 2)
     if crew.running:
         write_record(folder)
+        if into is not None:
+            print(pack(folder, into), flush=True)
         crew.wait(GRACE_S)
     crew.kill()
 
@@ -340,7 +274,7 @@ def train(options: argparse.Namespace, entries: Sequence[Entry]) -> int:
         try:
             work(crew, jobs, clock, Watcher([folder]))
         finally:
-            stop(crew, folder)
+            stop(crew, folder, options.pack)
     left = [job.label for job in jobs if not job.finished()]
     print(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished", flush=True)
     return int(bool(crew.failed))
@@ -363,6 +297,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="how many of each")
     parser.add_argument("--frames", type=int, help="env frames of each run")
     parser.add_argument("--extra", action="append", default=[], help="one more option of dreamlab")
+    parser.add_argument("--variant", action="append", default=[], help="one more entry")
+    parser.add_argument("--pack", type=Path, metavar="FILE.tar.xz", help="for a record elsewhere")
     parser.add_argument("--list", action="store_true", help="show the entries and end")
     parser.add_argument("--record", action="store_true", help="copy into benchmarks/results")
     options = parser.parse_args()
@@ -376,13 +312,16 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     only = [w for w in options.only.split(",") if w]
-    entries = choose(only, options.seeds, options.frames)
+    variants = [variant(text) for text in options.variant]
+    entries = choose(only, options.seeds, options.frames, variants)
     if options.list:
         _show(entries)
         return 0
     failed = train(options, entries) if options.minutes > 0 else 0
     print(write_record(options.folder))
     print(f"written to {options.folder / 'record'}")
+    if options.pack is not None:
+        print(pack(options.folder, options.pack))
     if options.record:
         print("\n".join(map(str, publish(options.folder, RESULTS))))
     return failed

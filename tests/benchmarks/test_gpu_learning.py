@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,10 @@ def recording(monkeypatch):
     return importlib.import_module("gpu_learning_record")
 
 
+def entries():
+    return importlib.import_module("gpu_learning_list").ENTRIES
+
+
 # -- the list -------------------------------------------------------------------------------------
 
 
@@ -59,6 +64,39 @@ def test_a_task_or_one_of_its_variants_is_chosen(command, tmp_path):
         command.choose(["walker_wlak"], None, None)
 
 
+def test_variants_are_trained_beside_what_is_named(command, tmp_path):
+    rule = "workflow.optimizer={lr: 1e-4, eps: 1e-8}"
+    texts = (f"small:walker_walk:dreamer_walker:workflow.size=1m,{rule}",
+             "boxer:boxing:dreamer_atari100k")  # fmt: skip
+    variants = [command.variant(text) for text in texts]
+    small = ("+experiment=dreamer_walker", "env.id=walker_walk", "workflow.size=1m")
+    assert variants[0].options[:3] == small
+    assert variants[0].options[3] == rule
+    assert [e.needs for e in variants] == ["dm_control", "ale_py"]
+    assert command.choose([], None, None, variants) == variants
+    both = command.choose(["walker_walk/tdmpc2"], 1, 4_000, variants)
+    assert [(e.name, e.frames) for e in both] == [(n, 4_000) for n in ("tdmpc2", "small", "boxer")]
+    for wrong in ("small:walker_walk", "../x:walker_walk:dreamer_walker",
+                  "tdmpc2:walker_walk:tdmpc2_dmc_proprio"):  # fmt: skip
+        with pytest.raises(SystemExit, match="--variant"):
+            command.variant(wrong)
+
+
+def test_a_pack_has_what_a_record_needs_and_no_weights(command, recording, tmp_path):
+    run = tmp_path / "here/walker_walk/dreamer_v3/seed_1"
+    write_run(run, 1, steady(4_000, 1.0))
+    (run / "checkpoints/000001").mkdir(parents=True)
+    (run / "checkpoints/000001/meta.json").write_text("{}")
+    (run / "weights.pt").write_bytes(b"x")
+    assert "packed 3 files" in command.pack(tmp_path / "here", tmp_path / "out/p.tar.xz")
+    with tarfile.open(tmp_path / "out/p.tar.xz") as tar:
+        tar.extractall(tmp_path / "there", filter="data")
+    texts = [recording.write_record(tmp_path / name) for name in ("here", "there")]
+    assert texts[0] == texts[1]
+    assert "| walker_walk, dreamer_v3 | 4,000 |" in texts[1]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["p.tar.xz"]
+
+
 def test_every_entry_is_a_configuration_that_holds(command, tmp_path):
     for job in command.make_jobs(tmp_path, command.choose([], 1, None), []):
         config = load_config(compose(list(job.options)))
@@ -68,9 +106,8 @@ def test_every_entry_is_a_configuration_that_holds(command, tmp_path):
 
 
 def test_what_is_not_installed_is_skipped_and_said(command, capsys):
-    entries = [replace(command.ENTRIES[0], needs="no_such_simulator"), command.ENTRIES[2]]
-    entries[1] = replace(entries[1], needs="numpy")
-    assert command.installed(entries) == entries[1:]
+    some = [replace(entries()[0], needs="no_such_simulator"), replace(entries()[2], needs="numpy")]
+    assert command.installed(some) == some[1:]
     assert "no_such_simulator is not installed: walker_walk" in capsys.readouterr().out
 
 
@@ -103,7 +140,7 @@ def stand_in(command, folder: Path, code: str):
         def command(self):
             return [sys.executable, "-c", code]
 
-    return StandIn(command.ENTRIES[0], 1, folder / "seed_1", ())
+    return StandIn(entries()[0], 1, folder / "seed_1", ())
 
 
 def wait_for(path: Path) -> None:

@@ -36,3 +36,21 @@ def test_an_update_is_timed(script, words):
 def test_the_curves_of_bfloat16_are_followed():
     words = ("--device", "cpu", "--size", "1m", "--kinds", "vectors", "--updates", "2")
     assert "| vectors | `loss/" in printed("bf16_curves.py", *words)
+
+
+def test_memory_is_read_over_updates():
+    words = ("--device", "cpu", "--updates", "3", "--tiny", "--parts", "memory", "--memory")
+    assert "| TD-MPC2 | 1m | vectors | 1 to 3 |" in printed("gpu_soak.py", *words, "tdmpc2")
+
+
+@pytest.mark.slow
+def test_training_is_watched():
+    words = ("--device", "cpu", "--seconds", "1", "--tiny", "--parts", "busy", "--busy", "atari")
+    assert "| atari | None | " in printed("gpu_soak.py", *words)
+
+
+@pytest.mark.slow
+def test_many_runs_are_timed():
+    words = ("--device", "cpu", "--tiny", "--kinds", "tdmpc2", "--seconds", "0.1", "--counts", "2")
+    text = printed("many_runs.py", *words, "--ways", "processes", "streams")
+    assert text.count("| TD-MPC2 | 1m | 2 | ") == 2

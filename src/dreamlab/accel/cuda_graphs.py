@@ -21,6 +21,7 @@ from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.first_update import compare_with_reference
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.accel.side_stream import MAIN_PRIORITY
+from dreamlab.core import world
 from dreamlab.core.optim import LaProp
 from dreamlab.core.tree import tree_split
 from dreamlab.core.workflow import Workflow
@@ -147,7 +148,10 @@ class GraphedMethod:
         args = rebuild(captured.inputs)
         captured.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(captured.graph, stream=self.stream), self.around():
+        # a thread of nccl's asks for finished work, which a capture may otherwise take for an error
+        mode = "thread_local" if world.size() > 1 else "global"
+        graph = torch.cuda.graph(captured.graph, stream=self.stream, capture_error_mode=mode)
+        with graph, self.around():
             out = self.method(*args)
             outputs, captured.rebuild, _ = tree_split(out)
             small = [x.detach() for x in outputs if _is_number(x)]
