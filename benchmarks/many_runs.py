@@ -1,15 +1,15 @@
 """Several runs on one GPU: taking turns, under NVIDIA's MPS, or in one process on streams.
 
     python benchmarks/many_runs.py [--kinds dreamer tdmpc2] [--ways processes mps streams]
-        [--counts 1 2 4 8] [--seconds 1.5] [--record]
+        [--counts 1 2 4] [--seconds 1.5] [--warm] [--record]
     python benchmarks/many_runs.py --device cpu --tiny --counts 1 2 --seconds 0.1
 
 Updates only, on random data already on the GPU: DreamerV3 12m with vectors (16 x 64, dreams of 15
 steps) and TD-MPC2 5m (batch 256, horizon 3), in bfloat16, captured. `processes`: so many processes
 that take turns on the GPU. `mps`: the same under NVIDIA's MPS, if it is installed. `streams`: so
 many workflows in one process, each with its own captured update, GPU stream and random numbers.
-First one process of each kind fills the compiler's caches, then everything starts at once and
-waits; each combination is timed alone, for so many seconds.
+First one process of each kind fills the compiler's caches (not with `--warm`), then everything
+starts at once and waits; each combination is timed alone, for so many seconds.
 """
 
 from __future__ import annotations
@@ -297,7 +297,8 @@ def measure(
 def measure_all(args: argparse.Namespace, variables: dict[str, str]) -> list[dict[str, Any]]:
     """Start everything, then time one combination after another."""
     until = time.monotonic() + args.patience
-    fill_caches(args, until)
+    if not args.warm:
+        fill_caches(args, until)
     most, rows = max(args.counts), []
     crews: list[tuple[str, str, list[Child]]] = []
     for way in args.ways:
@@ -371,9 +372,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("--kinds", nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=1.5, help="of each timing")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds to be ready in")
+    parser.add_argument("--warm", action="store_true", help="the compiler's caches are filled")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="size 1m, for trying it out")
     parser.add_argument("--record", action="store_true")
