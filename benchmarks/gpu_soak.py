@@ -96,6 +96,7 @@ def soak(name: str, args: argparse.Namespace) -> dict[str, Any]:
     workflow, autocast, batches = make(name, args)
     early = min(EARLY, max(args.updates // 2, 1))
     looks: dict[int, dict[str, float]] = {}
+    metrics: Any = {}
     for i in range(1, args.updates + 1):
         with autocast():
             metrics = workflow.update(batches[i % len(batches)])
