@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
+from dreamlab.accel import dispatch
 from dreamlab.accel import dream as fused
 from dreamlab.components.heads import LatentPolicy, PolicyConfig
 from dreamlab.components.world_models import dreaming
-from dreamlab.components.world_models.rssm import Latent, RSSMConfig
+from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
 from dreamlab.core.config import load
 from dreamlab.core.types import ArraySpec, Spec
@@ -33,7 +35,8 @@ SIZES = {
 def parts(size: str, kind: str) -> tuple[WorldModel, LatentPolicy]:
     """Return a model and an actor with random weights, biases and scales."""
     options, units, layers = SIZES[size]
-    config = load(WorldModelConfig, {"rssm": options, "encoder": {"units": 8, "layers": 1}}, "model")
+    small = {"rssm": options, "encoder": {"units": 8, "layers": 1}}
+    config = load(WorldModelConfig, small, "model")
     model = WorldModel(config, Spec({"state": ArraySpec((4,))}, ACTIONS[kind]))
     actor = PolicyConfig(units=units, layers=layers)
     policy = LatentPolicy(actor, model.rssm.out_dim, ACTIONS[kind])
@@ -42,8 +45,26 @@ def parts(size: str, kind: str) -> tuple[WorldModel, LatentPolicy]:
     return model, policy
 
 
+def multiply_bfloat16() -> None:
+    """Teach the interpreter products in bfloat16, whose bits it would multiply as whole numbers."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    build: Any = interpreter.InterpreterBuilder
+    product = build.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        wide = lambda x: self.create_fp_ext(x, tl.block_type(tl.float32, list(x.data.shape)))  # noqa: E731
+        a, b = (wide(x) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return product(self, a, b, *rest)
+
+    build.create_dot = create_dot
+
+
 def main(device: str, size: str, kind: str, rows: str, precision: str) -> None:
     """Dream from the same states step by step and in one call, with the same random numbers."""
+    if dispatch.INTERPRETED:
+        multiply_bfloat16()
     torch.manual_seed(0)
     model, actor = (x.to(device) for x in parts(size, kind))
     rssm, num, half = model.rssm, int(rows), precision == "bfloat16"

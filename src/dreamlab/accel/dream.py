@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dreamlab.accel.dispatch import kernels
-from dreamlab.accel.rssm_scan import TILE, chunk, dtype_of, power
+from dreamlab.accel.rssm_scan import TILE, chunk, power
 
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Maps the actor's last hidden layer to an action, and the action's input layer of the cell."""
@@ -194,7 +194,7 @@ class Room:
         cols, actor = n.u // options["BN"], n.v // options["BN"]
         skip = cols if first else 0
         tiles = cols + actor + (0 if last else cols) - skip
-        self.k.memory_kernel[(tiles, -(-n.rows // options["BM"]))](
+        self.k.dream_memory_kernel[(tiles, -(-n.rows // options["BM"]))](
             self.h(i), n.stride, w.prior, w.prior_bias, self.o, w.actor, self.half_a, w.memory,
             w.memory_bias, self.p0, n.rows, skip, d=n.d, u=n.u, v=n.v,
             wa_stride=w.actor.stride(0), **options,
@@ -206,7 +206,7 @@ class Room:
         options = launch("prior", n.rows, BN=n.u)
         at_once = max(1, min(power(n.s), TUNING["prior"].cols // classes))
         at_once = max(at_once, -(-TILE // classes))
-        self.k.prior_kernel[(-(-n.rows // options["BM"]),)](
+        self.k.dream_prior_kernel[(-(-n.rows // options["BM"]),)](
             self.o, w.prior_more, w.prior_more_bias, w.prior_scale, self.prior_room, w.logits,
             w.logits_bias, noise, self.z(i), n.stride, n.rows, n.unimix, u=n.u, U=power(n.u),
             LAYERS=len(w.prior_more), S=n.s, C=n.c, CP=classes, AT_ONCE=at_once, **options,
@@ -217,7 +217,7 @@ class Room:
         w, n = self.w, self.n
         options = launch("stoch", n.rows, BN=common(n.u, n.v), BK=n.z)
         tiles = (n.v + (0 if last else n.u)) // options["BN"]
-        self.k.stoch_kernel[(tiles, -(-n.rows // options["BM"]))](
+        self.k.dream_stoch_kernel[(tiles, -(-n.rows // options["BM"]))](
             self.z(i), n.stride, w.actor[:, n.d :], w.actor_bias, self.half_a, self.a, w.stoch,
             w.stoch_bias, self.p1, n.rows, z_dim=n.z, u=n.u, v=n.v,
             wa_stride=w.actor.stride(0), **options,
@@ -227,7 +227,7 @@ class Room:
         """Return the actor's last hidden layer; also activate what the cell reads of the state."""
         w, n = self.w, self.n
         options = launch("policy", n.rows, BN=n.v)
-        self.k.policy_kernel[(-(-n.rows // options["BM"]),)](
+        self.k.dream_policy_kernel[(-(-n.rows // options["BM"]),)](
             self.a, w.actor_more, w.actor_more_bias, w.actor_scale, self.actor_room, self.policy,
             self.p0, w.memory_scale, self.p1, w.stoch_scale, self.x, n.rows, u=n.u, U=power(n.u),
             v=n.v, V=power(n.v), LAYERS=len(w.actor_more), **options,
@@ -239,12 +239,12 @@ class Room:
         w, n, options = self.w, self.n, self.of_hidden
         self.x[:, 2 * n.u :] = x2
         tiles = lambda o: (n.d // o["BN"], -(-n.rows // o["BM"]))  # noqa: E731
-        self.k.hidden_kernel[tiles(options)](
+        self.k.dream_hidden_kernel[tiles(options)](
             self.h(i), n.stride, self.x, w.hidden, w.hidden_bias, self.q, self.part, n.rows,
             d=n.d, w=n.w, u=n.u, **options,
         )  # fmt: skip
         options = launch("gates", n.rows, BN=n.w, BK=n.w)
-        self.k.gates_kernel[tiles(options)](
+        self.k.dream_gates_kernel[tiles(options)](
             self.h(i), n.stride, self.q, self.part, w.hidden_scale, w.gates, w.gates_bias,
             self.h(i + 1), n.rows, d=n.d, w=n.w, parts=self.parts, PARTS=power(self.parts),
             **options,

@@ -12,6 +12,7 @@ from torch import Tensor
 from dreamlab.accel import dream
 from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.dream import fits
+from dreamlab.accel.rssm_scan import dtype_of
 from dreamlab.nn.scan import STYLE, Choices
 
 
@@ -34,7 +35,7 @@ class Layers(NamedTuple):
 
 def available(x: Float[Tensor, " ..."]) -> bool:
     """Return whether dreams from states like this tensor can be computed in one call."""
-    return use_triton(x) and not torch.is_grad_enabled() and dream.pays(dream.dtype_of(x))
+    return use_triton(x) and not torch.is_grad_enabled() and dream.pays(dtype_of(x))
 
 
 def imagine(
@@ -42,16 +43,14 @@ def imagine(
     choices: Choices,
     start: tuple[Float[Tensor, "n d"], Float[Tensor, "n s"]],
     noise: Float[Tensor, "h n num classes"],
-    choose: Callable[
-        [Float[Tensor, "n v"]], tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n u"]]
-    ],
+    choose: Callable[[Float[Tensor, "n v"]], tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n u"]]],
 ) -> tuple[Float[Tensor, "n h+1 d"], Float[Tensor, "n h+1 s"], Shaped[Tensor, "n h+1 ..."]]:
     """Imagine from states; return deterministic and stochastic parts, and actions.
 
     `choose` maps the actor's last hidden layer to an action and to the cell's input layer of it;
     the last action is chosen but not executed. `noise` is Gumbel noise.
     """
-    (rows, deter), dtype = start[0].shape, dream.dtype_of(start[0])
+    (rows, deter), dtype = start[0].shape, dtype_of(start[0])
     w = dream.Weights(
         *(x if k.endswith("_scale") else x.to(dtype) for k, x in weights(layers)._asdict().items())
     )

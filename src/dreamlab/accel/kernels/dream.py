@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dreamlab.accel.kernels.rssm_scan import inverse_of, mult, silu, store_part, unit_act
+from dreamlab.accel.kernels.rssm_scan import inverse_of, mult, store_part, unit_act
 
 EPS = tl.constexpr(1e-4)
 
@@ -25,9 +25,7 @@ def rows_of(tile, BM: tl.constexpr, rows):
 
 
 @triton.jit
-def add_product(
-    acc, a_ptr, a_row, w_ptr, n, w_stride, size: tl.constexpr, BK: tl.constexpr
-):  # fmt: skip
+def add_product(acc, a_ptr, a_row, w_ptr, n, w_stride, size: tl.constexpr, BK: tl.constexpr):
     """Add rows [m, k] times weights [n, k] transposed; `a_row` is where each row starts."""
     kk = tl.arange(0, BK)
     for k in range(0, size, BK):
@@ -37,8 +35,8 @@ def add_product(
     return acc
 
 
-@triton.jit
-def memory_kernel(
+@triton.jit(do_not_specialize=["skip"])
+def dream_memory_kernel(
     h_ptr, stride, wo_ptr, bo_ptr, o_ptr, wa_ptr, a_ptr, wp_ptr, bp_ptr, p_ptr, rows, skip,
     d: tl.constexpr, u: tl.constexpr, v: tl.constexpr, wa_stride: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -69,7 +67,7 @@ def memory_kernel(
 
 
 @triton.jit
-def stoch_kernel(
+def dream_stoch_kernel(
     z_ptr, stride, wa_ptr, ba_ptr, part_ptr, a_ptr, wp_ptr, bp_ptr, p_ptr, rows,
     z_dim: tl.constexpr, u: tl.constexpr, v: tl.constexpr, wa_stride: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -125,7 +123,7 @@ def more_layers(
 
 
 @triton.jit
-def policy_kernel(
+def dream_policy_kernel(
     a_ptr, w_ptr, b_ptr, scale_ptr, y_ptr, out_ptr, p0_ptr, s0_ptr, p1_ptr, s1_ptr, x_ptr, rows,
     u: tl.constexpr, U: tl.constexpr, v: tl.constexpr, V: tl.constexpr, LAYERS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -143,7 +141,7 @@ def policy_kernel(
 
 
 @triton.jit
-def hidden_kernel(
+def dream_hidden_kernel(
     h_ptr, stride, x_ptr, w_ptr, b_ptr, q_ptr, part_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, u: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -167,7 +165,7 @@ def hidden_kernel(
 
 
 @triton.jit
-def gates_kernel(
+def dream_gates_kernel(
     h_ptr, stride, q_ptr, part_ptr, scale_ptr, w_ptr, b_ptr, out_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -200,7 +198,7 @@ def gates_kernel(
 
 
 @triton.jit
-def prior_kernel(
+def dream_prior_kernel(
     o_ptr, w_ptr, b_ptr, scale_ptr, y_ptr, wl_ptr, bl_ptr, noise_ptr, z_ptr, stride, rows,
     unimix: tl.constexpr, u: tl.constexpr, U: tl.constexpr, LAYERS: tl.constexpr,
     S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, AT_ONCE: tl.constexpr,
@@ -230,4 +228,5 @@ def prior_kernel(
         each = tl.arange(0, CP)[None, None, :]
         score = tl.where(each < C, score, -1e30)
         hot = tl.reshape(each == tl.argmax(score, 2)[:, :, None], [BM, AT_ONCE * CP])
-        tl.store(z_ptr + m[:, None] * stride + n[None, :], hot.to(like), mask=mask)
+        sample = tl.where(hot, 1.0, 0.0).to(like)
+        tl.store(z_ptr + m[:, None] * stride + n[None, :], sample, mask=mask)
