@@ -87,10 +87,11 @@ def imagine(size: str, rows: int = 1024) -> int:
     spec = Spec({"state": ArraySpec((4,))}, action)
     model = WorldModel(load(WorldModelConfig, small, "model"), spec)
     actor = LatentPolicy(PolicyConfig(units=options["hidden"]), model.rssm.out_dim, action)
+    idle = lambda latent: latent.deter  # noqa: E731 (never called)
     choose = partial(dreaming.chosen, model, actor)
-    dreamer = dreaming.Dreamer(model, actor, model.advance, choose)
+    dreamer = dreaming.Dreamer(model, actor, partial(model.advance, idle), choose)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        dreamer.dream(model.initial(rows, "cpu"), lambda latent: latent, 1)
+        dreamer.dream(model.initial(rows, "cpu"), idle, 1)
     return OF_DREAMS
 
 

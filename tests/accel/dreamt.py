@@ -92,7 +92,7 @@ def main(device: str, size: str, kind: str, rows: str, precision: str) -> None:
             fused.Use.when = when
             torch.manual_seed(1)
             found.append(dreamer.dream(start, policy, 3))
-    assert calls == [num] * 4, calls
+    assert calls == ([num] * 4 if kind == "choices" else []), calls
     compare(*found, half)
     print("same")
 

@@ -21,7 +21,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from dreamlab.accel.bf16_weights import Bf16Weights
 from dreamlab.accel.compile import CompiledMethod, compile_methods, compile_updates
 from dreamlab.accel.cuda_graphs import lay_out
-from dreamlab.components.world_models.dreaming import fusable
+from dreamlab.components.world_models.dreaming import fusable, output_of
 from dreamlab.core.types import Batch, Mode
 from dreamlab.core.workflow import Workflow, marked
 from dreamlab.engine.orchestrator import Orchestrator
@@ -122,7 +122,10 @@ def used_methods(agent: Workflow[Any], bf16: bool) -> set[str]:
     if not isinstance(agent, DreamerV3):
         return set()
     found = {"replay_losses"} if agent.config.scales.repval else set[str]()
-    found.add("dream_action" if dreams_at_once(agent, bf16) else "dream_step")
+    if not dreams_at_once(agent, bf16):
+        found.add("dream_step")
+    elif output_of(agent.model, agent.actor) is None:
+        found.add("dream_action")
     return found if agent.model.rssm.scannable else found | {"follow_step"}
 
 

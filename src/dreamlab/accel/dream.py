@@ -1,4 +1,4 @@
-"""DreamerV3's imagination without gradients, for GPUs: seven kernels a step instead of 24.
+"""DreamerV3's imagination without gradients, for GPUs: six kernels a step instead of 24.
 
 States are written where the heads read them: one array [rows, steps + 1, memory + sample].
 """
@@ -16,7 +16,7 @@ from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.rssm_scan import TILE, chunk, power
 
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Maps the actor's last hidden layer to an action, and the action's input layer of the cell."""
+"""Maps the actor's last hidden layer to an action, and to the cell's input layer of it."""
 
 
 class Tuning(NamedTuple):
@@ -83,6 +83,43 @@ class Weights(NamedTuple):
     actor_scale: Tensor
 
 
+class Output(NamedTuple):
+    """The actor's output layers, and the cell's input layer of the action; see `Actions`."""
+
+    mean: Tensor
+    """The logits' layer of a class, which has no `spread`."""
+    mean_bias: Tensor
+    spread: Tensor
+    spread_bias: Tensor
+    act: Tensor
+    act_bias: Tensor
+    act_scale: Tensor
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Actions as `LatentPolicy` samples them: one of `num` classes, or `num` numbers."""
+
+    num: int
+    is_class: bool
+    low: float
+    """Smallest and largest standard deviation of numbers; uniform share of classes."""
+    high: float
+    unimix: float
+
+    def noise(self, steps: int, rows: int, device: torch.device) -> list[Tensor]:
+        """Draw what each state's sample needs, in the order of single steps."""
+        empty = [torch.empty(rows, self.num, device=device) for _ in range(steps)]
+        return [x.exponential_() if self.is_class else x.normal_() for x in empty]
+
+
+class Chosen(NamedTuple):
+    """Actions sampled by the kernels."""
+
+    output: Output
+    actions: Actions
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Letters as in `kernels/dream.py`."""
@@ -140,13 +177,15 @@ def common(*sizes: int) -> int:
 
 
 def imagine(
-    w: Weights, n: Sizes, start: tuple[Tensor, Tensor], noise: Tensor, choose: Choose
-) -> tuple[Tensor, list[Tensor]]:
+    w: Weights, n: Sizes, start: tuple[Tensor, Tensor], noise: Tensor, choose: Choose | Chosen
+) -> tuple[Tensor, Tensor]:
     """Return the states [rows, steps + 1, d + z], the first the start, and an action for each.
 
-    `noise` is Gumbel noise [steps, rows, s, c]; `choose` is called once per state.
+    `noise` is Gumbel noise [steps, rows, s, c]. Actions are sampled by the kernels, or by a
+    function that is called once per state.
     """
-    room = Room(w, n, start)
+    sampled = isinstance(choose, Chosen)
+    room = Room(w, n, start, choose if sampled else None)
     noise, actions = noise.contiguous(), list[Tensor]()
     for i in range(n.steps + 1):
         last = i == n.steps
@@ -154,17 +193,22 @@ def imagine(
         if i:
             room.sample(i, noise[i - 1])
         room.read_sample(i, last)
-        action, x2 = choose(room.act())
-        actions.append(action)
+        hidden = room.act(i)
+        if not sampled:
+            action, room.x[:, 2 * n.u :] = choose(hidden)
+            actions.append(action)
         if not last:
-            room.move(i, x2)
-    return room.state, actions
+            room.mix(i)
+            room.move(i)
+    return room.state, room.action if sampled else torch.stack(actions, 1)
 
 
 class Room:
     """The numbers of a dream, and its kernels in the order of a step."""
 
-    def __init__(self, w: Weights, n: Sizes, start: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self, w: Weights, n: Sizes, start: tuple[Tensor, Tensor], chosen: Chosen | None
+    ) -> None:
         """Write the start; everything else is overwritten in each step."""
         self.w, self.n, dtype, device = w, n, w.memory.dtype, start[0].device
         make = lambda *shape: torch.empty(*shape, dtype=dtype, device=device)  # noqa: E731
@@ -179,7 +223,24 @@ class Room:
         self.part = torch.empty(n.rows, self.parts, device=device)
         more = [len(w.prior_more) * n.u, len(w.actor_more) * n.v]
         self.prior_room, self.actor_room = (make(n.rows, max(1, size)) for size in more)
-        self.k = kernels("dream")
+        self.k, self.of_policy = kernels("dream"), launch("policy", n.rows, BN=n.v)
+        self._make_actions(chosen, device)
+
+    def _make_actions(self, chosen: Chosen | None, device: torch.device) -> None:
+        n, none = self.n, self.policy
+        self.out = Output(*[none] * len(Output._fields)) if chosen is None else chosen.output
+        actions = Actions(1, False, 0.0, 0.0, 0.0) if chosen is None else chosen.actions
+        self.chance = [none] * (n.steps + 1)
+        if chosen is not None:
+            self.chance = actions.noise(n.steps + 1, n.rows, device)
+        one = actions.is_class
+        shape = (n.rows, n.steps + 1, *(() if one else (actions.num,)))
+        self.action = torch.empty(shape, dtype=torch.int64 if one else None, device=device)
+        self.of_policy |= {
+            "KIND": 0 if chosen is None else 1 + one, "num": actions.num,
+            "NUM": max(TILE, power(actions.num)), "low": actions.low, "high": actions.high,
+            "unimix": actions.unimix,
+        }  # fmt: skip
 
     def h(self, i: int) -> Tensor:
         return self.state[:, i, : self.n.d]
@@ -223,28 +284,35 @@ class Room:
             wa_stride=w.actor.stride(0), **options,
         )  # fmt: skip
 
-    def act(self) -> Tensor:
-        """Return the actor's last hidden layer; also activate what the cell reads of the state."""
-        w, n = self.w, self.n
-        options = launch("policy", n.rows, BN=n.v)
+    def act(self, i: int) -> Tensor:
+        """Sample the action in state `i`, or return the actor's last hidden layer.
+
+        Also activate what the cell reads.
+        """
+        w, n, out, options = self.w, self.n, self.out, self.of_policy
+        action = self.action[:, i]
         self.k.dream_policy_kernel[(-(-n.rows // options["BM"]),)](
             self.a, w.actor_more, w.actor_more_bias, w.actor_scale, self.actor_room, self.policy,
-            self.p0, w.memory_scale, self.p1, w.stoch_scale, self.x, n.rows, u=n.u, U=power(n.u),
-            v=n.v, V=power(n.v), LAYERS=len(w.actor_more), **options,
+            self.p0, w.memory_scale, self.p1, w.stoch_scale, self.x, out.mean, out.mean_bias,
+            out.spread, out.spread_bias, self.chance[i], action, action.stride(0), out.act,
+            out.act_bias, out.act_scale, rows=n.rows, u=n.u, U=power(n.u), v=n.v, V=power(n.v),
+            LAYERS=len(w.actor_more), **options,
         )  # fmt: skip
         return self.policy
 
-    def move(self, i: int, x2: Tensor) -> None:
-        """Compute the memory of state `i + 1`; `x2` is the action's input layer."""
+    def mix(self, i: int) -> None:
+        """Compute the cell's hidden layer in state `i`."""
         w, n, options = self.w, self.n, self.of_hidden
-        self.x[:, 2 * n.u :] = x2
-        tiles = lambda o: (n.d // o["BN"], -(-n.rows // o["BM"]))  # noqa: E731
-        self.k.dream_hidden_kernel[tiles(options)](
+        self.k.dream_hidden_kernel[(n.d // options["BN"], -(-n.rows // options["BM"]))](
             self.h(i), n.stride, self.x, w.hidden, w.hidden_bias, self.q, self.part, n.rows,
             d=n.d, w=n.w, u=n.u, **options,
         )  # fmt: skip
+
+    def move(self, i: int) -> None:
+        """Compute the memory of state `i + 1`."""
+        w, n = self.w, self.n
         options = launch("gates", n.rows, BN=n.w, BK=n.w)
-        self.k.dream_gates_kernel[tiles(options)](
+        self.k.dream_gates_kernel[(n.d // options["BN"], -(-n.rows // options["BM"]))](
             self.h(i), n.stride, self.q, self.part, w.hidden_scale, w.gates, w.gates_bias,
             self.h(i + 1), n.rows, d=n.d, w=n.w, parts=self.parts, PARTS=power(self.parts),
             **options,

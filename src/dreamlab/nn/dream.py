@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dreamlab.accel import dream
 from dreamlab.accel.dispatch import use_triton
-from dreamlab.accel.dream import fits
+from dreamlab.accel.dream import Actions, fits
 from dreamlab.accel.rssm_scan import dtype_of
 from dreamlab.nn.scan import STYLE, Choices
 
@@ -33,6 +33,21 @@ class Layers(NamedTuple):
     """`NormMLP` of the actor, without its output."""
 
 
+Choose = Callable[[Float[Tensor, "n v"]], tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n u"]]]
+"""Maps the actor's last hidden layer to an action, and to the cell's input layer of it."""
+
+
+class Output(NamedTuple):
+    """The modules that make an action of the actor's last hidden layer, and read it."""
+
+    mean: Any
+    """A linear layer: the mean, or logits of one choice, which has no `spread`."""
+    spread: Any
+    act: Any
+    """The cell's `NormAct`."""
+    actions: Actions
+
+
 def available(x: Float[Tensor, " ..."]) -> bool:
     """Return whether dreams from states like this tensor can be computed in one call."""
     return use_triton(x) and not torch.is_grad_enabled() and dream.pays(dtype_of(x))
@@ -43,21 +58,35 @@ def imagine(
     choices: Choices,
     start: tuple[Float[Tensor, "n d"], Float[Tensor, "n s"]],
     noise: Float[Tensor, "h n num classes"],
-    choose: Callable[[Float[Tensor, "n v"]], tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n u"]]],
+    choose: Choose,
+    output: Output | None = None,
 ) -> tuple[Float[Tensor, "n h+1 d"], Float[Tensor, "n h+1 s"], Shaped[Tensor, "n h+1 ..."]]:
     """Imagine from states; return deterministic and stochastic parts, and actions.
 
-    `choose` maps the actor's last hidden layer to an action and to the cell's input layer of it;
-    the last action is chosen but not executed. `noise` is Gumbel noise.
+    With `output` actions are sampled in the same call, else by `choose`. The last one is sampled
+    but not executed. `noise` is Gumbel noise.
     """
     (rows, deter), dtype = start[0].shape, dtype_of(start[0])
-    w = dream.Weights(
-        *(x if k.endswith("_scale") else x.to(dtype) for k, x in weights(layers)._asdict().items())
-    )
+    w = dream.Weights(*cast(weights(layers), dtype))
     widths = (len(w.hidden_bias), len(w.memory), len(w.actor))
     sizes = dream.Sizes(len(noise), rows, deter, *widths, *choices)
-    state, actions = dream.imagine(w, sizes, start, noise, choose)
-    return state[..., :deter], state[..., deter:], torch.stack(actions, 1)
+    how: Any = choose
+    if output is not None:
+        how = dream.Chosen(dream.Output(*cast(outputs(output), dtype)), output.actions)
+    state, action = dream.imagine(w, sizes, start, noise, how)
+    return state[..., :deter], state[..., deter:], action
+
+
+def cast(tensors: Any, dtype: torch.dtype) -> list[Float[Tensor, " ..."]]:
+    """Return a named tuple's tensors in this precision, but scales of norms as they are."""
+    return [x if k.endswith("_scale") else x.to(dtype) for k, x in tensors._asdict().items()]
+
+
+def outputs(la: Output) -> dream.Output:
+    """Return the output's tensors in the order of the kernels."""
+    spread = la.mean if la.spread is None else la.spread
+    parts = (la.mean.weight, la.mean.bias, spread.weight, spread.bias)
+    return dream.Output(*parts, la.act.linear.weight, la.act.linear.bias, la.act.norm.scale)
 
 
 def weights(layers: Layers) -> dream.Weights:
@@ -66,9 +95,9 @@ def weights(layers: Layers) -> dream.Weights:
     pairs = [(la.memory.linear, la.memory.norm), (la.stoch.linear, la.stoch.norm)]
     pairs += [(la.hidden, la.hidden_norm), (la.gates, None)]
     parts = [(x.weight, x.bias, *(() if n is None else (n.scale,))) for x, n in pairs]
-    cell = [x for part in parts for x in part]
-    return dream.Weights(*cell, *stacked(la.prior), la.logits.weight, la.logits.bias,
-                         *stacked(la.actor))  # fmt: skip
+    every = [x for part in parts for x in part]
+    every += [*stacked(la.prior), la.logits.weight, la.logits.bias, *stacked(la.actor)]
+    return dream.Weights(*(x for x in every))
 
 
 def stacked(net: Any) -> list[Float[Tensor, " ..."]]:
@@ -80,4 +109,6 @@ def stacked(net: Any) -> list[Float[Tensor, " ..."]]:
     return [first.weight, first.bias, weight, bias, torch.stack([x.norm.scale for x in net])]
 
 
-__all__ = ["STYLE", "Choices", "Layers", "available", "fits", "imagine"]
+__all__ = [
+    "STYLE", "Actions", "Choices", "Choose", "Layers", "Output", "available", "fits", "imagine",
+]  # fmt: skip

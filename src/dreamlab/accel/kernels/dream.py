@@ -123,21 +123,95 @@ def more_layers(
 
 
 @triton.jit
-def dream_policy_kernel(
-    a_ptr, w_ptr, b_ptr, scale_ptr, y_ptr, out_ptr, p0_ptr, s0_ptr, p1_ptr, s1_ptr, x_ptr, rows,
-    u: tl.constexpr, U: tl.constexpr, v: tl.constexpr, V: tl.constexpr, LAYERS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+def output_of(x, w_ptr, b_ptr, v: tl.constexpr, V: tl.constexpr, num: tl.constexpr,
+              NUM: tl.constexpr):  # fmt: skip
+    """Return an output layer of whole rows x [m, V], rounded as that of `nn.Linear`; 0 past it."""
+    k, n = tl.arange(0, V), tl.arange(0, NUM)
+    mask = (k < v)[:, None] & (n < num)[None, :]
+    w = tl.load(w_ptr + n[None, :] * v + k[:, None], mask=mask, other=0.0)
+    y = mult(x, w, tl.zeros([x.shape[0], NUM], tl.float32))
+    y += tl.load(b_ptr + n, mask=n < num, other=0.0).to(tl.float32)[None, :]
+    return y.to(x.dtype).to(tl.float32)
+
+
+@triton.jit
+def sample_number(
+    x, w_ptr, b_ptr, spread_ptr, spread_b_ptr, noise, low: tl.constexpr, high: tl.constexpr,
+    v: tl.constexpr, V: tl.constexpr, num: tl.constexpr, NUM: tl.constexpr,
 ):  # fmt: skip
-    """The actor's hidden layers after its first, and what the cell reads of the state."""
+    """Return bounded Gaussian actions, as `LatentPolicy` samples them."""
+    mean = 2 * tl.sigmoid(2 * output_of(x, w_ptr, b_ptr, v, V, num, NUM)) - 1
+    spread = output_of(x, spread_ptr, spread_b_ptr, v, V, num, NUM)
+    return mean + ((high - low) * tl.sigmoid(spread + 2) + low) * noise
+
+
+@triton.jit
+def sample_class(
+    x, w_ptr, b_ptr, noise, unimix: tl.constexpr, v: tl.constexpr, V: tl.constexpr,
+    num: tl.constexpr, NUM: tl.constexpr,
+):  # fmt: skip
+    """Return the index of the class that `Categorical` samples; `noise` is exponential."""
+    there = (tl.arange(0, NUM) < num)[None, :]
+    logit = tl.where(there, output_of(x, w_ptr, b_ptr, v, V, num, NUM), -1e30)
+    if unimix > 0:
+        e = tl.exp(logit - tl.max(logit, 1)[:, None])
+        logit = tl.log((1 - unimix) * (e / tl.sum(e, 1)[:, None]) + unimix / num)
+    return tl.argmax(tl.where(there, logit - tl.log(noise), -1e30), 1)
+
+
+@triton.jit
+def read_action(
+    flat, w_ptr, b_ptr, scale_ptr, like, u: tl.constexpr, U: tl.constexpr, num: tl.constexpr,
+    NUM: tl.constexpr,
+):  # fmt: skip
+    """Return the cell's input layer of flat actions [m, NUM], normalized and activated."""
+    k, n = tl.arange(0, U), tl.arange(0, NUM)
+    mask = (n < num)[:, None] & (k < u)[None, :]
+    w = tl.load(w_ptr + k[None, :] * num + n[:, None], mask=mask, other=0.0)
+    p = mult(flat.to(like), w, tl.zeros([flat.shape[0], U], tl.float32))
+    p += tl.load(b_ptr + k, mask=k < u, other=0.0).to(tl.float32)[None, :]
+    p = p.to(like).to(tl.float32)
+    inv = tl.rsqrt(tl.sum(p * p, 1) / u + EPS)
+    return unit_act(p, inv, tl.load(scale_ptr + k, mask=k < u, other=0.0), like)
+
+
+@triton.jit
+def dream_policy_kernel(
+    a_ptr, w_ptr, b_ptr, scale_ptr, y_ptr, out_ptr, p0_ptr, s0_ptr, p1_ptr, s1_ptr, x_ptr,
+    mean_ptr, mean_b_ptr, spread_ptr, spread_b_ptr, noise_ptr, act_ptr, act_stride, w2_ptr, b2_ptr,
+    s2_ptr, low: tl.constexpr, high: tl.constexpr, unimix: tl.constexpr, rows,
+    u: tl.constexpr, U: tl.constexpr, v: tl.constexpr, V: tl.constexpr, LAYERS: tl.constexpr,
+    KIND: tl.constexpr, num: tl.constexpr, NUM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The actor after its first layer, and all that the cell reads besides the memory itself.
+
+    `KIND` of actions: 1 numbers, 2 a class; 0 leaves them to the caller, with the last layer.
+    """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
-    k, cols = tl.arange(0, U), tl.arange(0, V)
-    x = normed_row(a_ptr, scale_ptr, m, rows, v, V)
-    x = more_layers(x, w_ptr, b_ptr, scale_ptr + v, y_ptr, m, rows, v, V, LAYERS, BN)
-    mask = (m[:, None] < rows) & (cols < v)[None, :]
-    tl.store(out_ptr + m[:, None] * v + cols[None, :], x, mask=mask)
-    mask, at = (m[:, None] < rows) & (k < u)[None, :], x_ptr + m[:, None] * (3 * u) + k[None, :]
+    k, cols, each = tl.arange(0, U), tl.arange(0, V), tl.arange(0, NUM)
+    like = a_ptr.dtype.element_ty
+    there = m[:, None] < rows
+    mask, at = there & (k < u)[None, :], x_ptr + m[:, None] * (3 * u) + k[None, :]
     tl.store(at, normed_row(p0_ptr, s0_ptr, m, rows, u, U), mask=mask)
     tl.store(at + u, normed_row(p1_ptr, s1_ptr, m, rows, u, U), mask=mask)
+    x = normed_row(a_ptr, scale_ptr, m, rows, v, V)
+    x = more_layers(x, w_ptr, b_ptr, scale_ptr + v, y_ptr, m, rows, v, V, LAYERS, BN)
+    if KIND == 0:
+        tl.store(out_ptr + m[:, None] * v + cols[None, :], x, mask=there & (cols < v)[None, :])
+    else:
+        few = there & (each < num)[None, :]
+        noise = tl.load(noise_ptr + m[:, None] * num + each[None, :], mask=few, other=1.0)
+        if KIND == 1:
+            flat = sample_number(x, mean_ptr, mean_b_ptr, spread_ptr, spread_b_ptr, noise, low,
+                                 high, v, V, num, NUM)  # fmt: skip
+            tl.store(act_ptr + m[:, None] * act_stride + each[None, :], flat, mask=few)
+            flat = flat / tl.maximum(tl.abs(flat), 1.0)
+        else:
+            index = sample_class(x, mean_ptr, mean_b_ptr, noise, unimix, v, V, num, NUM)
+            tl.store(act_ptr + m * act_stride, index.to(tl.int64), mask=m < rows)
+            flat = tl.where(each[None, :] == index[:, None], 1.0, 0.0)
+        x2 = read_action(flat, w2_ptr, b2_ptr, s2_ptr, like, u, U, num, NUM)
+        tl.store(at + 2 * u, x2, mask=mask)
 
 
 @triton.jit
