@@ -39,15 +39,8 @@ class Dreamer:
         if noise is None:
             noise = rssm.noise(horizon, len(start.deter), device=start.deter.device)
         assert noise is not None
-        memory, stoch, _ = rssm.cell.inputs
-        layers = dream.Layers(
-            memory, stoch, rssm.cell.hidden[0], rssm.cell.norms[0], rssm.cell.gates,
-            rssm.prior_net, rssm.prior_out, self.actor.net,
-        )  # fmt: skip
-        c = rssm.config
-        choices = dream.Choices(c.stoch, c.classes, c.unimix)
         deter, random, action = dream.imagine(
-            layers, choices, (start.deter, start.stoch), noise, self.choose,
+            *layers_of(self.model, self.actor), (start.deter, start.stoch), noise, self.choose,
             output_of(self.model, self.actor),
         )  # fmt: skip
         return Latent(deter, random), action
@@ -63,6 +56,18 @@ def fusable(model: WorldModel, actor: Any) -> bool:
     usual = (c.norm, c.act) == (a.norm, a.act) == dream.STYLE and c.dyn_layers == 1
     deep = len(rssm.prior_net) > 0 < len(actor.net)
     return usual and deep and dream.fits(c.deter, c.blocks, c.hidden, a.units, c.stoch * c.classes)
+
+
+def layers_of(model: WorldModel, actor: LatentPolicy) -> tuple[dream.Layers, dream.Choices]:
+    """Return the modules of a step, and its stochastic part."""
+    rssm: Any = model.rssm
+    c, cell = rssm.config, rssm.cell
+    memory, stoch, _ = cell.inputs
+    layers = dream.Layers(
+        memory, stoch, cell.hidden[0], cell.norms[0], cell.gates, rssm.prior_net, rssm.prior_out,
+        actor.net,
+    )  # fmt: skip
+    return layers, dream.Choices(c.stoch, c.classes, c.unimix)
 
 
 def output_of(model: WorldModel, actor: LatentPolicy) -> dream.Output | None:
