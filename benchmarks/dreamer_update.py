@@ -1,8 +1,9 @@
 """Milliseconds per DreamerV3 update, for any size and device.
 
     python benchmarks/dreamer_update.py [--sizes 1m 12m] [--kinds images vectors] [--device cuda]
-        [--compile true|false] [--forms default dynamics adam] [--together] [--check]
-        [--profile] [--trace FOLDER] [--record]
+        [--compile true|false] [--forms default dynamics adam]
+        [--dreams default always never] [--together] [--check] [--profile] [--trace FOLDER]
+        [--record]
 
 One whole update (losses, gradients, clipping, optimizer, slow critic) on random data already on the
 device: batch 16 x 64, dreams of 15 steps, bfloat16 on a GPU. `images` are 64 x 64 with 6 discrete
@@ -12,7 +13,8 @@ own, so that `first` is what a user waits: from importing to the end of the firs
 float32, and once in the fast form, also in float32; it fails where they differ.
 `--together` lets all sizes compile side by side and then times one after the other: for a GPU that
 is lent by the minute; `first` is left out then. `dynamics` is the gradient through the dream with
-an Adam for each part, `adam` the default with Adam for everything.
+an Adam for each part, `adam` the default with Adam for everything. `--dreams never` imagines step
+by step, `always` with the kernels of accel/dream.py even for wide layers and in float32.
 The official figures are those of jax 0.11 on one H200, size 12m.
 """
 
@@ -56,6 +58,7 @@ FORMS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("optimizer", "actor_optimizer", "critic_optimizer"), "adam"),
     },
 }
+DREAMS = ("default", "always", "never")
 TOLERANCE = 1e-3
 """Largest difference of a loss, relative to its size, between the two forms in float32."""
 
@@ -72,10 +75,12 @@ def make(args: argparse.Namespace, precision: str, compiled: bool) -> Any:
     """Return a workflow as a run would have it, and the precision that its updates run in."""
     import torch
 
+    from dreamlab.accel.dream import Use
     from dreamlab.core.config import load
     from dreamlab.engine import accelerate
     from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
 
+    Use.when = args.dreams[0]
     torch.manual_seed(0)
     options = {"size": args.sizes[0], **FORMS[args.forms[0]]}
     config = load(DreamerV3Config, options, "workflow")
@@ -136,7 +141,13 @@ def check(args: argparse.Namespace) -> float:
 
 
 def name_of(args: argparse.Namespace) -> str:
-    return f"{args.sizes[0]}-{args.kinds[0]}-{args.forms[0]}"
+    return f"{args.sizes[0]}-{args.kinds[0]}-{form_of(args)}".replace(", ", "-").replace(" ", "-")
+
+
+def form_of(args: argparse.Namespace) -> str:
+    """Return the form, and how it dreams if not by default."""
+    dreams = args.dreams[0]
+    return args.forms[0] if dreams == "default" else f"{args.forms[0]}, dreams {dreams}"
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -161,7 +172,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         metrics, _ = update(i)
     wait()
     ready = time.perf_counter() - START
-    out: dict[str, Any] = {"size": args.sizes[0], "kind": args.kinds[0], "form": args.forms[0]}
+    out: dict[str, Any] = {"size": args.sizes[0], "kind": args.kinds[0], "form": form_of(args)}
     if args.together:  # what the first update took beside the others tells little
         print(f"{name_of(args)}: first after {first:.0f} s, ready {ready:.0f} s", file=sys.stderr)
         print("ready", flush=True)
@@ -250,11 +261,13 @@ def children(args: argparse.Namespace) -> list[list[str]]:
     trace = ["--trace", args.trace] if args.trace else []
     rest = ["--device", args.device, "--compile", args.compile, "--updates", str(args.updates)]
     rest += ["--rounds", str(args.rounds), *flags, *trace]
+    words = [sys.executable, __file__, "--one"]
     return [
-        [sys.executable, __file__, "--one", "--sizes", s, "--kinds", k, "--forms", f, *rest]
+        [*words, "--sizes", s, "--kinds", k, "--forms", f, "--dreams", d, *rest]
         for s in args.sizes
         for k in args.kinds
         for f in args.forms
+        for d in args.dreams
     ]
 
 
@@ -281,6 +294,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["1m", "12m", "50m", "200m"])
     parser.add_argument("--kinds", nargs="+", default=["vectors", "images"])
     parser.add_argument("--forms", nargs="+", default=["default"], choices=FORMS)
+    parser.add_argument("--dreams", nargs="+", default=["default"], choices=DREAMS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", default="true")
     parser.add_argument("--updates", type=int, default=50)

@@ -7,6 +7,7 @@ multiprocessor has room for them. Nothing is launched: a driver that does nothin
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 import tests.conftest  # noqa: F401 (checks shapes as every test does: kernels must stand it)
-from dreamlab.accel import dispatch
+from dreamlab.accel import dispatch, dream
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
+from dreamlab.components.heads import LatentPolicy, PolicyConfig
+from dreamlab.components.world_models import dreaming
 from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig
+from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
+from dreamlab.core.config import load
 from dreamlab.core.optim import LaPropConfig, Optimizer
+from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.ops.returns import lambda_return
 
-KERNELS = 15
+KERNELS, OF_DREAMS = 15, 6
 SHARED = 227 * 1024
 """Bytes of shared memory that a kernel may have on an H100 or H200."""
 
@@ -71,6 +77,24 @@ def scan(size: str, dtype: torch.dtype, rows: int = 16, t: int = 2) -> None:
     sum(x.float().sum() for x in (*latent, logits)).backward()
 
 
+def imagine(size: str, rows: int = 1024) -> int:
+    """Dream one step in bfloat16, if this size is dreamt so; return how many kernels that takes."""
+    options = {**SIZES[size], "stoch": 32, "blocks": 8}
+    if options["hidden"] > dream.WIDEST:
+        return 0
+    small = {"rssm": options, "encoder": {"units": 8, "layers": 1}}
+    action = ArraySpec((6,), low=-1.0, high=1.0)
+    spec = Spec({"state": ArraySpec((4,))}, action)
+    model = WorldModel(load(WorldModelConfig, small, "model"), spec)
+    actor = LatentPolicy(PolicyConfig(units=options["hidden"]), model.rssm.out_dim, action)
+    idle = lambda latent: latent.deter  # noqa: E731 (never called)
+    choose = partial(dreaming.chosen, model, actor)
+    dreamer = dreaming.Dreamer(model, actor, partial(model.advance, idle), choose)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        dreamer.dream(model.initial(rows, "cpu"), idle, 1)
+    return OF_DREAMS
+
+
 def others() -> None:
     """The optimizer's kernels and the one of returns."""
     config = LaPropConfig(lr=1e-2, eps=1e-20, agc=0.3, warmup_steps=3)
@@ -90,9 +114,10 @@ def main(size: str, dtype: str) -> None:
     dispatch.INTERPRETED = True  # take the GPU's way on tensors of the CPU
     scan(size, getattr(torch, dtype))
     others()
+    wanted = KERNELS + (imagine(size) if dtype == "bfloat16" else 0)
     for name, shared in sorted(driver.shared.items()):
         print(f"{name:24} {shared:8,d} bytes shared")
-    assert len(driver.shared) == KERNELS, sorted(driver.shared)
+    assert len(driver.shared) == wanted, sorted(driver.shared)
     assert max(driver.shared.values()) <= SHARED
     print("same")
 

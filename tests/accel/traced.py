@@ -21,6 +21,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from dreamlab.accel.bf16_weights import Bf16Weights
 from dreamlab.accel.compile import CompiledMethod, compile_methods, compile_updates
 from dreamlab.accel.cuda_graphs import lay_out
+from dreamlab.components.world_models.dreaming import fusable, output_of
 from dreamlab.core.types import Batch, Mode
 from dreamlab.core.workflow import Workflow, marked
 from dreamlab.engine.orchestrator import Orchestrator
@@ -90,12 +91,18 @@ def captured(loop: Orchestrator, patch: pytest.MonkeyPatch, bf16: bool) -> list[
         agent.update(replace(batch, index=None))
         with torch.no_grad():
             agent.decide(obs, first, agent.initial_state(len(first)), Mode.TRAIN)
-    assert launched >= wanted_kernels(agent)
-    idle = {"follow_step", "replay_losses"} - used_methods(agent)
+    assert launched >= wanted_kernels(agent, bf16)
+    idle = {"follow_step", "replay_losses", "dream_step", "dream_action"}
+    idle -= used_methods(agent, bf16)
     return [m for m in methods if m.method.__name__ not in idle]
 
 
-def wanted_kernels(agent: Workflow[Any]) -> set[str]:
+def dreams_at_once(agent: DreamerV3, bf16: bool) -> bool:
+    """Return whether the kernels of a dream are launched."""
+    return bf16 and agent.config.actor_grad == "reinforce" and fusable(agent.model, agent.actor)
+
+
+def wanted_kernels(agent: Workflow[Any], bf16: bool) -> set[str]:
     """Return the kernels that an update launches."""
     fused = any(opt.fused for opt in agent.optimizers.values())
     wanted = {"step_kernel"} if fused else set[str]()
@@ -103,16 +110,22 @@ def wanted_kernels(agent: Workflow[Any]) -> set[str]:
         return wanted
     if agent.model.rssm.scannable:
         wanted.add("hidden_kernel")
+    if dreams_at_once(agent, bf16):
+        wanted.add("dream_prior_kernel")
     if agent.config.actor_grad == "reinforce":  # returns carry no gradient
         wanted.add("recurrence_kernel")
     return wanted
 
 
-def used_methods(agent: Workflow[Any]) -> set[str]:
+def used_methods(agent: Workflow[Any], bf16: bool) -> set[str]:
     """Return the methods that only some agents call, if this one does."""
     if not isinstance(agent, DreamerV3):
         return set()
     found = {"replay_losses"} if agent.config.scales.repval else set[str]()
+    if not dreams_at_once(agent, bf16):
+        found.add("dream_step")
+    elif output_of(agent.model, agent.actor) is None:
+        found.add("dream_action")
     return found if agent.model.rssm.scannable else found | {"follow_step"}
 
 

@@ -119,7 +119,10 @@ class LatentPolicy(nn.Module):
 
     def forward(self, feature: Float[Tensor, "*b d"]) -> Dist:
         """Return the action distribution; log-probabilities are summed over action entries."""
-        x = self.net(feature)
+        return self.dist(self.net(feature))
+
+    def dist(self, x: Float[Tensor, "*b u"]) -> Dist:
+        """Return the distribution from the last hidden layer."""
         if self.action.classes is None:
             low, high = self.config.min_std, self.config.max_std
             std = (high - low) * torch.sigmoid(self.stddev(x).float() + 2) + low

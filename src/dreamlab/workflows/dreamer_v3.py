@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from dreamlab.components.actor_critic import ActorCriticConfig
+from dreamlab.components.world_models import dreaming
 from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.components.world_models.rssm import Latent
@@ -287,6 +288,13 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         """Sample an action from the actor; return the next state and the action."""
         return self.model.advance(self.policy, latent, noise)
 
+    @compilable
+    def dream_action(
+        self, hidden: Float[Tensor, "n v"]
+    ) -> tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n u"]]:
+        """Sample an action from the actor's last hidden layer, for a dream in one call."""
+        return dreaming.chosen(self.model, self.actor, hidden)
+
     def dream(
         self,
         start: Latent,
@@ -297,16 +305,23 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         through = self.config.actor_grad == "dynamics"
         fixed = (self.model, self.critic) if through else ()
         with torch.set_grad_enabled(through), passed_through(*fixed):
-            latent, action = self.model.imagine(
-                start.detach(), policy or self.policy, self.config.imagine, noise,
-                self.dream_step if policy is None else None,
-            )  # fmt: skip
+            latent, action = self.imagined(start.detach(), policy, noise)
             feature = latent.feature
             reward, cont, value = self.predict_values(feature)
             ret = lambda_return(reward, cont, value, self.config.lam)
         with torch.no_grad():
             weight = torch.cumprod(cont, 1)
         return Dream(feature, action, reward, cont, value, weight, ret)
+
+    def imagined(
+        self, start: Latent, policy: Policy | None, noise: Float[Tensor, "h n ..."] | None
+    ) -> tuple[Latent, Shaped[Tensor, "n t ..."]]:
+        """Return states and actions imagined with this policy, or else with the actor."""
+        steps = self.config.imagine
+        if policy is not None:
+            return self.model.imagine(start, policy, steps, noise)
+        dreamer = dreaming.Dreamer(self.model, self.actor, self.dream_step, self.dream_action)
+        return dreamer.dream(start, self.policy, steps, noise)
 
     @compilable
     def predict_values(
