@@ -1,0 +1,264 @@
+"""Plans in the latents of TD-MPC2, scored by two kernels instead of a hundred, for GPUs.
+
+A tile of candidates is rolled out in one program, all layers of all steps; then a program per tile
+and part of the score (the reward of a step, one critic's value of the end) computes that part. The
+policy's own plans are rolled out in one kernel likewise. Operators, so that compilers pass them on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dreamlab.accel.dispatch import kernels
+from dreamlab.accel.rssm_scan import chunk, power
+
+WIDEST = 512
+"""Numbers of a row that a program can hold: wider layers are left to the library's products."""
+MOST_ACTIONS = 64
+TILE = 16
+FILL = 132
+"""Multiprocessors of an H200: tiles are as high as leaves enough of them for all."""
+
+
+class Tuning(NamedTuple):
+    """Launch options of a kernel: rows read at once of a bfloat16 weight, warps, loads ahead."""
+
+    chunk: int
+    warps: int
+    stages: int
+
+
+TUNING = {
+    ("roll", 16): Tuning(64, 4, 3),
+    ("roll", 32): Tuning(64, 4, 3),
+    ("roll", 64): Tuning(64, 8, 3),
+    ("value", 16): Tuning(32, 4, 3),
+    ("value", 32): Tuning(64, 4, 3),
+    ("value", 64): Tuning(64, 8, 3),
+}
+"""By kernel and rows of a tile; times of others: benchmarks/plan_kernels.py."""
+SLOW = Tuning(32, 8, 2)
+"""In float32, which tensor cores do not multiply exactly: for checks."""
+
+
+class Sizes(NamedTuple):
+    """Letters as in `kernels/latent_plans.py`."""
+
+    envs: int
+    horizon: int
+    d: int
+    w: int
+    a: int
+    group: int
+    """Entries of a latent that sum to 1."""
+    half: int
+    """Bins above the middle, padded to a power of two."""
+    step: int
+    """Size of the critics' input: a latent, a task embedding, an action."""
+
+
+class Dynamics(NamedTuple):
+    """Layers [out, in] of the dynamics. `start` [2, envs, w] is what the first layer's sums begin
+    with: at the environment's latent, with its part of the product, and at any other. `action` is
+    the first layer's weight for actions, [a, w].
+    """
+
+    start: Tensor
+    first: Tensor
+    action: Tensor
+    first_scale: Tensor
+    first_shift: Tensor
+    second: Tensor
+    second_bias: Tensor
+    second_scale: Tensor
+    second_shift: Tensor
+    out: Tensor
+    out_bias: Tensor
+    out_scale: Tensor
+    out_shift: Tensor
+
+
+class Policy(NamedTuple):
+    """Layers [out, in] of the policy prior; its start as the dynamics'."""
+
+    start: Tensor
+    first: Tensor
+    first_scale: Tensor
+    first_shift: Tensor
+    second: Tensor
+    second_bias: Tensor
+    second_scale: Tensor
+    second_shift: Tensor
+    out: Tensor
+    out_bias: Tensor
+
+
+class Reward(NamedTuple):
+    """Layers [in, out] of the reward; the outputs are ordered by `paired`."""
+
+    start: Tensor
+    first: Tensor
+    action: Tensor
+    first_scale: Tensor
+    first_shift: Tensor
+    second: Tensor
+    second_bias: Tensor
+    second_scale: Tensor
+    second_shift: Tensor
+    out: Tensor
+    out_bias: Tensor
+
+
+class Critics(NamedTuple):
+    """Layers [critics, in, out] of the critics; `start` is [critics, envs, w]."""
+
+    start: Tensor
+    first: Tensor
+    first_scale: Tensor
+    first_shift: Tensor
+    second: Tensor
+    second_bias: Tensor
+    second_scale: Tensor
+    second_shift: Tensor
+    out: Tensor
+    out_bias: Tensor
+
+
+def fits(d: int, w: int, a: int, samples: int) -> bool:
+    """Return whether the kernels take latents, hidden layers, actions and plans of these sizes."""
+    whole = d % TILE == w % TILE == samples % TILE == 0
+    return whole and max(d, w) <= WIDEST and a <= MOST_ACTIONS
+
+
+def tile_rows(envs: int, plans: int, dtype: torch.dtype) -> int:
+    """Return how many rows a tile has: few for few environments, so that there are many tiles."""
+    if dtype == torch.float32:
+        return TILE
+    rows = TILE
+    while rows < 64 and plans % (2 * rows) == 0 and envs * plans > rows * FILL:
+        rows *= 2
+    return rows
+
+
+def launch(kernel: str, rows: int, n: Sizes, dtype: torch.dtype) -> dict[str, int]:
+    """Return the launch options of a kernel."""
+    tuned = SLOW if dtype == torch.float32 else TUNING[kernel, rows]
+    bk = chunk(n.d | n.w, tuned.chunk)
+    padded = {"BM": rows, "BW": power(n.w), "AP": max(TILE, power(n.a)), "BK": bk}
+    return {**padded, "num_warps": tuned.warps, "num_stages": tuned.stages}
+
+
+GAINS = (
+    "(Tensor actions, Tensor last, Tensor pair, Tensor? mask, Tensor centre, Tensor[] dynamics, "
+    "Tensor[] policy, Tensor[] reward, Tensor[] critics, int[] sizes, float low, float high) "
+    "-> Tensor"
+)
+
+
+@torch.library.custom_op("dreamlab::plan_gains", mutates_args=(), schema=GAINS)
+def plan_gains(
+    actions: Tensor,
+    last: Tensor,
+    pair: Tensor,
+    mask: Tensor | None,
+    centre: Tensor,
+    dynamics: list[Tensor],
+    policy: list[Tensor],
+    reward: list[Tensor],
+    critics: list[Tensor],
+    sizes: list[int],
+    low: float,
+    high: float,
+) -> Tensor:
+    """Return the rewards of plans and two critics' values of their ends: [horizon + 2, n, s].
+
+    `actions` are [n, s, horizon, a], `last` [n or 1, s, a] the noise of the policy's action at the
+    end, `pair` the critics, `mask` [n, a] the valid entries, `centre` what pairs of bins stand for.
+    """
+    n, s = Sizes(*sizes), actions.shape[1]
+    dtype = dynamics[1].dtype
+    tile = tile_rows(n.envs, s, dtype)
+    rows, jobs = n.envs * s, n.horizon + 2
+    make = lambda *shape: actions.new_empty(shape, dtype=dtype)  # noqa: E731
+    states, hidden = make(n.horizon, rows, n.d), make(2, jobs, rows, n.w)
+    action, gains = actions.new_empty(rows, n.a), actions.new_empty(jobs, n.envs, s)
+    k = kernels("latent_plans")
+    k.roll_kernel[(rows // tile,)](
+        actions, last, actions if mask is None else mask, states, action, *hidden, *dynamics,
+        *policy, n.envs, s, s // tile, 0 if last.shape[0] == 1 else s * n.a, 0,
+        low, high, n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None, POLICY=False,
+        BD=power(n.d), **launch("roll", tile, n, dtype),
+    )  # fmt: skip
+    k.value_kernel[(rows // tile, jobs)](
+        states, actions, action, pair, gains, *hidden, centre, *reward, *critics, n.envs, s,
+        n.horizon, n.step, n.d, n.w, n.a, n.half, **launch("value", tile, n, dtype),
+    )  # fmt: skip
+    return gains
+
+
+@plan_gains.register_fake
+def _(
+    actions: Tensor,
+    last: Tensor,
+    pair: Tensor,
+    mask: Tensor | None,
+    centre: Tensor,
+    dynamics: list[Tensor],
+    policy: list[Tensor],
+    reward: list[Tensor],
+    critics: list[Tensor],
+    sizes: list[int],
+    low: float,
+    high: float,
+) -> Tensor:
+    return actions.new_empty(sizes[1] + 2, actions.shape[0], actions.shape[1])
+
+
+PLANS = (
+    "(Tensor noise, Tensor? mask, Tensor[] dynamics, Tensor[] policy, int[] sizes, "
+    "float low, float high) -> Tensor"
+)
+
+
+@torch.library.custom_op("dreamlab::policy_plans", mutates_args=(), schema=PLANS)
+def policy_plans(
+    noise: Tensor,
+    mask: Tensor | None,
+    dynamics: list[Tensor],
+    policy: list[Tensor],
+    sizes: list[int],
+    low: float,
+    high: float,
+) -> Tensor:
+    """Return the actions [n, p, horizon, a] of the policy in the model, for noise [h, n|1, p, a]."""
+    n, plans = Sizes(*sizes), noise.shape[2]
+    dtype = dynamics[1].dtype
+    tiles = -(-plans // TILE)
+    rows = n.envs * tiles * TILE
+    make = lambda *shape: noise.new_empty(shape, dtype=dtype)  # noqa: E731
+    states, hidden = make(n.horizon, rows, n.d), make(2, rows, n.w)
+    out = noise.new_empty(n.envs, plans, n.horizon, n.a)
+    kernels("latent_plans").roll_kernel[(rows // TILE,)](
+        out, noise, noise if mask is None else mask, states, out, *hidden, *dynamics, *policy,
+        n.envs, plans, tiles, 0 if noise.shape[1] == 1 else noise.stride(1), noise.stride(0),
+        low, high, n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None, POLICY=True,
+        BD=power(n.d), **launch("roll", TILE, n, dtype),
+    )  # fmt: skip
+    return out
+
+
+@policy_plans.register_fake
+def _(
+    noise: Tensor,
+    mask: Tensor | None,
+    dynamics: list[Tensor],
+    policy: list[Tensor],
+    sizes: list[int],
+    low: float,
+    high: float,
+) -> Tensor:
+    horizon, _, plans, a = noise.shape
+    return noise.new_empty(sizes[0], plans, horizon, a)
