@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.core.config import load
 from dreamlab.core.types import ArraySpec, Spec, TaskSpec
 from dreamlab.nn import latent_plans
@@ -15,7 +16,7 @@ from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
 SIZES = {
     "size": None, "enc_dim": 16, "enc_layers": 1, "mlp_dim": 48, "latent_dim": 32, "num_q": 3,
     "task_dim": 8, "num_pi_plans": 5, "bins": {"num": 21},
-    "planner": {"samples": 32, "elites": 6, "iterations": 2},
+    "planner": {"samples": 48, "elites": 6, "iterations": 2},
 }  # fmt: skip
 
 
@@ -49,10 +50,11 @@ def main(device: str, dtype: str, actions: int, tasks: str) -> None:
     close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4}
     low = precision != torch.float32
     if low:  # the interpreter multiplies float16, but not bfloat16
-        close = {"atol": 0.1, "rtol": 0.05} if precision == torch.bfloat16 else {"atol": 0.02, "rtol": 0.01}
+        coarse = precision == torch.bfloat16
+        close = {"atol": 0.2, "rtol": 0.1} if coarse else {"atol": 0.05, "rtol": 0.05}
     for rows in (1, envs):  # the same noise for all environments, or each its own
-        plans = torch.rand(envs, 32, 3, actions, device=device) * 2 - 1
-        last = torch.randn(rows, 32, actions, device=device)
+        plans = torch.rand(envs, 48, 3, actions, device=device) * 2 - 1
+        last = torch.randn(rows, 48, actions, device=device)
         noise = torch.randn(3, rows, n.proposed, actions, device=device)
         pair = torch.tensor([2, 0], device=device)
         with torch.autocast(device, precision if low else None, enabled=low):
@@ -66,7 +68,24 @@ def main(device: str, dtype: str, actions: int, tasks: str) -> None:
             assert plain.std(-1).min() > 0.05, plain.std(-1)
             fused, plain = a.propose(z, task, noise, nets), a.propose(z, task, noise)
             torch.testing.assert_close(fused, plain, **close)
+        refit(a, plans)
     print("same")
+
+
+def refit(a: TDMPC2, plans: torch.Tensor) -> None:
+    """Compare what the planner makes of scores."""
+    score = torch.randn(plans.shape[:2], device=plans.device)
+    plan = a.planner.start(plans[:, 0], plans[:, 1].abs())
+    fused = a.planner.tell(plan, plans, score)
+    with reference_kernels():
+        plain = a.planner.tell(plan, plans, score)
+    order = plain.score.argsort(1, descending=True)
+    assert torch.equal(fused.score, plain.score.gather(1, order))
+    torch.testing.assert_close(fused.weight, plain.weight.gather(1, order))
+    torch.testing.assert_close(fused.mean, plain.mean)
+    torch.testing.assert_close(fused.std, plain.std)
+    for elites, of, i in zip(fused.elites, plain.elites, order, strict=True):
+        assert torch.equal(elites, of[i])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ policy's own plans are rolled out in one kernel likewise. Operators, so that com
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -143,122 +144,116 @@ def tile_rows(envs: int, plans: int, dtype: torch.dtype) -> int:
     return rows
 
 
+def half(width: int) -> int:
+    """Return the size of the halves in which rows are held, the second one padded."""
+    return max(TILE, power(width) // 2)
+
+
 def launch(kernel: str, rows: int, n: Sizes, dtype: torch.dtype) -> dict[str, int]:
     """Return the launch options of a kernel."""
     tuned = SLOW if dtype == torch.float32 else TUNING[kernel, rows]
     bk = chunk(n.d | n.w, tuned.chunk)
-    padded = {"BM": rows, "BW": power(n.w), "AP": max(TILE, power(n.a)), "BK": bk}
+    padded = {"BM": rows, "BW": half(n.w), "AP": max(TILE, power(n.a)), "BK": bk}
     return {**padded, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
+class Nets(NamedTuple):
+    """All weights of a plan's score."""
+
+    dynamics: Dynamics
+    policy: Policy
+    reward: Reward
+    critics: Critics
+    centre: Tensor
+    """What the first half of the output columns of rewards and values stand for."""
+
+    def flat(self) -> list[Tensor]:
+        """Return all tensors, as operators take them."""
+        return [*self.dynamics, *self.policy, *self.reward, *self.critics, self.centre]
+
+    @classmethod
+    def of(cls, flat: list[Tensor]) -> Nets:
+        """Return the weights in a flat list."""
+        it = iter(flat)
+        take = lambda kind: kind._make(islice(it, len(kind._fields)))  # noqa: E731
+        return cls(take(Dynamics), take(Policy), take(Reward), take(Critics), next(it))
+
+
 GAINS = (
-    "(Tensor actions, Tensor last, Tensor pair, Tensor? mask, Tensor centre, Tensor[] dynamics, "
-    "Tensor[] policy, Tensor[] reward, Tensor[] critics, int[] sizes, float low, float high) "
-    "-> Tensor"
+    "(Tensor actions, Tensor last, Tensor pair, Tensor? mask, Tensor[] weights, int[] sizes, "
+    "float[] bounds) -> Tensor"
 )
 
 
 @torch.library.custom_op("dreamlab::plan_gains", mutates_args=(), schema=GAINS)
 def plan_gains(
-    actions: Tensor,
-    last: Tensor,
-    pair: Tensor,
-    mask: Tensor | None,
-    centre: Tensor,
-    dynamics: list[Tensor],
-    policy: list[Tensor],
-    reward: list[Tensor],
-    critics: list[Tensor],
-    sizes: list[int],
-    low: float,
-    high: float,
-) -> Tensor:
+    actions: Tensor, last: Tensor, pair: Tensor, mask: Tensor | None, weights: list[Tensor],
+    sizes: list[int], bounds: list[float],
+) -> Tensor:  # fmt: skip
     """Return the rewards of plans and two critics' values of their ends: [horizon + 2, n, s].
 
     `actions` are [n, s, horizon, a], `last` [n or 1, s, a] the noise of the policy's action at the
-    end, `pair` the critics, `mask` [n, a] the valid entries, `centre` what pairs of bins stand for.
+    end, `pair` the critics, `mask` [n, a] the valid entries.
     """
-    n, s = Sizes(*sizes), actions.shape[1]
-    dtype = dynamics[1].dtype
+    n, s, nets = Sizes(*sizes), actions.shape[1], Nets.of(weights)
+    dtype = nets.dynamics.first.dtype
     tile = tile_rows(n.envs, s, dtype)
     rows, jobs = n.envs * s, n.horizon + 2
-    make = lambda *shape: actions.new_empty(shape, dtype=dtype)  # noqa: E731
+    make = lambda *shape: torch.empty(shape, dtype=dtype, device=actions.device)  # noqa: E731
     states, hidden = make(n.horizon, rows, n.d), make(2, jobs, rows, n.w)
-    action, gains = actions.new_empty(rows, n.a), actions.new_empty(jobs, n.envs, s)
+    action = torch.empty(rows, n.a, device=actions.device)
+    gains = torch.empty(jobs, n.envs, s, device=actions.device)
     k = kernels("latent_plans")
     k.roll_kernel[(rows // tile,)](
-        actions, last, actions if mask is None else mask, states, action, *hidden, *dynamics,
-        *policy, n.envs, s, s // tile, 0 if last.shape[0] == 1 else s * n.a, 0,
-        low, high, n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None, POLICY=False,
-        BD=power(n.d), **launch("roll", tile, n, dtype),
+        actions, last, actions if mask is None else mask, states, action, *hidden, *nets.dynamics,
+        *nets.policy, n.envs, s, s // tile, 0 if last.shape[0] == 1 else s * n.a, 0, *bounds,
+        n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None, POLICY=False, BD=half(n.d),
+        **launch("roll", tile, n, dtype),
     )  # fmt: skip
     k.value_kernel[(rows // tile, jobs)](
-        states, actions, action, pair, gains, *hidden, centre, *reward, *critics, n.envs, s,
-        n.horizon, n.step, n.d, n.w, n.a, n.half, **launch("value", tile, n, dtype),
+        states, actions, action, pair, gains, *hidden, nets.centre, *nets.reward, *nets.critics,
+        n.envs, s, n.horizon, n.step, n.d, n.w, n.a, n.half, **launch("value", tile, n, dtype),
     )  # fmt: skip
     return gains
 
 
 @plan_gains.register_fake
 def _(
-    actions: Tensor,
-    last: Tensor,
-    pair: Tensor,
-    mask: Tensor | None,
-    centre: Tensor,
-    dynamics: list[Tensor],
-    policy: list[Tensor],
-    reward: list[Tensor],
-    critics: list[Tensor],
-    sizes: list[int],
-    low: float,
-    high: float,
-) -> Tensor:
+    actions: Tensor, last: Tensor, pair: Tensor, mask: Tensor | None, weights: list[Tensor],
+    sizes: list[int], bounds: list[float],
+) -> Tensor:  # fmt: skip
     return actions.new_empty(sizes[1] + 2, actions.shape[0], actions.shape[1])
 
 
-PLANS = (
-    "(Tensor noise, Tensor? mask, Tensor[] dynamics, Tensor[] policy, int[] sizes, "
-    "float low, float high) -> Tensor"
-)
+PLANS = "(Tensor noise, Tensor? mask, Tensor[] weights, int[] sizes, float[] bounds) -> Tensor"
 
 
 @torch.library.custom_op("dreamlab::policy_plans", mutates_args=(), schema=PLANS)
 def policy_plans(
-    noise: Tensor,
-    mask: Tensor | None,
-    dynamics: list[Tensor],
-    policy: list[Tensor],
-    sizes: list[int],
-    low: float,
-    high: float,
-) -> Tensor:
-    """Return the actions [n, p, horizon, a] of the policy in the model, for noise [h, n|1, p, a]."""
-    n, plans = Sizes(*sizes), noise.shape[2]
-    dtype = dynamics[1].dtype
+    noise: Tensor, mask: Tensor | None, weights: list[Tensor], sizes: list[int],
+    bounds: list[float],
+) -> Tensor:  # fmt: skip
+    """Return the policy's actions [n, p, horizon, a] in the model, for noise [h, n or 1, p, a]."""
+    n, plans, nets = Sizes(*sizes), noise.shape[2], Nets.of(weights)
+    dtype = nets.dynamics.first.dtype
     tiles = -(-plans // TILE)
     rows = n.envs * tiles * TILE
-    make = lambda *shape: noise.new_empty(shape, dtype=dtype)  # noqa: E731
+    make = lambda *shape: torch.empty(shape, dtype=dtype, device=noise.device)  # noqa: E731
     states, hidden = make(n.horizon, rows, n.d), make(2, rows, n.w)
-    out = noise.new_empty(n.envs, plans, n.horizon, n.a)
+    out = torch.empty(n.envs, plans, n.horizon, n.a, device=noise.device)
     kernels("latent_plans").roll_kernel[(rows // TILE,)](
-        out, noise, noise if mask is None else mask, states, out, *hidden, *dynamics, *policy,
-        n.envs, plans, tiles, 0 if noise.shape[1] == 1 else noise.stride(1), noise.stride(0),
-        low, high, n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None, POLICY=True,
-        BD=power(n.d), **launch("roll", TILE, n, dtype),
+        out, noise, noise if mask is None else mask, states, out, *hidden, *nets.dynamics,
+        *nets.policy, n.envs, plans, tiles, 0 if noise.shape[1] == 1 else noise.stride(1),
+        noise.stride(0), *bounds, n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None,
+        POLICY=True, BD=half(n.d), **launch("roll", TILE, n, dtype),
     )  # fmt: skip
     return out
 
 
 @policy_plans.register_fake
 def _(
-    noise: Tensor,
-    mask: Tensor | None,
-    dynamics: list[Tensor],
-    policy: list[Tensor],
-    sizes: list[int],
-    low: float,
-    high: float,
-) -> Tensor:
+    noise: Tensor, mask: Tensor | None, weights: list[Tensor], sizes: list[int],
+    bounds: list[float],
+) -> Tensor:  # fmt: skip
     horizon, _, plans, a = noise.shape
     return noise.new_empty(sizes[0], plans, horizon, a)

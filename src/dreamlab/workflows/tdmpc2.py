@@ -93,8 +93,8 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         self.planner: Planner[Any, Any] = planner.build()
         self.sizes = PlanSizes(self.planner.config, c.num_pi_plans, dim, c.num_q)
         self.fixed_noise = FixedNoise(self.sizes)
-        ends = self.model.termination is not None
-        self.packable = not ends and latent_plans.fits(self.nets(), planner.config.samples)
+        usual = self.model.termination is None and c.bins.low == -c.bins.high
+        self.packable = usual and latent_plans.fits(self.nets(), planner.config.samples)
 
     # -- acting -----------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """Triton kernels of `accel.latent_plans`: networks of TD-MPC2 on a tile of rows, layer after layer.
 
 Rows do not depend on each other, so a tile goes through whole networks in one kernel. A layer's
-output is whole rows of at most 512 numbers: they are normalized where they are summed up. Then they
-go through global memory, which is the cache here, to be read in pieces by the next layer. The time
-is that of reading the weights once per tile, so the loop over them is what is pipelined.
+output is whole rows of at most 512 numbers: they are normalized where they are summed up, in two
+halves, because a thread has no registers for more. Then they go through global memory, which is the
+cache here, to be read in pieces by the next layer. The time is that of reading the weights once per
+tile, so the loop over them is what is pipelined.
 Letters: d latent, w hidden width, a action entries; n columns, m rows, k numbers summed over.
 """
 
@@ -16,54 +17,86 @@ EPS = tl.constexpr(1e-5)
 
 
 @triton.jit
-def columns(ptr, n, size: tl.constexpr, BN: tl.constexpr):
-    """Load a vector as float32; its padding is 0."""
-    if size == BN:
+def columns(ptr, n, size: tl.constexpr, FULL: tl.constexpr):
+    """Load numbers n of a vector as float32; its padding is 0."""
+    if FULL:
         return tl.load(ptr + n).to(tl.float32)
     return tl.load(ptr + n, mask=n < size, other=0.0).to(tl.float32)
 
 
 @triton.jit
+def block(ptr, k, n, n_size: tl.constexpr, SK: tl.constexpr, SN: tl.constexpr, FULL: tl.constexpr):
+    """Load rows k and columns n of a weight whose strides are SK and SN."""
+    at = ptr + k[:, None] * SK + n[None, :] * SN
+    if FULL:
+        return tl.load(at)
+    return tl.load(at, mask=n[None, :] < n_size, other=0.0)
+
+
+@triton.jit
 def affine(
-    acc, x_ptr, w_ptr, m, n, k_size: tl.constexpr, n_size: tl.constexpr,
-    SK: tl.constexpr, SN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    acc, x_ptr, w_ptr, m, n, k_size: tl.constexpr, n_size: tl.constexpr, SK: tl.constexpr,
+    SN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Add x w to the sums: rows m of x [rows, k] times w, whose strides are SK and SN."""
     kk = tl.arange(0, BK)
     for k in range(0, k_size, BK):
         x = tl.load(x_ptr + m[:, None] * k_size + (k + kk)[None, :])
-        at = w_ptr + (k + kk)[:, None] * SK + n[None, :] * SN
-        if n_size == BN:
-            w = tl.load(at)
-        else:
-            w = tl.load(at, mask=n[None, :] < n_size, other=0.0)
+        w = block(w_ptr, k + kk, n, n_size, SK, SN, n_size == BN)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
+def affine_halves(
+    acc0, acc1, x_ptr, w_ptr, m, n, k_size: tl.constexpr, n_size: tl.constexpr, SK: tl.constexpr,
+    SN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Add x w to the sums of both halves of a row; `n` are the columns of the first."""
+    kk = tl.arange(0, BK)
+    for k in range(0, k_size, BK):
+        x = tl.load(x_ptr + m[:, None] * k_size + (k + kk)[None, :])
+        w0 = block(w_ptr, k + kk, n, n_size, SK, SN, n_size >= BN)
+        w1 = block(w_ptr, k + kk, BN + n, n_size, SK, SN, n_size == 2 * BN)
+        acc0 = tl.dot(x, w0, acc0, input_precision="ieee")
+        acc1 = tl.dot(x, w1, acc1, input_precision="ieee")
+    return acc0, acc1
+
+
+@triton.jit
 def add_action(
-    acc, action, w_ptr, n, a: tl.constexpr, n_size: tl.constexpr, AP: tl.constexpr,
+    acc0, acc1, action, w_ptr, n, a: tl.constexpr, n_size: tl.constexpr, AP: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
     """Add the action's part of a first layer; its weight is [a, n]."""
     j = tl.arange(0, AP)
-    mask = (j[:, None] < a) & (n[None, :] < n_size)
-    w = tl.load(w_ptr + j[:, None] * n_size + n[None, :], mask=mask, other=0.0)
-    return tl.dot(action.to(w.dtype), w, acc, input_precision="ieee")
+    at = w_ptr + j[:, None] * n_size + n[None, :]
+    there = j[:, None] < a
+    w0 = tl.load(at, mask=there & (n[None, :] < n_size), other=0.0)
+    w1 = tl.load(at + BN, mask=there & (BN + n[None, :] < n_size), other=0.0)
+    action = action.to(w0.dtype)
+    acc0 = tl.dot(action, w0, acc0, input_precision="ieee")
+    return acc0, tl.dot(action, w1, acc1, input_precision="ieee")
 
 
 @triton.jit
-def normed(acc, scale_ptr, shift_ptr, n, size: tl.constexpr, BN: tl.constexpr, like):
-    """Normalize whole rows; rounded where the layers of `nn.normed` round."""
-    y = acc.to(like).to(tl.float32)
-    mean = tl.sum(y, 1) / size  # padding is 0
-    y = y - mean[:, None]
-    if size != BN:
-        y = tl.where(n[None, :] < size, y, 0.0)
-    inv = tl.rsqrt(tl.sum(y * y, 1) / size + EPS)
-    scale, shift = columns(scale_ptr, n, size, BN), columns(shift_ptr, n, size, BN)
-    y = y * inv[:, None] * scale[None, :] + shift[None, :]
+def moments(y0, y1, n, size: tl.constexpr, BN: tl.constexpr):
+    """Return mean and 1 / deviation of whole rows, given in halves; padding is 0."""
+    mean = (tl.sum(y0, 1) + tl.sum(y1, 1)) / size
+    c0, c1 = y0 - mean[:, None], y1 - mean[:, None]
+    if size < BN:
+        c0 = tl.where(n[None, :] < size, c0, 0.0)
+    if size < 2 * BN:
+        c1 = tl.where(BN + n[None, :] < size, c1, 0.0)
+    var = (tl.sum(c0 * c0, 1) + tl.sum(c1 * c1, 1)) / size
+    return mean, tl.rsqrt(var + EPS)
+
+
+@triton.jit
+def unit(y, mean, inv, scale_ptr, shift_ptr, n, size: tl.constexpr, FULL: tl.constexpr, like):
+    """Normalize a half of a row; rounded where the layers of `nn.normed` round."""
+    scale, shift = columns(scale_ptr, n, size, FULL), columns(shift_ptr, n, size, FULL)
+    y = (y - mean[:, None]) * inv[:, None] * scale[None, :] + shift[None, :]
     return y.to(like).to(tl.float32)
 
 
@@ -99,21 +132,52 @@ def grouped_softmax(y, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr):
 
 
 @triton.jit
-def put(ptr, y, m, n, size: tl.constexpr, BN: tl.constexpr):
-    """Store whole rows, to be read by other threads of this program."""
+def put_half(ptr, y, m, n, size: tl.constexpr, FULL: tl.constexpr):
     at = ptr + m[:, None] * size + n[None, :]
-    if size == BN:
+    if FULL:
         tl.store(at, y.to(ptr.dtype.element_ty))
     else:
         tl.store(at, y.to(ptr.dtype.element_ty), mask=n[None, :] < size)
+
+
+@triton.jit
+def put_hidden(ptr, acc0, acc1, scale_ptr, shift_ptr, m, n, size: tl.constexpr, BN: tl.constexpr):
+    """Normalize, activate and store whole rows, to be read by other threads of this program."""
+    like = ptr.dtype.element_ty
+    y0, y1 = acc0.to(like).to(tl.float32), acc1.to(like).to(tl.float32)
+    mean, inv = moments(y0, y1, n, size, BN)
+    y0 = mish(unit(y0, mean, inv, scale_ptr, shift_ptr, n, size, size >= BN, like))
+    put_half(ptr, y0, m, n, size, size >= BN)
+    y1 = mish(unit(y1, mean, inv, scale_ptr, shift_ptr, BN + n, size, size == 2 * BN, like))
+    put_half(ptr, y1, m, BN + n, size, size == 2 * BN)
     tl.debug_barrier()
 
 
 @triton.jit
-def start_rows(start_ptr, n, size: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def put_latent(
+    ptr, acc0, acc1, scale_ptr, shift_ptr, m, n, size: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, G: tl.constexpr, like,
+):  # fmt: skip
+    """Normalize latents, apply softmax to groups, and store them likewise."""
+    y0, y1 = acc0.to(like).to(tl.float32), acc1.to(like).to(tl.float32)
+    mean, inv = moments(y0, y1, n, size, BN)
+    y0 = unit(y0, mean, inv, scale_ptr, shift_ptr, n, size, size >= BN, like)
+    put_half(ptr, grouped_softmax(y0, BM, BN, G), m, n, size, size >= BN)
+    y1 = unit(y1, mean, inv, scale_ptr, shift_ptr, BN + n, size, size == 2 * BN, like)
+    put_half(ptr, grouped_softmax(y1, BM, BN, G), m, BN + n, size, size == 2 * BN)
+    tl.debug_barrier()
+
+
+@triton.jit
+def start_rows(ptr, n, size: tl.constexpr, FULL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Return sums that start at the same vector in every row."""
-    start = columns(start_ptr, n, size, BN)
-    return tl.zeros([BM, BN], tl.float32) + start[None, :]
+    return tl.zeros([BM, BN], tl.float32) + columns(ptr, n, size, FULL)[None, :]
+
+
+@triton.jit
+def start_halves(ptr, n, size: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    first = start_rows(ptr, n, size, size >= BN, BM, BN)
+    return first, start_rows(ptr, BN + n, size, size == 2 * BN, BM, BN)
 
 
 @triton.jit
@@ -126,13 +190,13 @@ def policy(
     """Return the policy prior's actions [rows, AP] for noise."""
     like = y1_ptr.dtype.element_ty
     n = tl.arange(0, BW)
-    acc = start_rows(start_ptr, n, w, BM, BW)
+    acc0, acc1 = start_halves(start_ptr, n, w, BM, BW)
     if moved:
-        acc = affine(acc, x_ptr, w1_ptr, m, n, d, w, 1, d, BW, BK)
-    put(y1_ptr, mish(normed(acc, s1_ptr, h1_ptr, n, w, BW, like)), m, n, w, BW)
-    acc = start_rows(b2_ptr, n, w, BM, BW)
-    acc = affine(acc, y1_ptr, w2_ptr, m, n, w, w, 1, w, BW, BK)
-    put(y2_ptr, mish(normed(acc, s2_ptr, h2_ptr, n, w, BW, like)), m, n, w, BW)
+        acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, d, w, 1, d, BW, BK)
+    put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, n, w, BW)
+    acc0, acc1 = start_halves(b2_ptr, n, w, BM, BW)
+    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, w, w, 1, w, BW, BK)
+    put_hidden(y2_ptr, acc0, acc1, s2_ptr, h2_ptr, m, n, w, BW)
     j, kk = tl.arange(0, AP), tl.arange(0, BK)
     there = (j < a)[None, :]
     mean = tl.zeros([BM, AP], tl.float32)
@@ -194,18 +258,17 @@ def roll_kernel(
         else:
             action = tl.load(actions_ptr + at, mask=here, other=0.0)
         if (not POLICY) or (t < H - 1):
-            acc = start_rows(start_ptr + begin, nw, w, BM, BW)
-            acc = add_action(acc, action.to(like), wa_ptr, nw, a, w, AP, BW)
+            acc0, acc1 = start_halves(start_ptr + begin, nw, w, BM, BW)
+            acc0, acc1 = add_action(acc0, acc1, action.to(like), wa_ptr, nw, a, w, AP, BW)
             if moved:
-                acc = affine(acc, x_ptr, w1_ptr, m, nw, d, w, 1, d, BW, BK)
-            put(y1_ptr, mish(normed(acc, s1_ptr, h1_ptr, nw, w, BW, like)), m, nw, w, BW)
-            acc = start_rows(b2_ptr, nw, w, BM, BW)
-            acc = affine(acc, y1_ptr, w2_ptr, m, nw, w, w, 1, w, BW, BK)
-            put(y2_ptr, mish(normed(acc, s2_ptr, h2_ptr, nw, w, BW, like)), m, nw, w, BW)
-            acc = start_rows(b3_ptr, nd, d, BM, BD)
-            acc = affine(acc, y2_ptr, w3_ptr, m, nd, w, d, 1, w, BD, BK)
-            z = grouped_softmax(normed(acc, s3_ptr, h3_ptr, nd, d, BD, like), BM, BD, G)
-            put(states_ptr + t * size, z, m, nd, d, BD)
+                acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, nw, d, w, 1, d, BW, BK)
+            put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, nw, w, BW)
+            acc0, acc1 = start_halves(b2_ptr, nw, w, BM, BW)
+            acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, nw, w, w, 1, w, BW, BK)
+            put_hidden(y2_ptr, acc0, acc1, s2_ptr, h2_ptr, m, nw, w, BW)
+            acc0, acc1 = start_halves(b3_ptr, nd, d, BM, BD)
+            acc0, acc1 = affine_halves(acc0, acc1, y2_ptr, w3_ptr, m, nd, w, d, 1, w, BD, BK)
+            put_latent(states_ptr + t * size, acc0, acc1, s3_ptr, h3_ptr, m, nd, d, BM, BD, G, like)
     if not POLICY:
         noise = tl.load(noise_at, mask=here, other=0.0).to(tl.float32)
         action = policy(
@@ -258,15 +321,15 @@ def value_kernel(
     y1_ptr += job * rows * w
     y2_ptr += job * rows * w
     action = tl.load(action_ptr + m[:, None] * stride + j[None, :], mask=here, other=0.0)
-    acc = start_rows(start_ptr, n, w, BM, BW)
-    acc = add_action(acc, action.to(like), wa_ptr, n, a, w, AP, BW)
+    acc0, acc1 = start_halves(start_ptr, n, w, BM, BW)
+    acc0, acc1 = add_action(acc0, acc1, action.to(like), wa_ptr, n, a, w, AP, BW)
     if place > 0:
-        acc = affine(acc, x_ptr, w1_ptr, m, n, d, w, w, 1, BW, BK)
-    put(y1_ptr, mish(normed(acc, s1_ptr, h1_ptr, n, w, BW, like)), m, n, w, BW)
-    acc = start_rows(b2_ptr, n, w, BM, BW)
-    acc = affine(acc, y1_ptr, w2_ptr, m, n, w, w, w, 1, BW, BK)
-    put(y2_ptr, mish(normed(acc, s2_ptr, h2_ptr, n, w, BW, like)), m, n, w, BW)
-    acc = start_rows(b3_ptr, nb, 2 * HB, BM, 2 * HB)
+        acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, d, w, w, 1, BW, BK)
+    put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, n, w, BW)
+    acc0, acc1 = start_halves(b2_ptr, n, w, BM, BW)
+    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, w, w, w, 1, BW, BK)
+    put_hidden(y2_ptr, acc0, acc1, s2_ptr, h2_ptr, m, n, w, BW)
+    acc = start_rows(b3_ptr, nb, 2 * HB, True, BM, 2 * HB)
     acc = affine(acc, y2_ptr, w3_ptr, m, nb, w, 2 * HB, 2 * HB, 1, 2 * HB, BK)
     logit = acc.to(like).to(tl.float32)
     e = tl.exp(logit - tl.max(logit, 1)[:, None])
