@@ -41,6 +41,8 @@ TUNING = {
     ("value", 64): Tuning(64, 8, 3),
 }
 """By kernel and rows of a tile; times of others: benchmarks/plan_kernels.py."""
+ROWS: dict[str, int] = {}
+"""Rows of a tile by kernel, if not as `tile_rows` chooses: to measure others."""
 SLOW = Tuning(32, 8, 2)
 """In float32, which tensor cores do not multiply exactly: for checks."""
 
@@ -134,14 +136,17 @@ def fits(d: int, w: int, a: int, samples: int) -> bool:
     return whole and max(d, w) <= WIDEST and a <= MOST_ACTIONS
 
 
-def tile_rows(envs: int, plans: int, dtype: torch.dtype) -> int:
-    """Return how many rows a tile has: few for few environments, so that there are many tiles."""
-    if dtype == torch.float32:
-        return TILE
-    rows = TILE
-    while rows < 64 and plans % (2 * rows) == 0 and envs * plans > rows * FILL:
-        rows *= 2
-    return rows
+def tile_rows(kernel: str, plans: int, rows: int, dtype: torch.dtype) -> int:
+    """Return the rows of a tile: few if there are few `rows` in all, so that there are many tiles.
+
+    A tile belongs to one environment, which has `plans` rows.
+    """
+    if kernel in ROWS:
+        return ROWS[kernel]
+    tile, most = TILE, TILE if dtype == torch.float32 else 64
+    while tile < most and plans % (2 * tile) == 0 and rows > tile * FILL:
+        tile *= 2
+    return tile
 
 
 def half(width: int) -> int:
@@ -197,22 +202,23 @@ def plan_gains(
     """
     n, s, nets = Sizes(*sizes), actions.shape[1], Nets.of(weights)
     dtype = nets.dynamics.first.dtype
-    tile = tile_rows(n.envs, s, dtype)
     rows, jobs = n.envs * s, n.horizon + 2
+    tall = tile_rows("roll", s, rows, dtype)
+    each = tile_rows("value", s, jobs * rows, dtype)
     make = lambda *shape: torch.empty(shape, dtype=dtype, device=actions.device)  # noqa: E731
     states, hidden = make(n.horizon, rows, n.d), make(2, jobs, rows, n.w)
     action = torch.empty(rows, n.a, device=actions.device)
     gains = torch.empty(jobs, n.envs, s, device=actions.device)
     k = kernels("latent_plans")
-    k.roll_kernel[(rows // tile,)](
+    k.roll_kernel[(rows // tall,)](
         actions, last, actions if mask is None else mask, states, action, *hidden, *nets.dynamics,
-        *nets.policy, n.envs, s, s // tile, 0 if last.shape[0] == 1 else s * n.a, 0, *bounds,
+        *nets.policy, n.envs, s, s // tall, 0 if last.shape[0] == 1 else s * n.a, 0, *bounds,
         n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None, POLICY=False, BD=half(n.d),
-        **launch("roll", tile, n, dtype),
+        **launch("roll", tall, n, dtype),
     )  # fmt: skip
-    k.value_kernel[(rows // tile, jobs)](
+    k.value_kernel[(rows // each, jobs)](
         states, actions, action, pair, gains, *hidden, nets.centre, *nets.reward, *nets.critics,
-        n.envs, s, n.horizon, n.step, n.d, n.w, n.a, n.half, **launch("value", tile, n, dtype),
+        n.envs, s, n.horizon, n.step, n.d, n.w, n.a, n.half, **launch("value", each, n, dtype),
     )  # fmt: skip
     return gains
 
