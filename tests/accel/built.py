@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 
 import tests.conftest  # noqa: F401 (checks shapes as every test does: kernels must stand it)
 from dreamlab.accel import dispatch, dream
@@ -25,37 +24,9 @@ from dreamlab.core.config import load
 from dreamlab.core.optim import LaPropConfig, Optimizer
 from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.ops.returns import lambda_return
+from tests.accel.nowhere import SHARED, Nowhere
 
 KERNELS, OF_DREAMS = 15, 6
-SHARED = 227 * 1024
-"""Bytes of shared memory that a kernel may have on an H100 or H200."""
-
-
-class Nowhere:
-    """A driver for one GPU of compute capability 9.0 that takes kernels and runs none."""
-
-    def __init__(self) -> None:
-        self.utils, self.launcher_cls = self, lambda src, meta: lambda *args: None
-        self.shared: dict[str, int] = {}
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": SHARED, "multiprocessor_count": 132, "warpSize": 32}
-
-    def load_binary(
-        self, name: str, binary: bytes, shared: int, device: int
-    ) -> tuple[None, int, int, int, int]:
-        self.shared[name] = max(shared, self.shared.get(name, 0))
-        return None, 1, 32, 0, 1024
-
 
 SIZES = {
     "1m": {"deter": 512, "hidden": 64, "classes": 4},

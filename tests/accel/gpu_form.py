@@ -33,7 +33,7 @@ class Filled:
 def take(patch: pytest.MonkeyPatch) -> set[str]:
     """Take the GPU's form from now on; return the names of the kernels launched."""
     launched: set[str] = set()
-    for module in ("rssm_scan", "dream", "fused_laprop", "recurrence"):
+    for module in ("rssm_scan", "dream", "fused_laprop", "recurrence", "latent_plans", "mppi"):
         patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
         patch.setattr(f"dreamlab.accel.{module}.torch", Filled())
     patch.setattr(dispatch, "INTERPRETED", True)

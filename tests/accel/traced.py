@@ -26,6 +26,7 @@ from dreamlab.core.types import Batch, Mode
 from dreamlab.core.workflow import Workflow, marked
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.workflows.dreamer_v3 import DreamerV3
+from dreamlab.workflows.tdmpc2 import TDMPC2
 from tests.accel import gpu_form
 from tests.contract.found import PAIRS
 from tests.contract.test_workflows import make
@@ -41,6 +42,8 @@ SCAN = (
     "buffers.replay.length=5", "buffers.replay.min_steps=40", "buffers.replay.capacity=1000",
 )  # fmt: skip
 """Sizes that the kernels of the recurrence take."""
+PLANS = ("workflow.planner.samples=16",)
+"""As many as the kernels of TD-MPC2's plans take."""
 
 
 def unchecked_quantile(x: Tensor, q: Tensor) -> Tensor:
@@ -92,7 +95,7 @@ def captured(loop: Orchestrator, patch: pytest.MonkeyPatch, bf16: bool) -> list[
         with torch.no_grad():
             agent.decide(obs, first, agent.initial_state(len(first)), Mode.TRAIN)
     assert launched >= wanted_kernels(agent, bf16)
-    idle = {"follow_step", "replay_losses", "dream_step", "dream_action"}
+    idle = {"follow_step", "replay_losses", "dream_step", "dream_action", "pack"}
     idle -= used_methods(agent, bf16)
     return [m for m in methods if m.method.__name__ not in idle]
 
@@ -106,6 +109,8 @@ def wanted_kernels(agent: Workflow[Any], bf16: bool) -> set[str]:
     """Return the kernels that an update launches."""
     fused = any(opt.fused for opt in agent.optimizers.values())
     wanted = {"step_kernel"} if fused else set[str]()
+    if isinstance(agent, TDMPC2) and agent.packable:
+        wanted |= {"roll_kernel", "value_kernel", "tell_kernel"}
     if not isinstance(agent, DreamerV3):
         return wanted
     if agent.model.rssm.scannable:
@@ -119,6 +124,8 @@ def wanted_kernels(agent: Workflow[Any], bf16: bool) -> set[str]:
 
 def used_methods(agent: Workflow[Any], bf16: bool) -> set[str]:
     """Return the methods that only some agents call, if this one does."""
+    if isinstance(agent, TDMPC2) and agent.packable:
+        return {"pack"}
     if not isinstance(agent, DreamerV3):
         return set()
     found = {"replay_losses"} if agent.config.scales.repval else set[str]()
@@ -146,7 +153,8 @@ def trace(name: str, folder: Path, precision: str) -> None:
         cls = next(cls for cls, each in PAIRS if each == name)
         graphs = bool(marked(cls, "capturable"))
         recurrent = graphs and hasattr(cls.Config, "imagine")
-        loop = make(folder, name, options=SCAN if recurrent else ())
+        plans = issubclass(cls, TDMPC2) and precision == "bf16"
+        loop = make(folder, name, options=SCAN if recurrent else PLANS if plans else ())
         methods = captured(loop, patch, precision == "bf16") if graphs else updated(loop)
         assert {m.method for m in methods} <= traced.keys()
         assert methods

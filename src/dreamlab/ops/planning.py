@@ -19,6 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from dreamlab.accel import mppi
+from dreamlab.accel.dispatch import use_triton
 from dreamlab.core.limits import NonNegative, Positive, PositiveInt
 
 PLANNERS = __name__
@@ -228,6 +230,9 @@ class MPPI(Planner[MPPIConfig, Plan]):
 
     def tell(self, plan: Plan, candidates: Candidates, score: Scores) -> Plan:
         c = self.config
+        if use_triton(score) and mppi.fits(candidates):
+            bounds = (c.temperature, c.min_std, c.max_std)
+            return Plan(*mppi.tell(candidates.contiguous(), score.contiguous(), c.elites, *bounds))
         elites, score = best(candidates, score, c.elites)
         weight = F.softmax(c.temperature * score, 1)
         mean = _weighted(elites, weight)

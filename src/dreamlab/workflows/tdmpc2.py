@@ -33,6 +33,7 @@ from dreamlab.components.world_models.world_model_planet import check_continuous
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
+from dreamlab.nn import latent_plans
 from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.ops.planning import Plan, Planner, shifted
 from dreamlab.ops.scaling import update_spread
@@ -92,6 +93,8 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         self.planner: Planner[Any, Any] = planner.build()
         self.sizes = PlanSizes(self.planner.config, c.num_pi_plans, dim, c.num_q)
         self.fixed_noise = FixedNoise(self.sizes)
+        usual = self.model.termination is None and c.bins.low == -c.bins.high
+        self.packable = usual and latent_plans.fits(self.nets(), planner.config.samples)
 
     # -- acting -----------------------------------------------------------------------------------
 
@@ -173,18 +176,42 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         noise: PlanNoise,
     ) -> Plan:
         """Run the planner from `mean` for each state."""
-        proposed = self.propose(z, task, noise.proposed) if self.config.num_pi_plans else None
+        nets = self.pack(z, task) if self.packable and latent_plans.available(z) else None
+        proposed = None
+        if self.config.num_pi_plans:
+            proposed = self.propose(z, task, noise.proposed, nets)
         plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
         plan = replace(plan, elites=plan.elites.contiguous())  # one layout: compiled once
         for i in range(self.sizes.planner.iterations):
-            plan = self.improve(z, task, plan, proposed, noise.at(i))
+            plan = self.improve(z, task, plan, proposed, noise.at(i), nets)
         return plan
+
+    def nets(self) -> latent_plans.Nets:
+        """Return the networks that score plans."""
+        model, prior = self.model, self.prior
+        policy, bounds = prior.net, (prior.low, prior.high)
+        return latent_plans.Nets(
+            model.dynamics, model.reward, policy, self.critics, model.bins, bounds
+        )
+
+    @compilable
+    def pack(self, z: Float[Tensor, "n d"], task: Int[Tensor, " n"]) -> latent_plans.Packed:
+        """Return the networks as kernels take them, once for all iterations."""
+        known = None if self.model.tasks is None else self.model.tasks(task)
+        horizon = self.sizes.planner.horizon
+        return latent_plans.pack(self.nets(), z, known, self.mask_of(task), horizon)
 
     @compilable
     def propose(
-        self, z: Float[Tensor, "n d"], task: Int[Tensor, " n"], noise: Float[Tensor, "h m p a"]
+        self,
+        z: Float[Tensor, "n d"],
+        task: Int[Tensor, " n"],
+        noise: Float[Tensor, "h m p a"],
+        nets: latent_plans.Packed | None = None,
     ) -> Float[Tensor, "n p h a"]:
         """Roll out the policy in the model and return its action sequences."""
+        if nets is not None:
+            return latent_plans.proposals(nets, noise)
         num = noise.shape[2]
         task = task[:, None].expand(-1, num)
         state, mask = z[:, None].expand(-1, num, -1), self.mask_of(task)
@@ -203,6 +230,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         plan: Plan,
         proposed: Float[Tensor, "n p h a"] | None,
         draws: Draws,
+        nets: latent_plans.Packed | None = None,
     ) -> Plan:
         """Run one search iteration: sample candidates, score them, refit to the elites."""
         candidates = self.planner.ask(plan, draws.candidates)
@@ -211,7 +239,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         mask = self.mask_of(task)
         if mask is not None:
             candidates = candidates * mask[:, None, None]
-        score = self.score_plans(z, task, candidates, draws.last, draws.pair)
+        score = self.score_plans(z, task, candidates, draws.last, draws.pair, nets)
         score = score if draws.ties is None else score + draws.ties
         plan = self.planner.tell(plan, candidates, score)
         return plan if mask is None else replace(plan, std=plan.std * mask[:, None])
@@ -223,10 +251,27 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         plans: Float[Tensor, "n s h a"],
         last: Float[Tensor, "m s a"],
         pair: Int[Tensor, " 2"],
+        nets: latent_plans.Packed | None = None,
     ) -> Float[Tensor, "n s"]:
         """Return the predicted rewards of plans plus the critics' value of their last state."""
+        if nets is None:
+            gains = self.gains(z, task, plans, last, pair)
+        else:
+            gains = latent_plans.gains(nets, plans, last, pair)
+        powers = torch.arange(gains.shape[0], device=gains.device)[:, None, None]
+        gamma = F.embedding(task, self.model.discounts[:, None])
+        return (gains * gamma**powers).sum(0).nan_to_num(0.0)
+
+    def gains(
+        self,
+        z: Float[Tensor, "n d"],
+        task: Int[Tensor, " n"],
+        plans: Float[Tensor, "n s h a"],
+        last: Float[Tensor, "m s a"],
+        pair: Int[Tensor, " 2"],
+    ) -> Float[Tensor, "h+1 n s"]:
+        """Return the rewards of plans, and the value of their last state; 0 after termination."""
         model, samples = self.model, plans.shape[1]
-        gamma = F.embedding(task, model.discounts[:, None])
         task = task[:, None].expand(-1, samples)
         states = [z[:, None].expand(-1, samples, -1)]
         for action in plans.unbind(2):
@@ -237,13 +282,11 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         action = self.prior.act(model.about(task, end), last, self.mask_of(task))
         value = self.critics.values(model.about(task, end, action), pair).mean(0)
         gains = torch.cat([reward, value[None]])
-        powers = torch.arange(gains.shape[0], device=gains.device)[:, None, None]
-        gains = gains * gamma**powers
-        if model.termination is not None:  # no rewards after termination
-            ahead = torch.cat([before[1:], end[None]])
-            going = torch.cumprod((model.ends(ahead, task) <= 0).float(), 0)
-            gains = torch.cat([gains[:1], gains[1:] * going])
-        return gains.sum(0).nan_to_num(0.0)
+        if model.termination is None:
+            return gains
+        ahead = torch.cat([before[1:], end[None]])
+        going = torch.cumprod((model.ends(ahead, task) <= 0).float(), 0)
+        return torch.cat([gains[:1], gains[1:] * going])
 
     # -- learning ---------------------------------------------------------------------------------
 

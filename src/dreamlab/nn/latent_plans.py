@@ -1,0 +1,180 @@
+"""Networks of TD-MPC2 evaluated on many plans at once, on devices with kernels for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from dreamlab.accel import latent_plans
+from dreamlab.accel.dispatch import use_triton
+from dreamlab.accel.latent_plans import Critics, Dynamics, Policy, Reward, Sizes
+from dreamlab.accel.rssm_scan import dtype_of, power
+from dreamlab.nn.normed import EnsembleNormedMLP, NormedMLP
+
+PRECISIONS = {torch.bfloat16}
+"""Where kernels are faster than the library's products, which float32 is better left to."""
+NEVER = -6e4
+"""Logit of what pads the bins."""
+
+
+class Nets(NamedTuple):
+    """The networks of a plan, each with two hidden layers of the same width."""
+
+    dynamics: NormedMLP
+    reward: NormedMLP
+    policy: NormedMLP
+    """Returns mean and log-deviation, the latter to be squashed into `log_std`."""
+    critics: EnsembleNormedMLP
+    bins: Float[Tensor, " k"]
+    """Of rewards and values, in symlog space: evenly spaced, and as many above 0 as below."""
+    log_std: tuple[float, float]
+
+
+class Packed(NamedTuple):
+    """The networks' weights in the order of the kernels, for environments at some latents."""
+
+    weights: latent_plans.Nets
+    mask: Float[Tensor, "n a"] | None
+    sizes: Sizes
+    log_std: tuple[float, float]
+
+
+def fits(nets: Nets, samples: int) -> bool:
+    """Return whether the kernels take networks of these shapes, and so many plans."""
+    out: Any = nets.dynamics.out
+    last: Any = nets.policy.out
+    group, (d, w) = out.act.dim, out.linear.weight.shape
+    return group == power(group) and latent_plans.fits(d, w, last.weight.shape[0] // 2, samples)
+
+
+def available(x: Float[Tensor, " ..."]) -> bool:
+    """Return whether to evaluate plans from latents like this with the kernels."""
+    return use_triton(x) and dtype_of(x) in PRECISIONS
+
+
+def pack(
+    nets: Nets,
+    z: Float[Tensor, "n d"],
+    task: Float[Tensor, "n e"] | None,
+    mask: Float[Tensor, "n a"] | None,
+    horizon: int,
+) -> Packed:
+    """Return the weights for plans from latents, with task embeddings and masks of actions."""
+    dtype, d = dtype_of(z), z.shape[-1]
+    out: Any = nets.dynamics.out
+    with torch.autocast(z.device.type, enabled=False):
+        z = z.to(dtype).float()
+        task = None if task is None else task.to(dtype).float()
+        layers = _hidden(nets.dynamics, z, task, dtype)
+        layers += [_cast(out.linear.weight, dtype), out.linear.bias, out.norm.scale, out.norm.shift]
+        dynamics = Dynamics._make(layers)
+        policy = _policy(nets.policy, z, task, dtype)
+        critics = _critics(nets.critics, task, z.shape, dtype)
+        reward, centre = _reward(nets.reward, z, task, dtype), _centre(nets.bins)
+    w, a = out.linear.weight.shape[1], policy.out.shape[0] // 2
+    sizes = (len(z), horizon, d, w, a, out.act.dim, len(centre), critics.first.shape[1])
+    return Packed(
+        latent_plans.Nets(dynamics, policy, reward, critics, centre),
+        None if mask is None else mask.contiguous(), Sizes(*sizes), nets.log_std,
+    )  # fmt: skip
+
+
+def gains(
+    packed: Packed,
+    plans: Float[Tensor, "n s h a"],
+    last: Float[Tensor, "m s a"],
+    pair: Int[Tensor, " 2"],
+) -> Float[Tensor, "h+1 n s"]:
+    """Return the reward of each step, and the mean of two critics' values of where plans end."""
+    noise = (plans.contiguous(), last.contiguous(), pair.contiguous())
+    found = latent_plans.plan_gains(*noise, *_arguments(packed))
+    return torch.cat([found[:-2], found[-2:].mean(0, keepdim=True)])
+
+
+def proposals(packed: Packed, noise: Float[Tensor, "h m p a"]) -> Float[Tensor, "n p h a"]:
+    """Return the policy's own plans for noise."""
+    return latent_plans.policy_plans(noise.contiguous(), *_arguments(packed))
+
+
+def _arguments(p: Packed) -> tuple[Tensor | None, list[Tensor], list[int], list[float]]:
+    return p.mask, p.weights.flat(), list(p.sizes), list(p.log_std)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).contiguous()
+
+
+def _hidden(
+    net: NormedMLP,
+    z: Float[Tensor, "n d"],
+    task: Float[Tensor, "n e"] | None,
+    dtype: torch.dtype,
+    acts: bool = True,
+) -> list[Tensor]:
+    """Return the hidden layers [out, in], the first split into its start, latent and action."""
+    one: Any = net.hidden[0]
+    two: Any = net.hidden[1]
+    weight, bias = one.linear.weight.to(dtype), one.linear.bias.float()
+    d, known = z.shape[1], z.shape[1] + (0 if task is None else task.shape[1])
+    elsewhere = bias.expand(len(z), -1)
+    if task is not None:
+        elsewhere = elsewhere + F.linear(task, weight[:, d:known].float())
+    here = elsewhere + F.linear(z, weight[:, :d].float())
+    found = [torch.stack([here, elsewhere]), weight[:, :d].contiguous()]
+    found += [weight[:, known:].t().contiguous()] if acts else []
+    found += [one.norm.scale, one.norm.shift, _cast(two.linear.weight, dtype), two.linear.bias]
+    return [*found, two.norm.scale, two.norm.shift]
+
+
+def _policy(net: NormedMLP, z: Tensor, task: Tensor | None, dtype: torch.dtype) -> Policy:
+    out: Any = net.out
+    layers = _hidden(net, z, task, dtype, acts=False)
+    return Policy._make([*layers, _cast(out.weight, dtype), out.bias])
+
+
+def _reward(net: NormedMLP, z: Tensor, task: Tensor | None, dtype: torch.dtype) -> Reward:
+    """Return the reward's layers, turned to the critics' layout: one kernel computes both."""
+    out: Any = net.out
+    weight, bias = paired(out.weight.to(dtype).t(), 0.0), paired(out.bias, NEVER)
+    r = Reward._make([*_hidden(net, z, task, dtype), weight, bias])
+    return r._replace(first=r.first.t().contiguous(), second=r.second.t().contiguous())
+
+
+def _critics(
+    net: EnsembleNormedMLP, task: Tensor | None, shape: Sequence[int], dtype: torch.dtype
+) -> Critics:
+    """Return the critics' layers [critics, in, out]."""
+    one, two, out = (layer for layer in net.linears)
+    (n, d), first = shape, _cast(one.weight, dtype)
+    start = one.bias.float().expand(-1, n, -1)
+    if task is not None:
+        start = start + task @ first[:, d : d + task.shape[1]].float()
+    (scale1, shift1), (scale2, shift2) = ((x.scale, x.shift) for x in net.norms)
+    hidden = (start.contiguous(), first, scale1, shift1, _cast(two.weight, dtype), two.bias)
+    last = (paired(out.weight.to(dtype), 0.0), paired(out.bias, NEVER))
+    return Critics(*hidden, scale2, shift2, *last)
+
+
+def paired(x: Float[Tensor, "*b k"], pad: float) -> Float[Tensor, "*b m"]:
+    """Order k columns, one for each bin, so that opposite bins are half of the columns apart.
+
+    The first half are the bins above the middle and the middle one, the second those below. What
+    fills them up to a power of two is `pad`.
+    """
+    below, middle, above = x.tensor_split([x.shape[-1] // 2, (x.shape[-1] + 1) // 2], -1)
+    half = power(max(above.shape[-1] + middle.shape[-1], latent_plans.TILE))
+    first = F.pad(
+        torch.cat([above, middle], -1), (0, half - above.shape[-1] - middle.shape[-1]), value=pad
+    )
+    return torch.cat([first, F.pad(below.flip(-1), (0, half - below.shape[-1]), value=pad)], -1)
+
+
+def _centre(bins: Float[Tensor, " k"]) -> Float[Tensor, " half"]:
+    """Return what the first half of the columns of `paired` stand for; the middle bin is 0."""
+    first = paired(bins, 0.0).chunk(2)[0]
+    return torch.where(torch.arange(len(first), device=bins.device) < len(bins) // 2, first, 0.0)

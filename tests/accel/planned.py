@@ -1,0 +1,92 @@
+"""Run by test_latent_plans.py in a process of its own: Triton's interpreter is chosen at import."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from dreamlab.accel.dispatch import reference_kernels
+from dreamlab.core.config import load
+from dreamlab.core.types import ArraySpec, Spec, TaskSpec
+from dreamlab.nn import latent_plans
+from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
+
+SIZES = {
+    "size": None, "enc_dim": 16, "enc_layers": 1, "mlp_dim": 48, "latent_dim": 32, "num_q": 3,
+    "task_dim": 8, "num_pi_plans": 5, "bins": {"num": 21},
+    "planner": {"samples": 48, "elites": 6, "iterations": 2},
+}  # fmt: skip
+
+
+def agent(device: str, actions: int, tasks: bool) -> TDMPC2:
+    """Return an agent whose weights are all far from 0."""
+    obs = {"state": ArraySpec((4,))}
+    known: tuple[Any, ...] = ()
+    if tasks:
+        obs["task"] = ArraySpec((), "int64", 0, 1)
+        known = (TaskSpec("a", actions, 100), TaskSpec("b", actions - 1, 50))
+    spec = Spec(obs, ArraySpec((actions,), low=-1.0, high=1.0), 100, tasks=known)
+    found = TDMPC2(load(TDMPC2Config, SIZES, "workflow"), spec).to(device)
+    for name, p in found.named_parameters():
+        far = 0.3 if p.ndim > 1 and "bias" not in name else 0.1
+        p.data.add_(far * torch.randn_like(p))
+    return found
+
+
+@torch.no_grad()
+def main(device: str, dtype: str, actions: int, tasks: str) -> None:
+    """Score and propose the same plans in both forms, and compare."""
+    torch.manual_seed(0)
+    precision = getattr(torch, dtype)
+    latent_plans.PRECISIONS.add(precision)
+    a, envs = agent(device, actions, tasks == "tasks"), 3
+    n = a.sizes
+    obs = {"state": torch.randn(envs, 4, device=device)}
+    if tasks == "tasks":
+        obs["task"] = torch.tensor([0, 1, 1], device=device)
+    task = a.model.task_of(obs)
+    close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4}
+    low = precision != torch.float32
+    if low:  # the interpreter multiplies float16, but not bfloat16
+        coarse = precision == torch.bfloat16
+        close = {"atol": 0.2, "rtol": 0.1} if coarse else {"atol": 0.05, "rtol": 0.05}
+    for rows in (1, envs):  # the same noise for all environments, or each its own
+        plans = torch.rand(envs, 48, 3, actions, device=device) * 2 - 1
+        last = torch.randn(rows, 48, actions, device=device)
+        noise = torch.randn(3, rows, n.proposed, actions, device=device)
+        pair = torch.tensor([2, 0], device=device)
+        with torch.autocast(device, precision if low else None, enabled=low):
+            z = a.model.encode(obs, task)
+            assert a.packable
+            assert latent_plans.available(z)
+            nets = a.pack(z, task)
+            fused = latent_plans.gains(nets, plans, last, pair)
+            plain = a.gains(z, task, plans, last, pair)
+            torch.testing.assert_close(fused, plain, **close)
+            assert plain.std(-1).min() > 0.05, plain.std(-1)
+            fused, plain = a.propose(z, task, noise, nets), a.propose(z, task, noise)
+            torch.testing.assert_close(fused, plain, **close)
+        refit(a, plans)
+    print("same")
+
+
+def refit(a: TDMPC2, plans: torch.Tensor) -> None:
+    """Compare what the planner makes of scores."""
+    score = torch.randn(plans.shape[:2], device=plans.device)
+    plan = a.planner.start(plans[:, 0], plans[:, 1].abs())
+    fused = a.planner.tell(plan, plans, score)
+    with reference_kernels():
+        plain = a.planner.tell(plan, plans, score)
+    order = plain.score.argsort(1, descending=True)
+    assert torch.equal(fused.score, plain.score.gather(1, order))
+    torch.testing.assert_close(fused.weight, plain.weight.gather(1, order))
+    torch.testing.assert_close(fused.mean, plain.mean)
+    torch.testing.assert_close(fused.std, plain.std)
+    for elites, of, i in zip(fused.elites, plain.elites, order, strict=True):
+        assert torch.equal(elites, of[i])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
