@@ -19,8 +19,6 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-$root/.venv/bin/python}
 lib=$folder/site/torch/lib
 
-libraries=("$lib"/*.so "$folder"/site/torch/_C*.so)
-
 stand_in() { # NAME: a library whose functions all return cudaErrorNoDevice
     local name=$1 symbol version
     : >"$folder/stub.c"
@@ -41,6 +39,7 @@ stand_in() { # NAME: a library whose functions all return cudaErrorNoDevice
 if [ ! -e "$folder/stubs/done" ]; then
     mkdir -p "$folder/stubs"
     [ -d "$lib" ] || "$python" -m pip install --no-deps --target "$folder/site" "torch==$version"
+    libraries=("$lib"/*.so "$folder"/site/torch/_C*.so)
     nm -D --undefined-only "${libraries[@]}" | awk 'NF == 2 {print $2}' | sort -u >"$folder/wanted"
     readelf -VW "${libraries[@]}" |
         awk '/File: /{file = $5} /Name: .*Flags/{print file, $3}' | sort -u >"$folder/versions"

@@ -42,7 +42,7 @@ SCAN = (
     "buffers.replay.length=5", "buffers.replay.min_steps=40", "buffers.replay.capacity=1000",
 )  # fmt: skip
 """Sizes that the kernels of the recurrence take."""
-PLANS = ("workflow.planner.samples=16",)
+PLANS = ("workflow.planner.samples=32", "workflow.planner.elites=4")
 """As many as the kernels of TD-MPC2's plans take."""
 
 

@@ -33,12 +33,12 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    "memory": Tuning(128, 64, 64, 4, 4),
-    "stoch": Tuning(64, 64, 64, 4, 4),
-    "policy": Tuning(16, 64, 0, 4, 3),
-    "hidden": Tuning(128, 128, 64, 8, 4),
-    "gates": Tuning(64, 64, 64, 4, 3),
-    "prior": Tuning(16, 64, 0, 4, 3),
+    "memory": Tuning(128, 64, 64, 8, 4),
+    "stoch": Tuning(64, 64, 128, 4, 3),
+    "policy": Tuning(16, 128, 0, 8, 2),
+    "hidden": Tuning(128, 128, 64, 8, 3),
+    "gates": Tuning(64, 128, 64, 8, 3),
+    "prior": Tuning(16, 128, 0, 8, 2),
 }
 """To be chosen on an H200 by benchmarks/dream_kernels.py."""
 WIDEST = 512

@@ -72,7 +72,7 @@ def pack(
         task = None if task is None else task.to(dtype).float()
         layers = _hidden(nets.dynamics, z, task, dtype)
         layers += [_cast(out.linear.weight, dtype), out.linear.bias, out.norm.scale, out.norm.shift]
-        dynamics = Dynamics._make(layers)
+        dynamics = Dynamics(*layers)
         policy = _policy(nets.policy, z, task, dtype)
         critics = _critics(nets.critics, task, z.shape, dtype)
         reward, centre = _reward(nets.reward, z, task, dtype), _centre(nets.bins)
@@ -134,15 +134,16 @@ def _hidden(
 def _policy(net: NormedMLP, z: Tensor, task: Tensor | None, dtype: torch.dtype) -> Policy:
     out: Any = net.out
     layers = _hidden(net, z, task, dtype, acts=False)
-    return Policy._make([*layers, _cast(out.weight, dtype), out.bias])
+    return Policy(*layers, _cast(out.weight, dtype), out.bias)
 
 
 def _reward(net: NormedMLP, z: Tensor, task: Tensor | None, dtype: torch.dtype) -> Reward:
     """Return the reward's layers, turned to the critics' layout: one kernel computes both."""
     out: Any = net.out
     weight, bias = paired(out.weight.to(dtype).t(), 0.0), paired(out.bias, NEVER)
-    r = Reward._make([*_hidden(net, z, task, dtype), weight, bias])
-    return r._replace(first=r.first.t().contiguous(), second=r.second.t().contiguous())
+    start, first, act, *norm, second, bias2, scale2, shift2 = _hidden(net, z, task, dtype)
+    turned = (first.t().contiguous(), act, *norm, second.t().contiguous())
+    return Reward(start, *turned, bias2, scale2, shift2, weight, bias)
 
 
 def _critics(
