@@ -33,7 +33,7 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    ("roll", 16): Tuning(32, 4, 3),
+    ("roll", 16): Tuning(64, 8, 3),
     ("roll", 32): Tuning(64, 8, 3),
     ("roll", 64): Tuning(32, 8, 4),
     ("value", 16): Tuning(32, 4, 3),
