@@ -2,13 +2,23 @@
 
 Parameters lie one after another in one array, cut into chunks that never cross from one parameter
 to the next. `owner` names each chunk's parameter, `first` where the chunk starts, `size` its
-length, `place` where its gradients start. Gradients of lower precision have their own array.
+length, `place` where its gradients start: multiples of ALIGN, so that numbers are read in groups;
+what pads a parameter is 0, and so are its gradients. Those of lower precision have their own array.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+ALIGN = tl.constexpr(64)
+
+
+@triton.jit
+def aligned(ptr, pid):
+    """Load a place or a length."""
+    return tl.multiple_of(tl.load(ptr + pid), ALIGN)
 
 
 @triton.jit
@@ -25,10 +35,10 @@ def squares_kernel(
 ):  # fmt: skip
     """Sum the squares of a chunk's gradients and parameters."""
     pid = tl.program_id(0)
-    first, size = tl.load(first_ptr + pid), tl.load(size_ptr + pid)
+    first, size = aligned(first_ptr, pid), aligned(size_ptr, pid)
     i = tl.arange(0, CHUNK)
     mask = i < size
-    g = read_gradient(half_ptr, full_ptr, halves, tl.load(place_ptr + pid) + i, mask)
+    g = read_gradient(half_ptr, full_ptr, halves, aligned(place_ptr, pid) + i, mask)
     p = tl.load(param_ptr + first + i, mask=mask, other=0.0)
     tl.store(out_ptr + pid, tl.sum(g * g))
     tl.store(out_ptr + chunks + pid, tl.sum(p * p))
@@ -54,12 +64,12 @@ def step_kernel(
 ):  # fmt: skip
     """Move a chunk. Scalars: the correction of the squares, and the rate with its correction."""
     pid = tl.program_id(0)
-    first, size = tl.load(first_ptr + pid), tl.load(size_ptr + pid)
+    first, size = aligned(first_ptr, pid), aligned(size_ptr, pid)
     limit = tl.load(limit_ptr + tl.load(owner_ptr + pid))
     correction, rate = tl.load(scalar_ptr), tl.load(scalar_ptr + 1)
     i = tl.arange(0, CHUNK)
     at, mask = first + i, i < size
-    g = read_gradient(half_ptr, full_ptr, halves, tl.load(place_ptr + pid) + i, mask)
+    g = read_gradient(half_ptr, full_ptr, halves, aligned(place_ptr, pid) + i, mask)
     g = tl.div_rn(g, limit + 0 * g)
     square = tl.load(square_ptr + at, mask=mask, other=0.0) * beta2 + g * g * (1 - beta2)
     tl.store(square_ptr + at, square, mask=mask)
