@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from dreamlab.accel.dispatch import kernels
+from dreamlab.accel.dispatch import early, kernels
 
 TILE = 16
 
@@ -115,11 +115,14 @@ def chunk(size: int, most: int = 128) -> int:
     return min(size & -size, most)
 
 
-def launch(kernel: str, **sizes: int) -> dict[str, int]:
-    """Return the launch options of a kernel; `sizes` are the widths it reads in chunks."""
+def launch(kernel: str, first: bool = False, **sizes: int) -> dict[str, Any]:
+    """Return the launch options of a kernel; `sizes` are the widths it reads in chunks.
+
+    `first` is the first kernel of a sequence, which reads what other programs wrote.
+    """
     tuned = TUNING[kernel]
     chunks = {k: chunk(s, tuned.chunk) for k, s in sizes.items()}
-    return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages}
+    return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages, **early(first)}
 
 
 def turned(weight: Tensor) -> Tensor:
@@ -177,7 +180,7 @@ def forward(
         j = i if last else i + 1
         k.stoch_kernel[(cols, n.row_tiles)](
             v.z[i], w.stoch, w.stoch_bias, keep[i], v.p1[i], part1, b, n.z, n.u,
-            BN=TILE, **launch("stoch", BK=n.z),
+            BN=TILE, **launch("stoch", i == 0, BK=n.z),
         )  # fmt: skip
         k.hidden_kernel[(n.parts, n.row_tiles)](
             v.h[i], keep[i], v.p0[i], part0, inv[0, i], w.memory_scale, v.p1[i], part1, inv[1, i],
@@ -220,11 +223,14 @@ class Slopes:
     """Gradient of the input layers of deterministic and stochastic part, after their activation, in
     splits: [steps, shares, rows, 2 u].
     """
+    start: tuple[Tensor, Tensor]
+    """Gradients of the first state's parts, in full precision."""
 
 
 def backward(
-    w: Weights, n: Sizes, v: Saved, keep: Tensor, grads: tuple[Tensor, Tensor, Tensor]
-) -> Slopes:
+    w: Weights, n: Sizes, v: Saved, keep: Tensor, grads: tuple[Tensor, Tensor, Tensor],
+    to_start: bool = False,
+) -> Slopes:  # fmt: skip
     """Backpropagate through every step, from gradients of states, samples and logits."""
     k = kernels("rssm_scan_back")
     gh, gz, gl = grads
@@ -233,9 +239,9 @@ def backward(
     split = math.gcd(n.g, SPLIT)
     shares = torch.empty(t, split, b, 2 * n.u, device=device)
     sizes = (n.z, n.u, n.u, 3 * n.d, n.d, n.d, n.u, n.u)
-    out = Slopes(*[*(make(s) for s in sizes), shares])
     zeros = lambda size: torch.zeros(b, size, device=device)  # noqa: E731
     dh, dz, direct, part = zeros(n.d), zeros(n.z), zeros(n.d), zeros(n.parts)
+    out = Slopes(*[*(make(s) for s in sizes), shares], start=(dh, dz))
     none = torch.zeros(b, n.u, dtype=dtype, device=device)
     cols = n.u // TILE
     part_o, cp = zeros(cols), power(n.c)
@@ -246,7 +252,7 @@ def backward(
         k.sample_back_kernel[(cols, n.row_tiles)](
             gz[i], dz, gl[i], v.logit[i], logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
             out.o_out[i], part_o, n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE,
-            **launch("sample_back"),
+            **launch("sample_back", last),
         )  # fmt: skip
         k.memory_back_kernel[(n.parts, n.row_tiles)](
             out.o_out[i], part_o, v.o[i], v.inv[3, i], w.look_scale, look, out.o[i],
@@ -268,6 +274,8 @@ def backward(
             stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
             BN=TILE, **launch("inputs_back", BU=n.u),
         )  # fmt: skip
+    if to_start:  # in the loop the input layer's part waits for the step before
+        dh += (out.p0[0] * keep[0][:, None]) @ w.memory
     return out
 
 
@@ -349,9 +357,11 @@ class _Scan(torch.autograd.Function):
         size = len(Weights._fields)
         w, v = Weights(*rest[:size]), Saved(*rest[size:])
         gh, gz, gl = (g.contiguous() for g in grads)
-        d = backward(w, n, v, keep, (gh, gz, gl))
+        to_start = any(ctx.needs_input_grad[5:7])
+        d = backward(w, n, v, keep, (gh, gz, gl), to_start)
         dx2, dw = weight_grads(w, n, v, x2, keep, d)
-        return None, dx2.view_as(x2), d.o, None, None, None, None, *dw
+        first = [x.to(v.h.dtype) if to_start else None for x in d.start]
+        return None, dx2.view_as(x2), d.o, None, None, *first, *dw
 
 
 def scan(
@@ -362,7 +372,7 @@ def scan(
 
     `x2` is the action's input layer, `tokens` the tokens' part of the posterior's first layer,
     both [steps, rows, u]; `keep` [steps, rows] is 0 where an episode starts; `noise` is Gumbel
-    noise [steps, rows, s, c]. No gradient goes to the start.
+    noise [steps, rows, s, c].
     """
     out: Any = _Scan.apply(
         n, x2.contiguous(), tokens.contiguous(), keep.contiguous(), noise.contiguous(), *start, *w

@@ -60,8 +60,8 @@ def imagine(
     noise: Float[Tensor, "h n num classes"],
     choose: Choose,
     output: Output | None = None,
-) -> tuple[Float[Tensor, "n h+1 d"], Float[Tensor, "n h+1 s"], Shaped[Tensor, "n h+1 ..."]]:
-    """Imagine from states; return deterministic and stochastic parts, and actions.
+) -> tuple[Float[Tensor, "n h+1 d+s"], Shaped[Tensor, "n h+1 ..."]]:
+    """Imagine from states; return deterministic and stochastic parts side by side, and actions.
 
     With `output` actions are sampled in the same call, else by `choose`. The last one is sampled
     but not executed. `noise` is Gumbel noise.
@@ -73,8 +73,7 @@ def imagine(
     how: Any = choose
     if output is not None:
         how = dream.Chosen(dream.Output(*cast(outputs(output), dtype)), output.actions)
-    state, action = dream.imagine(w, sizes, start, noise, how)
-    return state[..., :deter], state[..., deter:], action
+    return dream.imagine(w, sizes, start, noise, how)
 
 
 def cast(tensors: Any, dtype: torch.dtype) -> list[Float[Tensor, " ..."]]:

@@ -305,8 +305,7 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         through = self.config.actor_grad == "dynamics"
         fixed = (self.model, self.critic) if through else ()
         with torch.set_grad_enabled(through), passed_through(*fixed):
-            latent, action = self.imagined(start.detach(), policy, noise)
-            feature = latent.feature
+            feature, action = self.imagined(start.detach(), policy, noise)
             reward, cont, value = self.predict_values(feature)
             ret = lambda_return(reward, cont, value, self.config.lam)
         with torch.no_grad():
@@ -315,11 +314,12 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
 
     def imagined(
         self, start: Latent, policy: Policy | None, noise: Float[Tensor, "h n ..."] | None
-    ) -> tuple[Latent, Shaped[Tensor, "n t ..."]]:
+    ) -> tuple[Float[Tensor, "n t d"], Shaped[Tensor, "n t ..."]]:
         """Return states and actions imagined with this policy, or else with the actor."""
         steps = self.config.imagine
         if policy is not None:
-            return self.model.imagine(start, policy, steps, noise)
+            latent, action = self.model.imagine(start, policy, steps, noise)
+            return latent.feature, action
         dreamer = dreaming.Dreamer(self.model, self.actor, self.dream_step, self.dream_action)
         return dreamer.dream(start, self.policy, steps, noise)
 

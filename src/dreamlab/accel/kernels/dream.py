@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dreamlab.accel.kernels.rssm_scan import inverse_of, mult, store_part, unit_act
+from dreamlab.accel.kernels.rssm_scan import begin, inverse_of, mult, store_part, unit_act
 
 EPS = tl.constexpr(1e-4)
 
@@ -39,7 +39,7 @@ def add_product(acc, a_ptr, a_row, w_ptr, n, w_stride, size: tl.constexpr, BK: t
 def dream_memory_kernel(
     h_ptr, stride, wo_ptr, bo_ptr, o_ptr, wa_ptr, a_ptr, wp_ptr, bp_ptr, p_ptr, rows, skip,
     d: tl.constexpr, u: tl.constexpr, v: tl.constexpr, wa_stride: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All layers that read the memory: the prior's first, the actor's first, the cell's input.
 
@@ -55,12 +55,13 @@ def dream_memory_kernel(
     m, there = rows_of(tl.program_id(1), BM, rows)
     w_ptr = tl.where(is_o, wo_ptr, tl.where(is_a, wa_ptr, wp_ptr))
     w_stride = tl.where(is_a, wa_stride, d)
+    bias = tl.load(tl.where(is_o, bo_ptr, bp_ptr) + tl.where(is_a, 0, n)).to(tl.float32)
+    begin(EARLY)
     acc = tl.zeros([BM, BN], tl.float32)
     acc = add_product(acc, h_ptr, there * stride, w_ptr, n, w_stride, d, BK)
     if is_a:
         tl.store(a_ptr + m[:, None] * v + n[None, :], acc, mask=m[:, None] < rows)
     else:
-        bias = tl.load(tl.where(is_o, bo_ptr, bp_ptr) + n).to(tl.float32)
         y = (acc + bias[None, :]).to(o_ptr.dtype.element_ty)
         out = tl.where(is_o, o_ptr, p_ptr)
         tl.store(out + m[:, None] * u + n[None, :], y, mask=m[:, None] < rows)
@@ -70,7 +71,7 @@ def dream_memory_kernel(
 def dream_stoch_kernel(
     z_ptr, stride, wa_ptr, ba_ptr, part_ptr, a_ptr, wp_ptr, bp_ptr, p_ptr, rows,
     z_dim: tl.constexpr, u: tl.constexpr, v: tl.constexpr, wa_stride: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All layers that read the sample: the actor's first, which `part` began, and the cell's."""
     pid = tl.program_id(0)
@@ -80,11 +81,13 @@ def dream_stoch_kernel(
     m, there = rows_of(tl.program_id(1), BM, rows)
     mask = m[:, None] < rows
     w_ptr, w_stride = tl.where(is_a, wa_ptr, wp_ptr), tl.where(is_a, wa_stride, z_dim)
+    bias = tl.load(tl.where(is_a, ba_ptr, bp_ptr) + n).to(tl.float32)
+    begin(EARLY)
     acc = tl.zeros([BM, BN], tl.float32)
     if is_a:
         acc += tl.load(part_ptr + m[:, None] * v + n[None, :], mask=mask, other=0.0)
     acc = add_product(acc, z_ptr, there * stride, w_ptr, n, w_stride, z_dim, BK)
-    y = acc + tl.load(tl.where(is_a, ba_ptr, bp_ptr) + n).to(tl.float32)[None, :]
+    y = acc + bias[None, :]
     out = tl.where(is_a, a_ptr, p_ptr) + m[:, None] * tl.where(is_a, v, u) + n[None, :]
     tl.store(out, y.to(a_ptr.dtype.element_ty), mask=mask)
 
@@ -182,6 +185,7 @@ def dream_policy_kernel(
     s2_ptr, low: tl.constexpr, high: tl.constexpr, unimix: tl.constexpr, rows,
     u: tl.constexpr, U: tl.constexpr, v: tl.constexpr, V: tl.constexpr, LAYERS: tl.constexpr,
     KIND: tl.constexpr, num: tl.constexpr, NUM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The actor after its first layer, and all that the cell reads besides the memory itself.
 
@@ -192,7 +196,9 @@ def dream_policy_kernel(
     like = a_ptr.dtype.element_ty
     there = m[:, None] < rows
     mask, at = there & (k < u)[None, :], x_ptr + m[:, None] * (3 * u) + k[None, :]
-    tl.store(at, normed_row(p0_ptr, s0_ptr, m, rows, u, U), mask=mask)
+    x0 = normed_row(p0_ptr, s0_ptr, m, rows, u, U)
+    begin(EARLY)
+    tl.store(at, x0, mask=mask)
     tl.store(at + u, normed_row(p1_ptr, s1_ptr, m, rows, u, U), mask=mask)
     x = normed_row(a_ptr, scale_ptr, m, rows, v, V)
     x = more_layers(x, w_ptr, b_ptr, scale_ptr + v, y_ptr, m, rows, v, V, LAYERS, BN)
@@ -218,13 +224,15 @@ def dream_policy_kernel(
 def dream_hidden_kernel(
     h_ptr, stride, x_ptr, w_ptr, b_ptr, q_ptr, part_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, u: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The hidden layer by blocks, from a block's own memory and what all blocks share."""
     pid = tl.program_id(0)
     g, n = pid // (w // BN), (pid % (w // BN)) * BN + tl.arange(0, BN)
     m, there = rows_of(tl.program_id(1), BM, rows)
     kk = tl.arange(0, BK)
+    bias = tl.load(b_ptr + g * w + n).to(tl.float32)
+    begin(EARLY)
     size: tl.constexpr = w + 3 * u
     acc = tl.zeros([BM, BN], tl.float32)
     for k in range(0, size, BK):
@@ -233,7 +241,7 @@ def dream_hidden_kernel(
         a = tl.load(at + there[:, None] * tl.where(own, stride, 3 * u) + kk[None, :])
         weight = tl.load(w_ptr + (g * size + k + kk)[:, None] * w + n[None, :])
         acc = mult(a, weight, acc)
-    q = (acc + tl.load(b_ptr + g * w + n).to(tl.float32)[None, :]).to(q_ptr.dtype.element_ty)
+    q = (acc + bias[None, :]).to(q_ptr.dtype.element_ty)
     tl.store(q_ptr + m[:, None] * d + g * w + n[None, :], q, mask=m[:, None] < rows)
     store_part(part_ptr, pid, q, m, d // BN, rows)
 
@@ -242,13 +250,14 @@ def dream_hidden_kernel(
 def dream_gates_kernel(
     h_ptr, stride, q_ptr, part_ptr, scale_ptr, w_ptr, b_ptr, out_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The gates by blocks, and the memory after this step."""
     pid = tl.program_id(0)
     g, n = pid // (w // BN), (pid % (w // BN)) * BN + tl.arange(0, BN)
     m, there = rows_of(tl.program_id(1), BM, rows)
     like = q_ptr.dtype.element_ty
+    begin(EARLY)
     inv = inverse_of(part_ptr, m, d, parts, rows, PARTS)
     kk = tl.arange(0, BK)
     reset = tl.zeros([BM, BN], tl.float32)
@@ -267,8 +276,9 @@ def dream_gates_kernel(
     new = 2 * tl.sigmoid(2 * tl.sigmoid(reset) * cand) - 1
     open_ = tl.sigmoid(update - 1)
     at, mask = m[:, None] * stride + (g * w + n)[None, :], m[:, None] < rows
-    memory = tl.load(h_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, (open_ * new + (1 - open_) * memory).to(like), mask=mask)
+    memory = tl.load(h_ptr + at, mask=mask, other=0.0)  # not before: registers are short
+    new = open_ * new + (1 - open_) * memory.to(tl.float32)
+    tl.store(out_ptr + at, new.to(like), mask=mask)
 
 
 @triton.jit
@@ -276,9 +286,10 @@ def dream_prior_kernel(
     o_ptr, w_ptr, b_ptr, scale_ptr, y_ptr, wl_ptr, bl_ptr, noise_ptr, z_ptr, stride, rows,
     unimix: tl.constexpr, u: tl.constexpr, U: tl.constexpr, LAYERS: tl.constexpr,
     S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, AT_ONCE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The prior after its first layer, and a sample of each choice, `AT_ONCE` choices at once."""
+    begin(EARLY)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     like = o_ptr.dtype.element_ty
     x = normed_row(o_ptr, scale_ptr, m, rows, u, U)

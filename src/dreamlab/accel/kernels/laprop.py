@@ -11,7 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
 ALIGN = tl.constexpr(64)
 
 

@@ -11,9 +11,21 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 ROWS = tl.constexpr(16)
 EPS = tl.constexpr(1e-4)
+
+
+@triton.jit
+def begin(EARLY: tl.constexpr):
+    """Wait for the kernel before, if this was launched while it ran; then let the next launch.
+
+    Before this a kernel may read what the kernel before did not write, and write nothing.
+    """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -79,6 +91,7 @@ def inverse_of(part_ptr, m, size: tl.constexpr, parts: tl.constexpr, rows, PARTS
 def look_kernel(
     h_ptr, wd_ptr, bd_ptr, tok_ptr, o_ptr, o_part, w0_ptr, b0_ptr, keep_ptr, p0_ptr, p0_part, rows,
     d: tl.constexpr, u: tl.constexpr, wd_stride: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """From the new memory: the posterior's first layer, and the next step's first input layer."""
     pid = tl.program_id(0)
@@ -87,18 +100,20 @@ def look_kernel(
     like = o_ptr.dtype.element_ty
     if pid * BN < u:
         n = pid * BN + nn
+        bias, tokens = tl.load(bd_ptr + n).to(tl.float32), tile(tok_ptr, m, u, n, rows)
+        begin(EARLY)
         acc = linear_rows(h_ptr, wd_ptr, m, n, d, wd_stride, rows, BN, BK)
-        acc += tl.load(bd_ptr + n).to(tl.float32)[None, :]
-        acc = (acc + tile(tok_ptr, m, u, n, rows).to(tl.float32)).to(like)
+        acc = (acc + bias[None, :] + tokens.to(tl.float32)).to(like)
         tl.store(o_ptr + m[:, None] * u + n[None, :], acc, mask=m[:, None] < rows)
         store_part(o_part, pid, acc, m, u // BN, rows)
     else:
         pid = pid - u // BN
         n = pid * BN + nn
-        acc = linear_rows(h_ptr, w0_ptr, m, n, d, d, rows, BN, BK)
         keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
-        acc = acc * keep[:, None] + tl.load(b0_ptr + n).to(tl.float32)[None, :]
-        acc = acc.to(like)
+        bias = tl.load(b0_ptr + n).to(tl.float32)
+        begin(EARLY)
+        acc = linear_rows(h_ptr, w0_ptr, m, n, d, d, rows, BN, BK)
+        acc = (acc * keep[:, None] + bias[None, :]).to(like)
         tl.store(p0_ptr + m[:, None] * u + n[None, :], acc, mask=m[:, None] < rows)
         store_part(p0_part, pid, acc, m, u // BN, rows)
 
@@ -106,16 +121,17 @@ def look_kernel(
 @triton.jit
 def stoch_kernel(
     z_ptr, w1_ptr, b1_ptr, keep_ptr, p1_ptr, p1_part, rows, z_dim: tl.constexpr, u: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The input layer of the random part."""
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    acc = linear_rows(z_ptr, w1_ptr, m, n, z_dim, z_dim, rows, BN, BK)
     keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
-    acc = acc * keep[:, None] + tl.load(b1_ptr + n).to(tl.float32)[None, :]
-    acc = acc.to(p1_ptr.dtype.element_ty)
+    bias = tl.load(b1_ptr + n).to(tl.float32)
+    begin(EARLY)
+    acc = linear_rows(z_ptr, w1_ptr, m, n, z_dim, z_dim, rows, BN, BK)
+    acc = (acc * keep[:, None] + bias[None, :]).to(p1_ptr.dtype.element_ty)
     tl.store(p1_ptr + m[:, None] * u + n[None, :], acc, mask=m[:, None] < rows)
     store_part(p1_part, pid, acc, m, u // BN, rows)
 
@@ -125,7 +141,7 @@ def hidden_kernel(
     h_ptr, keep_ptr, p0_ptr, p0_part, inv0_ptr, s0_ptr, p1_ptr, p1_part, inv1_ptr, s1_ptr, x2_ptr,
     w_ptr, b_ptr, q_ptr, part_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, u: tl.constexpr, parts: tl.constexpr,
-    PARTS: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr,
+    PARTS: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The hidden layer by blocks, and its share of the sum of squares."""
     pid = tl.program_id(0)
@@ -134,6 +150,8 @@ def hidden_kernel(
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = q_ptr.dtype.element_ty
     keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0)
+    bias = tl.load(b_ptr + g * w + n).to(tl.float32)
+    begin(EARLY)
     inv0 = inverse_of(p0_part, m, u, u // BN, rows, PARTS)
     inv1 = inverse_of(p1_part, m, u, u // BN, rows, PARTS)
     if pid == 0:
@@ -160,7 +178,7 @@ def hidden_kernel(
         acc = mult(x2, w2, acc)
         acc = mult(unit_act(x0, inv0, s0, like), w0, acc)
         acc = mult(unit_act(x1, inv1, s1, like), w1, acc)
-    q = (acc + tl.load(b_ptr + g * w + n).to(tl.float32)[None, :]).to(like)
+    q = (acc + bias[None, :]).to(like)
     tl.store(q_ptr + m[:, None] * d + g * w + n[None, :], q, mask=m[:, None] < rows)
     store_part(part_ptr, pid, q, m, parts, rows)
 
@@ -169,7 +187,7 @@ def hidden_kernel(
 def gates_kernel(
     h_ptr, keep_ptr, q_ptr, part_ptr, scale_ptr, w_ptr, b_ptr, gate_ptr, inv_ptr, out_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr,
+    BW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The gates by blocks, and the memory after this step."""
     pid = tl.program_id(0)
@@ -177,14 +195,15 @@ def gates_kernel(
     g, n = pid // tiles, (pid % tiles) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = q_ptr.dtype.element_ty
+    mask = m[:, None] < rows
+    keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
+    memory = tile(h_ptr, m, d, g * w + n, rows).to(tl.float32) * keep[:, None]
+    begin(EARLY)
     inv = inverse_of(part_ptr, m, d, parts, rows, PARTS)
     if pid == 0:
         tl.store(inv_ptr + m, inv, mask=m < rows)
     kw = tl.arange(0, BW)
     weight = w_ptr + (g * 3 * w + n[None, :]) * w
-    mask = m[:, None] < rows
-    keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
-    memory = tile(h_ptr, m, d, g * w + n, rows).to(tl.float32) * keep[:, None]
     reset = tl.zeros([ROWS, BN], tl.float32)
     cand = tl.zeros([ROWS, BN], tl.float32)
     update = tl.zeros([ROWS, BN], tl.float32)
@@ -213,7 +232,7 @@ def gates_kernel(
 def sample_kernel(
     o_ptr, o_part, inv_ptr, scale_ptr, w_ptr, b_ptr, noise_ptr, logit_ptr, z_ptr,
     unimix: tl.constexpr, rows, u: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
-    S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BU: tl.constexpr,
+    S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The posterior's logits of one choice, and a sample of it."""
     cls = tl.arange(0, CP)
@@ -223,6 +242,7 @@ def sample_kernel(
     mask, at = (m[:, None] < rows) & there, m[:, None] * (S * C) + n[None, :]
     noise = tl.load(noise_ptr + at, mask=mask, other=0.0).to(tl.float32)
     bias = tl.load(b_ptr + n, mask=cls < C, other=0.0).to(tl.float32)
+    begin(EARLY)
     inv = inverse_of(o_part, m, u, parts, rows, PARTS)
     if tl.program_id(0) == 0:
         tl.store(inv_ptr + m, inv, mask=m < rows)

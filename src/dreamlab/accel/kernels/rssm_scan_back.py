@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dreamlab.accel.kernels.rssm_scan import ROWS, mult, sum_parts, tile
+from dreamlab.accel.kernels.rssm_scan import ROWS, begin, mult, sum_parts, tile
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def sample_back_kernel(
     gz_ptr, dz_ptr, gl_ptr, logit_ptr, w_ptr, o_ptr, inv_ptr, scale_ptr, dl_ptr, do_ptr, part_ptr,
     unimix: tl.constexpr, rows,
     u: tl.constexpr, S: tl.constexpr, C: tl.constexpr, VARS: tl.constexpr, CP: tl.constexpr,
-    BN: tl.constexpr,
+    BN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """From sample and logits back to the posterior's hidden layer."""
     pid = tl.program_id(0)
@@ -72,6 +72,7 @@ def sample_back_kernel(
     j = tl.arange(0, VARS * CP)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
     scale, o = tl.load(scale_ptr + n), tile(o_ptr, m, u, n, rows)
+    begin(EARLY)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for first in range(0, S, VARS):
         var, cls = first + j // CP, j % CP
@@ -104,7 +105,7 @@ def memory_back_kernel(
     do_ptr, do_part, o_ptr, inv_ptr, so_ptr, wd_ptr, dpo_ptr, dp0_ptr, keep_next_ptr, w0_ptr,
     gh_ptr, dh_ptr, gate_ptr, h_ptr, keep_ptr, dgate_ptr, direct_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, u: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr,
-    BU: tl.constexpr,
+    BU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Gather the memory's gradient from its four readers, then pass it through the gates."""
     pid = tl.program_id(0)
@@ -114,17 +115,18 @@ def memory_back_kernel(
     mask = m[:, None] < rows
     ku = tl.arange(0, BU)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
-    mean = sum_parts(do_part, m, u // BN, rows, PARTS) / u
     keep_next = tl.load(keep_next_ptr + m, mask=m < rows, other=0.0).to(like)
     at = m[:, None] * d + n[None, :]
     dh = tl.load(gh_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    dh += tl.load(dh_ptr + at, mask=mask, other=0.0)
     gate_at = m[:, None] * (3 * d) + (pid * BN) // w * 2 * w + n[None, :]  # block 3 w + rest
     reset = tl.load(gate_ptr + gate_at, mask=mask, other=0.0).to(tl.float32)
     cand = tl.load(gate_ptr + gate_at + w, mask=mask, other=0.0).to(tl.float32)
     update = tl.load(gate_ptr + gate_at + 2 * w, mask=mask, other=0.0).to(tl.float32)
     keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
     memory = tl.load(h_ptr + at, mask=mask, other=0.0).to(tl.float32) * keep[:, None]
+    begin(EARLY)
+    mean = sum_parts(do_part, m, u // BN, rows, PARTS) / u
+    dh += tl.load(dh_ptr + at, mask=mask, other=0.0)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for k in range(0, u, BU):
         wd = tl.load(wd_ptr + n[None, :] * u + (k + ku)[:, None])
@@ -150,7 +152,7 @@ def memory_back_kernel(
 @triton.jit
 def gates_back_kernel(
     dgate_ptr, w_ptr, q_ptr, inv_ptr, scale_ptr, dy_ptr, part_ptr, rows, d: tl.constexpr,
-    w: tl.constexpr, parts: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+    w: tl.constexpr, parts: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """From the gates back to the hidden layer's activation, and a fraction of its row's product."""
     pid = tl.program_id(0)
@@ -161,6 +163,7 @@ def gates_back_kernel(
     weight = w_ptr + g * w * 3 * w + n[None, :] * (3 * w)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
     scale, q = tl.load(scale_ptr + g * w + n), tile(q_ptr, m, d, g * w + n, rows)
+    begin(EARLY)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for k in range(0, 3 * w, BW):
         ways = tl.load(weight + (k + kw)[:, None])
@@ -186,7 +189,7 @@ def hidden_back_kernel(
     dy_ptr, q_ptr, inv_ptr, scale_ptr, part_ptr, w_ptr, direct_ptr, keep_ptr, dq_ptr, dh_ptr,
     dx_ptr, rows, d: tl.constexpr, w: tl.constexpr, u: tl.constexpr, parts: tl.constexpr,
     PARTS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr,
+    BW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """From the hidden layer back to the memory before, and to the two recurrent inputs.
 
@@ -198,6 +201,7 @@ def hidden_back_kernel(
     mask = m[:, None] < rows
     nn, kw = tl.arange(0, BN), tl.arange(0, BW)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
+    begin(EARLY)
     mean = sum_parts(part_ptr, m, parts, rows, PARTS) / d
     acc = tl.zeros([ROWS, BN], tl.float32)
     size = (w + 3 * u) * w
@@ -233,9 +237,10 @@ def hidden_back_kernel(
 def inputs_back_kernel(
     dx_ptr, p0_ptr, inv0_ptr, s0_ptr, p1_ptr, inv1_ptr, s1_ptr, w1_ptr, keep_ptr, dp0_ptr,
     dp1_ptr, dz_ptr, rows, z_dim: tl.constexpr, u: tl.constexpr, tiles: tl.constexpr,
-    SPLIT: tl.constexpr, BN: tl.constexpr, BU: tl.constexpr,
+    SPLIT: tl.constexpr, BN: tl.constexpr, BU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """From the input layers back to the random part; the memory's is left to the step before."""
+    begin(EARLY)
     pid = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = dp0_ptr.dtype.element_ty

@@ -31,19 +31,19 @@ class Dreamer:
         policy: Policy,
         horizon: int,
         noise: Float[Tensor, "{horizon} n ..."] | None = None,
-    ) -> tuple[Latent, Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Imagine as `WorldModel.imagine` does; `policy` must be that of the actor."""
+    ) -> tuple[Float[Tensor, "n {horizon}+1 f"], Shaped[Tensor, "n {horizon}+1 ..."]]:
+        """Return what the heads read of `WorldModel.imagine`; `policy` must be the actor's."""
         if not (dream.available(start.deter) and fusable(self.model, self.actor)):
-            return self.model.imagine(start, policy, horizon, noise, self.advance)
+            latent, action = self.model.imagine(start, policy, horizon, noise, self.advance)
+            return latent.feature, action
         rssm: Any = self.model.rssm
         if noise is None:
             noise = rssm.noise(horizon, len(start.deter), device=start.deter.device)
         assert noise is not None
-        deter, random, action = dream.imagine(
+        return dream.imagine(
             *layers_of(self.model, self.actor), (start.deter, start.stoch), noise, self.choose,
             output_of(self.model, self.actor),
         )  # fmt: skip
-        return Latent(deter, random), action
 
 
 def fusable(model: WorldModel, actor: Any) -> bool:
