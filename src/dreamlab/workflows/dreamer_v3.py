@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dreamlab.components.actor_critic import ActorCriticConfig
 from dreamlab.components.world_models import dreaming
+from dreamlab.components.world_models.dreaming import Dream, Guess
 from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.components.world_models.rssm import Latent
@@ -106,20 +107,6 @@ class DreamerV3Config(ActorCriticConfig, WorldModelConfig):
                 "actor_grad=dynamics needs an actor_optimizer and a critic_optimizer: the gradient "
                 "of returns must not move the world model"
             )
-
-
-@dataclass(frozen=True)
-class Dream:
-    """Imagined states with their rewards, values and returns; all detached."""
-
-    feature: Float[Tensor, "n t d"]
-    action: Shaped[Tensor, "n t ..."]
-    reward: Float[Tensor, "n t"]
-    cont: Float[Tensor, "n t"]
-    value: Float[Tensor, "n t"]
-    weight: Float[Tensor, "n t"]
-    ret: Float[Tensor, "n t-1"]
-    """Returns of every state but the last."""
 
 
 class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
@@ -221,22 +208,31 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         obs = {k: v[:, 1:] for k, v in batch.obs.items()}
         flags = (batch.reward, batch.is_first, batch.is_last, batch.is_terminal)
         reward, first, last, terminal = (x[:, 1:] for x in flags)
-        seen = self.model.observe(obs, batch.action[:, :-1], first, start)
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
+        draw = partial(self.model.rssm.noise, device=self.device)
+        action, chance = batch.action[:, :-1], draw(*first.shape[::-1])
+        seen, ahead = overlapped(
+            self.device,
+            lambda: self.model.observe(obs, action, first, start, chance),
+            lambda: draw(self.config.imagine, first[:, recent].numel()),
+        )
         here = seen.as_leaves()  # all losses accumulate gradients here, for one backward pass
-        known = [x[:, recent] for x in (here.feature, reward, last, terminal)]
+        known = [x[:, recent] for x in (reward, last, terminal)]
         origin = Latent(*(x[:, recent] for x in seen.latent)).flat()
         gather = self.gathering()
         model_losses = partial(self.model.losses, here, obs, reward, terminal)
-        world, dream = overlapped(
+        (world, guess), dream = overlapped(
             self.device,
-            lambda: gather.follow(*model_losses(), here=here.tensors),
-            lambda: self.dream(origin),
+            lambda: (
+                gather.follow(*model_losses(), here=here.tensors),
+                self.replay_guess(here.feature[:, recent]) if self.config.scales.repval else None,
+            ),
+            lambda: self.dream(origin, noise=ahead),
             urgent=True,  # many small sequential steps
         )
 
         def look_back() -> tuple[Followed, dict[str, Grads]]:
-            replayed = gather.follow(self.replay_losses(dream, *known), {}, here.tensors)
+            replayed = gather.follow(self.replay_losses(dream, guess, *known), {}, here.tensors)
             return replayed, gather.go_back(seen.tensors, world, replayed)
 
         (replayed, before), acting = overlapped(
@@ -344,31 +340,36 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         losses, metrics = self.behaviour_losses(dream)
         shape = reward.shape
         losses = {k: v.view(shape) for k, v in losses.items()}
-        return losses | self.replay_losses(dream, feature, reward, last, terminal), metrics
+        guess = self.replay_guess(feature) if self.config.scales.repval else None
+        return losses | self.replay_losses(dream, guess, reward, last, terminal), metrics
 
     @compilable
     def behaviour_losses(self, dream: Dream) -> tuple[dict[str, Float[Tensor, " n"]], Metrics]:
         """Return the losses of actor and critic for each dream."""
         policy, metrics = self.actor_loss(dream, self.return_scale(dream.ret.detach()))
-        value = self.critic_loss(dream.feature[:, :-1].detach(), dream.ret)
+        value = self.critic_loss(self.guess(dream.feature[:, :-1].detach()), dream.ret)
         value = value * dream.weight[:, :-1]
         return {"policy": policy.mean(1), "value": value.mean(1)}, metrics
+
+    @compilable
+    def replay_guess(self, feature: Float[Tensor, "b t d"]) -> Guess:
+        """Return what the critics predict for replayed states but the last."""
+        return self.guess(feature[:, :-1])
 
     @compilable
     def replay_losses(
         self,
         dream: Dream,
-        feature: Float[Tensor, "b t d"],
+        guess: Guess | None,
         reward: Float[Tensor, "b t"],
         last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
     ) -> dict[str, Float[Tensor, "b t-1"]]:
         """Return the critic loss on the replayed sequences; its gradient reaches the model."""
-        if not self.config.scales.repval:
+        if guess is None:
             return {}
         ret = self.replay_return(dream.ret[:, 0].view(reward.shape), reward, last, terminal)
-        error = self.critic_loss(feature[:, :-1], ret)
-        return {"repval": error * (~last[:, :-1]).float()}
+        return {"repval": self.critic_loss(guess, ret) * (~last[:, :-1]).float()}
 
     def actor_loss(
         self, dream: Dream, scale: Float[Tensor, ""]
@@ -397,14 +398,15 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             ret, self.quantiles, (self.return_low, self.return_high), self.config.return_rate
         )
 
-    def critic_loss(
-        self, feature: Float[Tensor, "n t d"], ret: Float[Tensor, "n t"]
-    ) -> Float[Tensor, "n t"]:
-        """Return the loss of values against returns, and against the slow critic's values."""
+    def guess(self, feature: Float[Tensor, "n t d"]) -> Guess:
+        """Predict values by the critic, as logits, and by the slow critic."""
         with torch.no_grad():
             slow = self.slow.mean(self.slow(feature))
-        logits = self.critic(feature)
-        return self.critic.loss(logits, ret) + self.critic.loss(logits, slow)
+        return Guess(self.critic(feature), slow)
+
+    def critic_loss(self, guess: Guess, ret: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+        """Return the loss of values against returns, and against the slow critic's values."""
+        return self.critic.loss(guess.logits, ret) + self.critic.loss(guess.logits, guess.slow)
 
     def replay_return(
         self,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dreamlab.components.actor_critic import ActorCritic
 from dreamlab.components.exploration.ensemble import EnsembleConfig, LatentEnsemble, Magnitude
 from dreamlab.components.world_models.codec import width
+from dreamlab.components.world_models.dreaming import Guess
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.core.config import Part
 from dreamlab.core.limits import NonNegative, SomeShare
@@ -27,7 +28,7 @@ from dreamlab.core.optim import optimizer_field, optional_optimizer, without_gro
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import capturable, compilable, hook
-from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config, Scales
+from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config, Scales
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,9 @@ class Plan2Explore(DreamerV3):
         return self.with_action(decision, self.explorer.policy(self.unpack_state(decision.state)))
 
     @compilable
-    def replay_losses(
-        self,
-        dream: Dream,
-        feature: Float[Tensor, "b t d"],
-        reward: Float[Tensor, "b t"],
-        last: Bool[Tensor, "b t"],
-        terminal: Bool[Tensor, "b t"],
-    ) -> dict[str, Float[Tensor, "b t-1"]]:
-        """Return the loss of the task critic, whose gradient does not reach the model."""
-        return super().replay_losses(dream, feature.detach(), reward, last, terminal)
+    def replay_guess(self, feature: Float[Tensor, "b t d"]) -> Guess:
+        """Predict task values, whose gradient does not reach the model."""
+        return self.guess(feature[:, :-1].detach())
 
     @hook
     def update_explorer(self, batch: Batch, *, phase: Phase) -> Metrics:

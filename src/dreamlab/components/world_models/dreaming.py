@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -15,6 +16,27 @@ from dreamlab.nn import dream
 
 MOST_ACTIONS = 64
 """Entries of an action up to which the kernels sample it."""
+
+
+@dataclass(frozen=True)
+class Dream:
+    """Imagined states with their rewards, values and returns; all detached."""
+
+    feature: Float[Tensor, "n t d"]
+    action: Shaped[Tensor, "n t ..."]
+    reward: Float[Tensor, "n t"]
+    cont: Float[Tensor, "n t"]
+    value: Float[Tensor, "n t"]
+    weight: Float[Tensor, "n t"]
+    ret: Float[Tensor, "n t-1"]
+    """Returns of every state but the last."""
+
+
+class Guess(NamedTuple):
+    """Predicted values of states: the critic's, as logits, and the slow critic's."""
+
+    logits: Float[Tensor, "n t k"]
+    slow: Float[Tensor, "n t"]
 
 
 class Dreamer:
