@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,7 +40,7 @@ class Choices(NamedTuple):
     unimix: float
 
 
-def available(x: Float[Tensor, " ..."]) -> bool:
+def available(x: Shaped[Tensor, " ..."]) -> bool:
     """Return whether sequences like this tensor can be scanned in one call."""
     return use_triton(x)
 
