@@ -386,7 +386,9 @@ def test_two_processes_that_are_preempted_go_on_together(option, tmp_path):
 @pytest.fixture
 def tests_importable(monkeypatch):
     """What Ray starts after this finds the environments of the tests."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(Path(__file__).parents[2]), *filter(None, given)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
 @pytest.fixture
