@@ -133,6 +133,16 @@ def test_options_of_several_processes_need_no_second_count(tmp_path, capsys):
     assert main(["sweep", path, "--dry-run", "limits.processes_per_node=2"]) == 0
 
 
+def test_options_of_the_job_itself_stay(tmp_path):
+    where = BufferContext(Limits(cpus=2), deadline_s=72.0)
+    added = SingleJob(tmp_path / "r", ("ppo_cartpole",), {})
+    assert {"threads=2", "checkpoint.deadline_s=72"} <= {*where.command(added)}
+    own = SingleJob(tmp_path / "r", ("ppo_cartpole", "checkpoint.deadline_s=9", "threads=1"), {})
+    words = where.command(own)
+    assert {"threads=1", "checkpoint.deadline_s=9"} <= {*words}
+    assert not {"threads=2", "checkpoint.deadline_s=72"} & {*words}
+
+
 # -- preemption of a run --------------------------------------------------------------------------
 
 
