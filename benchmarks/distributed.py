@@ -3,9 +3,10 @@
     python benchmarks/distributed.py            # minutes; writes results/distributed.{json,md}
 
 Each process has the same number of environments and the same batch, so that two of them collect
-and learn from twice as much per update. Times are of rank 0: `reduce` is spent in reductions of
-gradients and statistics, `wait` in the small agreements of the loop (the other process is not there
-yet), both within collect and update.
+and learn from twice as much per update. Times are of rank 0, from a few seconds after the first
+update on, so that neither the start nor an evaluation is in them. `reduce` is spent in reductions
+of gradients and statistics, within collect and update. `wait` is spent in the small agreements of
+the loop (the other process is not there yet): within collect, or outside of both.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-RUNS = {
-    "PPO": ("ppo_cartpole", 3_000),
-    "SAC": ("sac_pendulum", 200),
-    "DreamerV3": ("dreamer_debug", 150),
-}
+RUNS = {"PPO": "ppo_cartpole", "SAC": "sac_pendulum", "DreamerV3": "dreamer_cartpole"}
+WARM_S, MEASURED_S = 3.0, 20.0
 COMMON = (
     "device=cpu", "threads=1", "log.terminal=off", "log.every_frames=0", "log.every_updates=0",
     "eval.episodes=1", "eval.every_frames=0", "eval.video=false", "checkpoint.every_s=0",
     "checkpoint.every_frames=0", "report.every_frames=0",
 )  # fmt: skip
+
+
+Times = dict[str, float]
 
 
 def worker(out: str, words: list[str]) -> None:
@@ -38,7 +39,7 @@ def worker(out: str, words: list[str]) -> None:
     from dreamlab.config import compose, load_config
     from dreamlab.core import world
     from dreamlab.engine import processes
-    from dreamlab.engine.observer import StageTimes
+    from dreamlab.engine.observer import StageTimes, StopWhen
     from dreamlab.engine.terminal import Terminal
 
     spent = {"reduce": 0.0, "wait": 0.0}
@@ -48,15 +49,27 @@ def worker(out: str, words: list[str]) -> None:
     with processes.together(config.processes, "cpu", 600.0), training.open_run(config) as opened:
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
         stages = StageTimes()
+
+        def now() -> Times:
+            counted = {"frames": loop.counters.env_frames, "updates": loop.counters.updates}
+            return {"s": time.perf_counter(), **counted, **stages.seconds, **spent}
+
+        seen: list[Times] = []
+
+        def measured(_: Any) -> bool:
+            """Note where the run stands; tell whether that was long enough."""
+            here = now()
+            if here["updates"] and (not seen or here["s"] > seen[0]["s"] + WARM_S):
+                seen.append(here)
+            return len(seen) > 1 and here["s"] > seen[1]["s"] + MEASURED_S
+
         loop.observers.add(stages)
+        loop.observers.add(StopWhen(measured))
         opened.keep()
-        began = time.perf_counter()
         loop.run()
-        took = time.perf_counter() - began
     if world.launched() is None or os.environ["RANK"] == "0":
-        counters = loop.counters
-        told = {"s": took, "frames": counters.env_frames, "updates": counters.updates}
-        Path(out).write_text(json.dumps({**told, **stages.seconds, **spent}))
+        begun, ended = seen[1], seen[-1]
+        Path(out).write_text(json.dumps({k: v - begun.get(k, 0.0) for k, v in ended.items()}))
 
 
 def _timed(module: Any, name: str, kind: str, spent: dict[str, float]) -> None:
@@ -72,10 +85,10 @@ def _timed(module: Any, name: str, kind: str, spent: dict[str, float]) -> None:
     setattr(module, name, timed)
 
 
-def measure(experiment: str, frames: int, num: int) -> dict[str, Any]:
-    """Return the times of one run in `num` processes; each takes part in as many frames."""
+def measure(experiment: str, num: int) -> dict[str, Any]:
+    """Return the times of one run in `num` processes."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [experiment, *COMMON, f"training.total_frames={frames * num}"]
+        words = [experiment, *COMMON]
         words += [f"run.dir={folder}/run", f"distributed.processes={num}"]
         out = f"{folder}/out.json"
         start = [sys.executable]
@@ -100,31 +113,33 @@ def page(rows: list[dict[str, Any]]) -> str:
         "# One run in 1 and 2 processes",
         "",
         f"{os.cpu_count()} cores, gloo, one thread each. Each process has the environments and the "
-        "batch of the experiment, so that two learn from twice as much per update. `load` is the "
+        "batch of the experiment, so that two learn from twice as much per update. Measured for "
+        f"{MEASURED_S:.0f} s of training, {WARM_S:.0f} s after the first update. `load` is the "
         "machine's load average (1 min) when a row was begun: where it is above the number of "
         "cores, others used them as well, processes waited for each other, and a row tells more "
         "of the machine than of the program. `python benchmarks/distributed.py` writes this page.",
         "",
         "| workflow | processes | load | frames/s | updates/s | collect | update "
-        "| in these: reduce | wait |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| neither | of all: reduce | wait |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         share = {k: r.get(k, 0.0) / r["s"] for k in ("collect", "update", "reduce", "wait")}
+        neither = 1 - share["collect"] - share["update"]
         lines.append(
             f"| {r['workflow']} | {r['processes']} | {r['load']:.0f} | {r['frames'] / r['s']:,.1f} "
             f"| {r['updates'] / r['s']:.2f} | {share['collect']:.0%} | {share['update']:.0%} "
-            f"| {share['reduce']:.0%} | {share['wait']:.0%} |"
+            f"| {neither:.0%} | {share['reduce']:.0%} | {share['wait']:.0%} |"
         )
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     rows: list[dict[str, Any]] = []
-    for workflow, (experiment, frames) in RUNS.items():
+    for workflow, experiment in RUNS.items():
         for num in (1, 2):
             load = os.getloadavg()[0]
-            rows.append({"workflow": workflow, "load": load, **measure(experiment, frames, num)})
+            rows.append({"workflow": workflow, "load": load, **measure(experiment, num)})
             print(json.dumps(rows[-1]), flush=True)
             (RESULTS / "distributed.json").write_text(json.dumps(rows, indent=1) + "\n")
             (RESULTS / "distributed.md").write_text(page(rows))

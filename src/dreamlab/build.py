@@ -29,11 +29,12 @@ from dreamlab.engine.actors.collector import RemoteCollector, Streams
 from dreamlab.engine.actors.local import LocalActors
 from dreamlab.engine.actors.loop import ActorLoop
 from dreamlab.engine.actors.options import check_actors
+from dreamlab.engine.actors.records import LogProcess
 from dreamlab.engine.actors.worker import Worker
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
 from dreamlab.engine.feasible import check_feasible, check_padding
-from dreamlab.engine.logger import About, Jsonl, Logger, Sink
+from dreamlab.engine.logger import About, Jsonl, LogConfig, Logger, Sink
 from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
@@ -305,12 +306,21 @@ def build_logger(config: LabConfig, run: Run, terminal: Terminal) -> Logger:
     """Return the logger with every sink that is switched on; rank 0 alone has any."""
     if not world.is_main():
         return Logger([])
-    sinks: list[Sink] = [Jsonl(run.folder / "metrics.jsonl"), terminal]
-    if config.log.tensorboard or config.log.wandb:
-        about = about_run(config, run)
-        sinks += [TensorBoard(about)] if config.log.tensorboard else []
-        sinks += [WandB(config.log, about)] if config.log.wandb else []
-    return Logger(sinks)
+    make = partial(make_sinks, config.log, about_run(config, run))
+    sinks: list[Sink] = [*make()]
+    if config.actors.num:  # made here as well: a missing package is an error at once
+        names = [type(s).__name__ for s in sinks]
+        for sink in sinks:
+            sink.close()
+        sinks = [*LogProcess(make, names).sinks]
+    return Logger([*sinks[:1], terminal, *sinks[1:]])
+
+
+def make_sinks(log: LogConfig, about: About) -> list[Sink]:
+    """Return every sink that is switched on but the terminal, in the process that they are in."""
+    sinks: list[Sink] = [Jsonl(about.folder / "metrics.jsonl")]
+    sinks += [TensorBoard(about)] if log.tensorboard else []
+    return sinks + ([WandB(log, about)] if log.wandb else [])
 
 
 def about_run(config: LabConfig, run: Run) -> About:

@@ -17,6 +17,6 @@ class BreaksOnRank1(CartPoleEnv):
 
     def step(self, action: Any) -> Any:
         self.steps_done += 1
-        if os.environ.get("RANK") == "1" and self.steps_done > 4_000:
+        if os.environ.get("RANK") == "1" and self.steps_done > 1_000:
             raise RuntimeError("the pole broke")
         return super().step(action)

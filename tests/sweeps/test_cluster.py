@@ -133,6 +133,16 @@ def test_options_of_several_processes_need_no_second_count(tmp_path, capsys):
     assert main(["sweep", path, "--dry-run", "limits.processes_per_node=2"]) == 0
 
 
+def test_options_of_the_job_itself_stay(tmp_path):
+    where = BufferContext(Limits(cpus=2), deadline_s=72.0)
+    added = SingleJob(tmp_path / "r", ("ppo_cartpole",), {})
+    assert {"threads=2", "checkpoint.deadline_s=72"} <= {*where.command(added)}
+    own = SingleJob(tmp_path / "r", ("ppo_cartpole", "checkpoint.deadline_s=9", "threads=1"), {})
+    words = where.command(own)
+    assert {"threads=1", "checkpoint.deadline_s=9"} <= {*words}
+    assert not {"threads=2", "checkpoint.deadline_s=72"} & {*words}
+
+
 # -- preemption of a run --------------------------------------------------------------------------
 
 
@@ -386,7 +396,9 @@ def test_two_processes_that_are_preempted_go_on_together(option, tmp_path):
 @pytest.fixture
 def tests_importable(monkeypatch):
     """What Ray starts after this finds the environments of the tests."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(Path(__file__).parents[2]), *filter(None, given)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
 @pytest.fixture

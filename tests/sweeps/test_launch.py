@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dreamlab.cli import main
 from dreamlab.sweeps.job_pool import JobPool, make_launcher
 from dreamlab.sweeps.launch import local
 from dreamlab.sweeps.launch.local import Attempt, BufferContext, memory_bytes
@@ -146,3 +147,20 @@ def test_a_ray_cluster_runs_and_stops_jobs(stop, tmp_path):
     options = {"num_cpus": 2, "include_dashboard": False}
     states = launched(LauncherConfig(name="ray", options=options), tmp_path, stop)
     assert states == ["interrupted" if stop else "finished"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "place",
+    [
+        ["launcher.name=slurm", "launcher.cluster=local"],
+        ["launcher.name=ray", "launcher.options.num_cpus=2"],
+    ],
+    ids=["submitit", "ray"],
+)
+def test_each_run_of_a_sweep_has_several_processes(place, tmp_path):
+    need("submitit" if "launcher.name=slurm" in place else "ray")
+    path = write_sweep(tmp_path, "training.total_frames=1_000", seeds=[1, 2])
+    assert main(["sweep", path, *place, "limits.processes_per_node=2"]) == 0
+    parts = [p.relative_to(tmp_path / "s").parts for p in (tmp_path / "s").rglob("state_rank1.pt")]
+    assert len({p[:2] for p in parts}) == 2, "both runs had a second process"

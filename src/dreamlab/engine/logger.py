@@ -125,6 +125,11 @@ class Tracker(Protocol):
         ...
 
 
+def _key(sink: Sink) -> str:
+    """Return the name of a sink's state in checkpoints, the same wherever the sink is."""
+    return getattr(sink, "state_key", type(sink).__name__)
+
+
 class Jsonl:
     """`metrics.jsonl`: one line per record; cut back to the checkpoint when a run resumes."""
 
@@ -227,15 +232,15 @@ class Logger:
         return {
             "sums": dict(self.sums),
             "counts": dict(self.counts),
-            "sinks": {type(s).__name__: s.get_state() for s in self.sinks},
+            "sinks": {_key(s): s.get_state() for s in self.sinks},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue as if nothing had been reported after that state."""
         self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
         for sink in self.sinks:
-            if type(sink).__name__ in state["sinks"]:
-                sink.set_state(state["sinks"][type(sink).__name__])
+            if _key(sink) in state["sinks"]:
+                sink.set_state(state["sinks"][_key(sink)])
 
     def restart(self) -> None:
         """Forget every record, in every sink."""

@@ -1,1 +1,1 @@
-"""Collectors and evaluation in their own processes, here or on a Ray cluster."""
+"""Collectors, evaluation and logging in their own processes; collectors also on a Ray cluster."""

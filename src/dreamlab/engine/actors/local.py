@@ -194,8 +194,8 @@ def _answer(connection: Connection, board: Board, worker: Worker) -> None:
         connection.send_bytes(pickle.dumps(block, protocol=5))
 
 
-def leave_signals_to_parent() -> None:
-    """Ignore Ctrl-C and SIGTERM, which the parent handles; end at once if it dies."""
+def leave_signals_to_parent(linger_s: float = 0.0) -> None:
+    """Ignore Ctrl-C and SIGTERM, which the parent handles; end soon after it if it dies."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -203,6 +203,7 @@ def leave_signals_to_parent() -> None:
 
     def watch() -> None:
         parent.join()
+        time.sleep(linger_s)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -86,10 +86,10 @@ class BufferContext:
         return found | {**self.mps}
 
     def command(self, job: Job) -> list[str]:
-        """Return the command that runs a job on this machine."""
-        options = [f"threads={self.limits.cpus}"] if self.limits.cpus else []
-        if self.deadline_s is not None:
-            options.append(f"checkpoint.deadline_s={self.deadline_s:g}")
+        """Return the command that runs a job on this machine; options of the job itself stay."""
+        added = {"threads": self.limits.cpus or None, "checkpoint.deadline_s": self.deadline_s}
+        given = {o.lstrip("+").partition("=")[0] for o in job.overrides}
+        options = [f"{k}={v:g}" for k, v in added.items() if v is not None and k not in given]
         # another node may have just created the folder: `train` works in both cases
         own = job.train_command if self.ranks.nodes > 1 else job.command
         return self.ranks.wrap(own(*options))
