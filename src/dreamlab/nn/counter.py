@@ -14,6 +14,10 @@ class Count(nn.Module):
         super().__init__()
         self.value = value
 
+    def add(self, num: int) -> None:
+        """Count further; torch is slow to set attributes of a module."""
+        self.__dict__["value"] += num
+
     def get_extra_state(self) -> Any:
         return self.value
 

@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": nn.ELU,
     "gelu": nn.GELU,
 }
+Fused = Callable[[Tensor, str, bool, Sequence[Tensor]], Tensor]
 Act = Literal["tanh", "relu", "silu", "elu", "gelu"]
 
 
@@ -104,28 +105,34 @@ class MLP(Memoryless):
     def forward(
         self, x: Float[Tensor, "*b d"], state: Any = (), is_first: Bool[Tensor, "*b"] | None = None
     ) -> tuple[Float[Tensor, "*b k"], Any]:
-        if not self.fusible or not (usable(x) or compiled(x)):
+        run = self._fused(x)
+        if run is None:
             return self.layers(x), state
-        return self._fused(x, self.flat, self.out_dim, False), state
+        return _by_rows(run, x, self.act, self.flat, False), state
 
     def into(self, head: nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b k"]:
         """Apply `head` to the output, fused where that is faster."""
-        if not self.fusible or not (usable(x) or compiled(x)):
+        run = self._fused(x)
+        if run is None:
             return head(self.layers(x))
-        return self._fused(x, [*self.flat, head.weight, head.bias], head.out_features, True)
+        return _by_rows(run, x, self.act, [*self.flat, head.weight, head.bias], True)
 
-    def _fused(
-        self,
-        x: Float[Tensor, "*b d"],
-        params: Sequence[Float[Tensor, " ..."]],
-        out_dim: int,
-        head: bool,
-    ) -> Float[Tensor, "*b {out_dim}"]:
-        run = fused_mlp if usable(x) else compiled_mlp
-        if x.ndim == 2:
-            return run(x, self.act, head, params)
-        y = run(x.reshape(-1, x.shape[-1]), self.act, head, params)
-        return y.view(*x.shape[:-1], out_dim)
+    def _fused(self, x: Float[Tensor, "*b d"]) -> Fused | None:
+        """Return the fused form for an input, if there is one."""
+        if not self.fusible:
+            return None
+        if usable(x):
+            return fused_mlp
+        return compiled_mlp if compiled(x) else None
+
+
+def _by_rows(
+    run: Fused, x: Float[Tensor, "*b d"], act: str, params: Sequence[Tensor], head: bool
+) -> Float[Tensor, "*b k"]:
+    if x.ndim == 2:
+        return run(x, act, head, params)
+    y = run(x.reshape(-1, x.shape[-1]), act, head, params)
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def chain(

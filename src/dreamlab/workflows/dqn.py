@@ -9,7 +9,6 @@ them together are Rainbow (Hessel et al. 2018, arXiv:1710.02298) without noisy l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -146,14 +145,14 @@ class DQN(Workflow[DQNConfig]):
             return Decision(greedy)
         epsilon = self.epsilon() if mode.samples else self.config.eval_epsilon
         if mode is Mode.TRAIN:
-            self.decisions.value += len(greedy)
+            self.decisions.add(len(greedy))
         anything = torch.randint_like(greedy, self.num_actions)
-        explore = torch.rand(greedy.shape, device=greedy.device) < epsilon
+        explore = torch.rand_like(greedy, dtype=torch.float32) < epsilon
         return Decision(torch.where(explore, anything, greedy))
 
     def decided(self, num: int) -> None:
         """Count the decisions of all actors, which determine epsilon."""
-        self.decisions.value += num
+        self.decisions.add(num)
 
     def epsilon(self) -> float:
         """Return the current fraction of random actions."""
@@ -169,18 +168,15 @@ class DQN(Workflow[DQNConfig]):
     ) -> Metrics | tuple[Metrics, dict[str, Float[Tensor, " b"]]]:
         """Take a gradient step per minibatch; return priorities if the replay requests them."""
         t, weight = transitions(batch, self.config.gamma), batch.extras.get("weight")
-        size = self.config.minibatch or len(t.reward)
         # the target network is fixed during a batch, so targets can be computed once, except with
         # double Q-learning, where the online network chooses the actions
         ahead = None if self.config.double else self.targets(t)
-        parts = t.split(size)
-        aheads = [None] * len(parts) if ahead is None else ahead.split(size)
-        weights = [None] * len(parts) if weight is None else weight.split(size)
-        rows = list(zip(parts, aheads, weights, strict=True))
-        most = math.gcd(len(rows), TOGETHER)
-        done = [self.gradient_steps(rows[i : i + most]) for i in range(0, len(rows), most)]
+        size = self.config.minibatch or len(t.reward)
+        steps = math.ceil(len(t.reward) / size)
+        together = split(t, ahead, weight, size * math.gcd(steps, TOGETHER))
+        done = [self.gradient_steps(*rows) for rows in together]
         losses, norms, priorities = (torch.cat(x) for x in zip(*done, strict=True))
-        self.follow(len(rows))
+        self.follow(steps)
         metrics = {
             "loss": losses.mean(),
             "grad_norm": norms.mean(),
@@ -190,9 +186,16 @@ class DQN(Workflow[DQNConfig]):
 
     @compilable
     def gradient_steps(
-        self, rows: Sequence[Minibatch]
+        self,
+        t: Transitions,
+        ahead: Float[Tensor, "b j"] | None,
+        weight: Float[Tensor, " b"] | None,
     ) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"], Float[Tensor, " b"]]:
-        """Take a gradient step for each of a few minibatches, in one compiled call."""
+        """Take a gradient step for each of a few minibatches, in one compiled call.
+
+        They are split in here: what is compiled checks every tensor that it is given.
+        """
+        rows = split(t, ahead, weight, self.config.minibatch or len(t.reward))
         losses, norms, priorities = zip(*(self.gradient_step(*x) for x in rows), strict=True)
         return torch.stack(losses), torch.stack(norms), torch.cat(priorities)
 
@@ -224,6 +227,19 @@ class DQN(Workflow[DQNConfig]):
         period = self.config.target_every_gradient_steps
         if self.steps.value // period > before // period:
             self.target_network.update(self.config.tau)
+
+
+def split(
+    t: Transitions,
+    ahead: Float[Tensor, "b j"] | None,
+    weight: Float[Tensor, " b"] | None,
+    size: int,
+) -> list[Minibatch]:
+    """Split transitions, targets and weights into minibatches."""
+    parts = t.split(size)
+    aheads = [None] * len(parts) if ahead is None else ahead.split(size)
+    weights = [None] * len(parts) if weight is None else weight.split(size)
+    return list(zip(parts, aheads, weights, strict=True))
 
 
 def _describe(action: ArraySpec) -> str:
