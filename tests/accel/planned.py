@@ -87,12 +87,13 @@ def main(device: str, dtype: str, actions: int, tasks: str) -> None:
         last = torch.randn(rows, 48, actions, device=device)
         noise = torch.randn(3, rows, a.sizes.proposed, actions, device=device)
         args = (z, task, plans, last, torch.tensor([2, 0], device=device))
-        exact = (a.gains(*args), a.propose(z, task, noise)) if low else (None, None)
+        plain_gains = lambda args=args: a.parts.gains(*args[:2], a.mask_of(task), *args[2:])  # noqa: E731
+        exact = (plain_gains(), a.propose(z, task, noise)) if low else (None, None)
         with torch.autocast(device, precision if low else None, enabled=low):
             assert a.packable
             assert latent_plans.available(z)
             nets = a.pack(z, task)
-            plain = a.gains(*args)
+            plain = plain_gains()
             assert plain.std(-1).min() > 0.05, plain.std(-1)
             compare(latent_plans.gains(nets, *args[2:]), plain, exact[0])
             compare(a.propose(z, task, noise, nets), a.propose(z, task, noise), exact[1])

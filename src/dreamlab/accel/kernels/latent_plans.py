@@ -212,6 +212,28 @@ def policy(
 
 
 @triton.jit
+def dynamics(
+    x_ptr, moved, action, start_ptr, w1_ptr, wa_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr,
+    h2_ptr, w3_ptr, b3_ptr, s3_ptr, h3_ptr, y1_ptr, y2_ptr, out_ptr, m, G: tl.constexpr,
+    d: tl.constexpr, w: tl.constexpr, a: tl.constexpr, BM: tl.constexpr, AP: tl.constexpr,
+    BD: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Store the latents after actions [rows, AP]."""
+    n, nd = tl.arange(0, BW), tl.arange(0, BD)
+    acc0, acc1 = start_halves(start_ptr, n, w, BM, BW)
+    acc0, acc1 = add_action(acc0, acc1, action, wa_ptr, n, a, w, AP, BW)
+    if moved:
+        acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, d, w, 1, d, BW, BK)
+    put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, n, w, BW)
+    acc0, acc1 = start_halves(b2_ptr, n, w, BM, BW)
+    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, w, w, 1, w, BW, BK)
+    put_hidden(y2_ptr, acc0, acc1, s2_ptr, h2_ptr, m, n, w, BW)
+    acc0, acc1 = start_halves(b3_ptr, nd, d, BM, BD)
+    acc0, acc1 = affine_halves(acc0, acc1, y2_ptr, w3_ptr, m, nd, w, d, 1, w, BD, BK)
+    put_latent(out_ptr, acc0, acc1, s3_ptr, h3_ptr, m, nd, d, BM, BD, G)
+
+
+@triton.jit
 def roll_kernel(
     actions_ptr, noise_ptr, mask_ptr, states_ptr, out_ptr, y1_ptr, y2_ptr,
     start_ptr, w1_ptr, wa_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr, h2_ptr,
@@ -232,9 +254,8 @@ def roll_kernel(
     local = (pid % tiles) * BM + tl.arange(0, BM)
     m = pid * BM + tl.arange(0, BM)
     size = tl.num_programs(0) * BM * d
-    j, nw, nd = tl.arange(0, AP), tl.arange(0, BW), tl.arange(0, BD)
+    j = tl.arange(0, AP)
     here = (local < plans)[:, None] & (j < a)[None, :]
-    like = states_ptr.dtype.element_ty
     mask = tl.full([1, AP], 1.0, tl.float32)
     if MASKED:
         mask = tl.load(mask_ptr + env * a + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
@@ -256,17 +277,11 @@ def roll_kernel(
         else:
             action = tl.load(actions_ptr + at, mask=here, other=0.0)
         if (not POLICY) or (t < H - 1):
-            acc0, acc1 = start_halves(start_ptr + begin, nw, w, BM, BW)
-            acc0, acc1 = add_action(acc0, acc1, action.to(like), wa_ptr, nw, a, w, AP, BW)
-            if moved:
-                acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, nw, d, w, 1, d, BW, BK)
-            put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, nw, w, BW)
-            acc0, acc1 = start_halves(b2_ptr, nw, w, BM, BW)
-            acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, nw, w, w, 1, w, BW, BK)
-            put_hidden(y2_ptr, acc0, acc1, s2_ptr, h2_ptr, m, nw, w, BW)
-            acc0, acc1 = start_halves(b3_ptr, nd, d, BM, BD)
-            acc0, acc1 = affine_halves(acc0, acc1, y2_ptr, w3_ptr, m, nd, w, d, 1, w, BD, BK)
-            put_latent(states_ptr + t * size, acc0, acc1, s3_ptr, h3_ptr, m, nd, d, BM, BD, G)
+            dynamics(
+                x_ptr, moved, action, start_ptr + begin, w1_ptr, wa_ptr, s1_ptr, h1_ptr, w2_ptr,
+                b2_ptr, s2_ptr, h2_ptr, w3_ptr, b3_ptr, s3_ptr, h3_ptr, y1_ptr, y2_ptr,
+                states_ptr + t * size, m, G, d, w, a, BM, AP, BD, BW, BK,
+            )  # fmt: skip
     if not POLICY:
         noise = tl.load(noise_at, mask=here, other=0.0).to(tl.float32)
         action = policy(
@@ -295,7 +310,6 @@ def value_kernel(
     env = (pid * BM) // plans
     j, n, nb = tl.arange(0, AP), tl.arange(0, BW), tl.arange(0, 2 * HB)
     here = (j < a)[None, :]
-    like = states_ptr.dtype.element_ty
     place = tl.num_programs(1) - 1 - job  # the critics first: the reward at step 0 is less work
     if job < 2:
         head = tl.load(pair_ptr + job).to(tl.int32)
@@ -320,7 +334,7 @@ def value_kernel(
     y2_ptr += job * rows * w
     action = tl.load(action_ptr + m[:, None] * stride + j[None, :], mask=here, other=0.0)
     acc0, acc1 = start_halves(start_ptr, n, w, BM, BW)
-    acc0, acc1 = add_action(acc0, acc1, action.to(like), wa_ptr, n, a, w, AP, BW)
+    acc0, acc1 = add_action(acc0, acc1, action, wa_ptr, n, a, w, AP, BW)
     if place > 0:
         acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, d, w, w, 1, BW, BK)
     put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, n, w, BW)
