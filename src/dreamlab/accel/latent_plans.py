@@ -33,11 +33,11 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    ("roll", 16): Tuning(64, 4, 3),
-    ("roll", 32): Tuning(64, 4, 3),
+    ("roll", 16): Tuning(64, 8, 4),
+    ("roll", 32): Tuning(64, 8, 3),
     ("roll", 64): Tuning(64, 8, 3),
     ("value", 16): Tuning(32, 4, 3),
-    ("value", 32): Tuning(64, 4, 3),
+    ("value", 32): Tuning(64, 8, 3),
     ("value", 64): Tuning(64, 8, 3),
 }
 """By kernel and rows of a tile; times of others: benchmarks/plan_kernels.py."""

@@ -117,9 +117,9 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         noise = self.fixed_noise() if fixed else draw_noise(self.sizes, num, is_first.device)
         task = self.model.task_of(obs)
         shift = None if fixed else self.model.draw_shift(num, device=is_first.device)
-        z = self.see(obs, task, shift)
+        seen, start = self.see(obs, task, shift, state["mean"], is_first)
+        z = seen.z
         if self.config.mpc and mode is not Mode.POLICY:
-            start = shifted(state["mean"]).masked_fill(is_first[:, None, None], 0.0)
             plan = self.plan(z, task, start, noise)
             centre, action = self.choose(plan, noise.choice, noise.action)
             std, mean, action = plan.std[:, 0], plan.mean, action if mode.samples else centre
@@ -131,17 +131,23 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             action = torch.tanh(middle + std * noise.action) if mode.samples else centre
         after = {"mean": mean}
         if not fixed:  # dreams of a running agent start at this latent
-            seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
             after |= seen._asdict()
         action = action.unflatten(-1, self.spec.action.shape)
         return Decision(action, after, self.extras(centre, std))
 
     @compilable
     def see(
-        self, obs: Obs, task: Int[Tensor, " n"], shift: Int[Tensor, "n 2"] | None
-    ) -> Float[Tensor, "n d"]:
-        """Return the latents of observations."""
-        return self.model.encode(obs, task, shift)
+        self,
+        obs: Obs,
+        task: Int[Tensor, " n"],
+        shift: Int[Tensor, "n 2"] | None,
+        mean: Float[Tensor, "n h a"],
+        is_first: Bool[Tensor, " n"],
+    ) -> tuple[TaskLatent, Float[Tensor, "n h a"]]:
+        """Return latents of observations, and where the searches start: at the rest of the last."""
+        z = self.model.encode(obs, task, shift)
+        seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
+        return seen, shifted(mean).masked_fill(is_first[:, None, None], 0.0)
 
     @compilable
     def choose(
@@ -201,11 +207,16 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         proposed = None
         if self.config.num_pi_plans:
             proposed = self.propose(z, task, noise.proposed, nets)
-        plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
-        plan = replace(plan, elites=plan.elites.contiguous())  # one layout: compiled once
+        plan = self.begin(mean)
         for i in range(self.sizes.planner.iterations):
             plan = self.improve(z, task, plan, proposed, noise.at(i), nets)
         return plan
+
+    @compilable
+    def begin(self, mean: Float[Tensor, "n h a"]) -> Plan:
+        """Return the state of a search before any scores."""
+        plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
+        return replace(plan, elites=plan.elites.contiguous())  # one layout: `improve` has one form
 
     @compilable
     def pack(self, z: Float[Tensor, "n d"], task: Int[Tensor, " n"]) -> Packed:

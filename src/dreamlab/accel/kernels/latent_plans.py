@@ -261,7 +261,7 @@ def roll_kernel(
         mask = tl.load(mask_ptr + env * a + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
     row = env * plans + local
     noise_at = noise_ptr + env * noise_env + local[:, None] * a + j[None, :]
-    for t in range(H):
+    for t in tl.range(0, H, disable_licm=True):
         moved = t > 0  # else the state is the environment's, whose part of the sums is the start
         begin = (tl.where(moved, envs, 0) + env) * w
         x_ptr = states_ptr + (t - 1) * size
