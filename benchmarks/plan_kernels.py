@@ -75,7 +75,8 @@ class Parts:
         return latent_plans.gains(self.nets, self.plans, self.last, self.pair)
 
     def plain_gains(self) -> Any:
-        return self.agent.gains(self.z, self.task, self.plans, self.last, self.pair)
+        given = (self.plans, self.last, self.pair)
+        return self.agent.parts.gains(self.z, self.task, None, *given)
 
     def proposals(self, fast: bool = True) -> Any:
         nets = self.nets if fast else None

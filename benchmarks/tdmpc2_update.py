@@ -8,8 +8,9 @@ the device: batch 256, horizon 3, observations of 24 numbers, actions of 6. A de
 as published (6 iterations of 512 plans, 24 of them the policy's) for each number of environments,
 from arrays on the host to actions on the host. Each row runs in a process of its own, so that
 `first` is what a user waits: from importing to the end of the first update. `--check` first takes
-updates from the same start as the code is written and in the fast form, in float32, and fails where
-they differ. The original's figures are those of its compiled code on one H200, size 5m.
+updates from the same start as the code is written and in the fast form, in float32, then compares
+the parts of a decision in bfloat16 (`plan_kernels.py --check`), and fails where they differ. The
+original's figures are those of its compiled code on one H200, size 5m.
 """
 
 from __future__ import annotations
@@ -96,6 +97,29 @@ def check(size: str, device: str) -> float:
     worst = max(wrong, key=lambda k: wrong[k])
     print(f"check {size}: worst {worst} {losses[0][worst]:.6f} {losses[1][worst]:.6f}")
     return wrong[worst]
+
+
+def check_decision(size: str, device: str) -> float:
+    """Return how far the second replay of a decision is from the first run, for one environment.
+
+    On a GPU its parts are compared with the reference as well: infinite if one is wrong.
+    """
+    import torch
+    from plan_kernels import check as check_parts
+
+    from dreamlab.core.types import Mode
+
+    if device == "cuda" and check_parts(argparse.Namespace(size=size, device=device, envs=[1, 16])):
+        return float("inf")
+    workflow, autocast = make(size, device, "bf16", True)
+    state, no = workflow.initial_state(1), torch.zeros(1, dtype=torch.bool, device=device)
+    torch.nn.init.normal_(workflow.model.reward.out.weight, 0.0, 0.05)
+    obs = {"state": torch.linspace(-1, 1, 24, device=device)[None]}
+    with autocast(), torch.no_grad():
+        found = [workflow.decide(obs, no, state, Mode.FIXED).action for _ in range(4)]
+    off = float((found[0] - found[-1]).abs().max())
+    print(f"check {size}: a decision replayed differs by {off:.2e}, {found[0].tolist()}")
+    return off
 
 
 def measure(args: argparse.Namespace, size: str, precision: str, compiled: bool) -> dict[str, Any]:
@@ -230,7 +254,7 @@ def main() -> int:
     if args.one:
         size, precision, compiled = rows_of(args)[0]
         if args.check:
-            wrong = check(size, args.device)
+            wrong = max(check(size, args.device), check_decision(size, args.device))
             print(json.dumps({"size": size, "difference": wrong}))
             return int(not wrong < TOLERANCE)
         print(json.dumps(measure(args, size, precision, compiled == "true")))

@@ -9,7 +9,7 @@ from tests.helpers import some_of
 
 SHAPES = pytest.mark.parametrize(
     ("dtype", "actions", "tasks"),
-    some_of([("float32", 2, "one"), ("float16", 3, "tasks"), ("float32", 3, "tasks")]),
+    some_of([("float32", 2, "one"), ("bfloat16", 3, "tasks"), ("float32", 3, "tasks")]),
 )
 
 

@@ -127,8 +127,7 @@ class GraphedMethod:
                 return self._warm_up(args)
             self._capture(captured, tensors, rebuild)
         else:
-            for mine, given in zip(captured.inputs, tensors, strict=True):
-                mine.copy_(given, non_blocking=True)
+            copy_all(captured.inputs, tensors)
         assert captured.graph is not None
         captured.graph.replay()
         return self._results(captured)
@@ -165,8 +164,20 @@ class GraphedMethod:
     def _results(self, captured: CapturedGraph) -> Any:
         """Return copies: the next replay overwrites the originals."""
         small = () if captured.scalars is None else captured.scalars.clone().unbind()
-        large = [x.clone() for x in captured.outputs]
+        large = [torch.empty_like(x) for x in captured.outputs]
+        copy_all(large, captured.outputs)
         return captured.rebuild([small[i] if scalar else large[i] for scalar, i in captured.order])
+
+
+def copy_all(into: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Copy tensors, with one kernel for all of a type, where they are on the same device."""
+    alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for mine, other in zip(into, given, strict=True):
+        pair = alike.setdefault((mine.dtype, other.dtype, mine.device, other.device), ([], []))
+        pair[0].append(mine)
+        pair[1].append(other)
+    for mine, others in alike.values():
+        torch._foreach_copy_(mine, others, non_blocking=True)
 
 
 def _is_number(x: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,10 +73,10 @@ def pack(
         layers += [_cast(out.linear.weight, dtype), out.linear.bias, out.norm.scale, out.norm.shift]
         dynamics = Dynamics(*layers)
         policy = _policy(nets.policy, z, task, dtype)
-        critics = _critics(nets.critics, task, z.shape, dtype)
+        critics = _critics(nets.critics, z, task, dtype)
         reward, centre = _reward(nets.reward, z, task, dtype), _centre(nets.bins)
     w, a = out.linear.weight.shape[1], policy.out.shape[0] // 2
-    sizes = (len(z), horizon, d, w, a, out.act.dim, len(centre), critics.first.shape[1])
+    sizes = (len(z), horizon, d, w, a, out.act.dim, len(centre))
     return Packed(
         latent_plans.Nets(dynamics, policy, reward, critics, centre),
         None if mask is None else mask.contiguous(), Sizes(*sizes), nets.log_std,
@@ -101,11 +100,11 @@ def proposals(packed: Packed, noise: Float[Tensor, "h m p a"]) -> Float[Tensor, 
     return latent_plans.policy_plans(noise.contiguous(), *_arguments(packed))
 
 
-def _arguments(p: Packed) -> tuple[Tensor | None, list[Tensor], list[int], list[float]]:
+def _arguments(p: Packed) -> tuple[Any, ...]:
     return p.mask, p.weights.flat(), list(p.sizes), list(p.log_std)
 
 
-def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast(x: Float[Tensor, "*b"], dtype: torch.dtype) -> Float[Tensor, "*b"]:
     return x.to(dtype).contiguous()
 
 
@@ -115,29 +114,50 @@ def _hidden(
     task: Float[Tensor, "n e"] | None,
     dtype: torch.dtype,
     acts: bool = True,
-) -> list[Tensor]:
-    """Return the hidden layers [out, in], the first split into its start, latent and action."""
+) -> list[Float[Tensor, " ..."]]:
+    """Return the hidden layers [out, in], the first split into its start and the rest."""
     one: Any = net.hidden[0]
     two: Any = net.hidden[1]
     weight, bias = one.linear.weight.to(dtype), one.linear.bias.float()
     d, known = z.shape[1], z.shape[1] + (0 if task is None else task.shape[1])
     elsewhere = bias.expand(len(z), -1)
     if task is not None:
-        elsewhere = elsewhere + F.linear(task, weight[:, d:known].float())
-    here = elsewhere + F.linear(z, weight[:, :d].float())
-    found = [torch.stack([here, elsewhere]), weight[:, :d].contiguous()]
-    found += [weight[:, known:].t().contiguous()] if acts else []
+        elsewhere = elsewhere + _times(task, weight[:, d:known])
+    here = elsewhere + _times(z, weight[:, :d])
+    first = besides(weight, d, known) if acts else weight[:, :d].contiguous()
+    found = [torch.stack([here, elsewhere]), first]
     found += [one.norm.scale, one.norm.shift, _cast(two.linear.weight, dtype), two.linear.bias]
     return [*found, two.norm.scale, two.norm.shift]
 
 
-def _policy(net: NormedMLP, z: Tensor, task: Tensor | None, dtype: torch.dtype) -> Policy:
+def besides(weight: Float[Tensor, "*b k n"], d: int, known: int) -> Float[Tensor, "*b k m"]:
+    """Return the inputs d of a weight, then those from `known` on, padded to the kernels' size."""
+    act = weight[..., known:]
+    return torch.cat([weight[..., :d], F.pad(act, (0, latent_plans.SIDE - act.shape[-1]))], -1)
+
+
+def _times(x: Float[Tensor, "n d"], weight: Float[Tensor, "k d"]) -> Float[Tensor, "n k"]:
+    """Multiply few rows: a compiler makes one sum of it, and no copy of the weight."""
+    return (x[:, None] * weight.float()).sum(-1)
+
+
+def _policy(
+    net: NormedMLP,
+    z: Float[Tensor, "n d"],
+    task: Float[Tensor, "n e"] | None,
+    dtype: torch.dtype,
+) -> Policy:
     out: Any = net.out
     layers = _hidden(net, z, task, dtype, acts=False)
     return Policy(*layers, _cast(out.weight, dtype), out.bias)
 
 
-def _reward(net: NormedMLP, z: Tensor, task: Tensor | None, dtype: torch.dtype) -> Reward:
+def _reward(
+    net: NormedMLP,
+    z: Float[Tensor, "n d"],
+    task: Float[Tensor, "n e"] | None,
+    dtype: torch.dtype,
+) -> Reward:
     """Return the reward's layers, turned to the critics' layout: one kernel computes both."""
     out: Any = net.out
     weight, bias = paired(out.weight.to(dtype).t(), 0.0), paired(out.bias, NEVER)
@@ -147,14 +167,18 @@ def _reward(net: NormedMLP, z: Tensor, task: Tensor | None, dtype: torch.dtype) 
 
 
 def _critics(
-    net: EnsembleNormedMLP, task: Tensor | None, shape: Sequence[int], dtype: torch.dtype
+    net: EnsembleNormedMLP,
+    z: Float[Tensor, "n d"],
+    task: Float[Tensor, "n e"] | None,
+    dtype: torch.dtype,
 ) -> Critics:
     """Return the critics' layers [critics, in, out]."""
     one, two, out = (layer for layer in net.linears)
-    (n, d), first = shape, _cast(one.weight, dtype)
-    start = one.bias.float().expand(-1, n, -1)
+    (n, d), weight = z.shape, one.weight.to(dtype)
+    start, known = one.bias.float().expand(-1, n, -1), d + (0 if task is None else task.shape[1])
     if task is not None:
-        start = start + task @ first[:, d : d + task.shape[1]].float()
+        start = start + task @ weight[:, d:known].float()
+    first = besides(weight.transpose(1, 2), d, known).transpose(1, 2).contiguous()
     (scale1, shift1), (scale2, shift2) = ((x.scale, x.shift) for x in net.norms)
     hidden = (start.contiguous(), first, scale1, shift1, _cast(two.weight, dtype), two.bias)
     last = (paired(out.weight.to(dtype), 0.0), paired(out.bias, NEVER))
@@ -169,10 +193,8 @@ def paired(x: Float[Tensor, "*b k"], pad: float) -> Float[Tensor, "*b m"]:
     """
     below, middle, above = x.tensor_split([x.shape[-1] // 2, (x.shape[-1] + 1) // 2], -1)
     half = power(max(above.shape[-1] + middle.shape[-1], latent_plans.TILE))
-    first = F.pad(
-        torch.cat([above, middle], -1), (0, half - above.shape[-1] - middle.shape[-1]), value=pad
-    )
-    return torch.cat([first, F.pad(below.flip(-1), (0, half - below.shape[-1]), value=pad)], -1)
+    halves = (torch.cat([above, middle], -1), below.flip(-1))
+    return torch.cat([F.pad(x, (0, half - x.shape[-1]), value=pad) for x in halves], -1)
 
 
 def _centre(bins: Float[Tensor, " k"]) -> Float[Tensor, " half"]:

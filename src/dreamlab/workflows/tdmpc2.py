@@ -25,6 +25,7 @@ from dreamlab.components.latent_planning import (
     draw_elite,
     draw_noise,
 )
+from dreamlab.components.plan_nets import PlanNets
 from dreamlab.components.policies.latent_prior import LatentPrior
 from dreamlab.components.tdmpc2_options import MANY_ACTIONS, TDMPC2Config, discounts_of
 from dreamlab.components.world_models.latent_mlp import LatentModel, TaskLatent
@@ -34,6 +35,7 @@ from dreamlab.core.phase import Phase
 from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Step, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn import latent_plans
+from dreamlab.nn.latent_plans import Packed
 from dreamlab.nn.target import TargetNetwork, frozen_copy
 from dreamlab.ops.planning import Plan, Planner, shifted
 from dreamlab.ops.scaling import update_spread
@@ -93,8 +95,12 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         self.planner: Planner[Any, Any] = planner.build()
         self.sizes = PlanSizes(self.planner.config, c.num_pi_plans, dim, c.num_q)
         self.fixed_noise = FixedNoise(self.sizes)
-        usual = self.model.termination is None and c.bins.low == -c.bins.high
-        self.packable = usual and latent_plans.fits(self.nets(), planner.config.samples)
+        self.packable = self.parts.packable(planner.config.samples)
+
+    @property
+    def parts(self) -> PlanNets:
+        """Return what plans are rolled out with and scored by."""
+        return PlanNets(self.model, self.prior, self.critics)
 
     # -- acting -----------------------------------------------------------------------------------
 
@@ -111,12 +117,12 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         noise = self.fixed_noise() if fixed else draw_noise(self.sizes, num, is_first.device)
         task = self.model.task_of(obs)
         shift = None if fixed else self.model.draw_shift(num, device=is_first.device)
-        z = self.model.encode(obs, task, shift)
+        seen, start = self.see(obs, task, shift, state["mean"], is_first)
+        z = seen.z
         if self.config.mpc and mode is not Mode.POLICY:
-            start = shifted(state["mean"]).masked_fill(is_first[:, None, None], 0.0)
             plan = self.plan(z, task, start, noise)
-            centre, std, mean = draw_elite(plan, noise.choice), plan.std[:, 0], plan.mean
-            action = (centre + std * noise.action).clamp(-1, 1) if mode.samples else centre
+            centre, action = self.choose(plan, noise.choice, noise.action)
+            std, mean, action = plan.std[:, 0], plan.mean, action if mode.samples else centre
         else:
             mask = self.mask_of(task)
             middle, log_std = self.prior(self.model.about(task, z), mask)
@@ -125,10 +131,31 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             action = torch.tanh(middle + std * noise.action) if mode.samples else centre
         after = {"mean": mean}
         if not fixed:  # dreams of a running agent start at this latent
-            seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
             after |= seen._asdict()
         action = action.unflatten(-1, self.spec.action.shape)
         return Decision(action, after, self.extras(centre, std))
+
+    @compilable
+    def see(
+        self,
+        obs: Obs,
+        task: Int[Tensor, " n"],
+        shift: Int[Tensor, "n 2"] | None,
+        mean: Float[Tensor, "n h a"],
+        is_first: Bool[Tensor, " n"],
+    ) -> tuple[TaskLatent, Float[Tensor, "n h a"]]:
+        """Return latents of observations, and where the searches start: at the rest of the last."""
+        z = self.model.encode(obs, task, shift)
+        seen = TaskLatent(z, task, torch.zeros_like(z[:, 0]), self.model.goes_on(z, task))
+        return seen, shifted(mean).masked_fill(is_first[:, None, None], 0.0)
+
+    @compilable
+    def choose(
+        self, plan: Plan, gumbel: Float[Tensor, "m e"], noise: Float[Tensor, "m a"]
+    ) -> tuple[Float[Tensor, "n a"], Float[Tensor, "n a"]]:
+        """Return the first action of an elite, and the same with noise."""
+        centre = draw_elite(plan, gumbel)
+        return centre, (centre + plan.std[:, 0] * noise).clamp(-1, 1)
 
     def extras(
         self, centre: Float[Tensor, "n a"], std: Float[Tensor, "n a"]
@@ -180,26 +207,21 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         proposed = None
         if self.config.num_pi_plans:
             proposed = self.propose(z, task, noise.proposed, nets)
-        plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
-        plan = replace(plan, elites=plan.elites.contiguous())  # one layout: compiled once
+        plan = self.begin(mean)
         for i in range(self.sizes.planner.iterations):
             plan = self.improve(z, task, plan, proposed, noise.at(i), nets)
         return plan
 
-    def nets(self) -> latent_plans.Nets:
-        """Return the networks that score plans."""
-        model, prior = self.model, self.prior
-        policy, bounds = prior.net, (prior.low, prior.high)
-        return latent_plans.Nets(
-            model.dynamics, model.reward, policy, self.critics, model.bins, bounds
-        )
+    @compilable
+    def begin(self, mean: Float[Tensor, "n h a"]) -> Plan:
+        """Return the state of a search before any scores."""
+        plan = self.planner.start(mean, torch.full_like(mean, self.sizes.planner.std))
+        return replace(plan, elites=plan.elites.contiguous())  # one layout: `improve` has one form
 
     @compilable
-    def pack(self, z: Float[Tensor, "n d"], task: Int[Tensor, " n"]) -> latent_plans.Packed:
+    def pack(self, z: Float[Tensor, "n d"], task: Int[Tensor, " n"]) -> Packed:
         """Return the networks as kernels take them, once for all iterations."""
-        known = None if self.model.tasks is None else self.model.tasks(task)
-        horizon = self.sizes.planner.horizon
-        return latent_plans.pack(self.nets(), z, known, self.mask_of(task), horizon)
+        return self.parts.pack(z, task, self.mask_of(task), self.sizes.planner.horizon)
 
     @compilable
     def propose(
@@ -207,20 +229,12 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         z: Float[Tensor, "n d"],
         task: Int[Tensor, " n"],
         noise: Float[Tensor, "h m p a"],
-        nets: latent_plans.Packed | None = None,
+        nets: Packed | None = None,
     ) -> Float[Tensor, "n p h a"]:
         """Roll out the policy in the model and return its action sequences."""
         if nets is not None:
             return latent_plans.proposals(nets, noise)
-        num = noise.shape[2]
-        task = task[:, None].expand(-1, num)
-        state, mask = z[:, None].expand(-1, num, -1), self.mask_of(task)
-        actions: list[Tensor] = []
-        for chance in noise:
-            if actions:
-                state = self.model.next(state, actions[-1], task)
-            actions.append(self.prior.act(self.model.about(task, state), chance, mask))
-        return torch.stack(actions, 2)
+        return self.parts.propose(z, task, self.mask_of(task), noise)
 
     @compilable
     def improve(
@@ -230,7 +244,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         plan: Plan,
         proposed: Float[Tensor, "n p h a"] | None,
         draws: Draws,
-        nets: latent_plans.Packed | None = None,
+        nets: Packed | None = None,
     ) -> Plan:
         """Run one search iteration: sample candidates, score them, refit to the elites."""
         candidates = self.planner.ask(plan, draws.candidates)
@@ -251,42 +265,16 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         plans: Float[Tensor, "n s h a"],
         last: Float[Tensor, "m s a"],
         pair: Int[Tensor, " 2"],
-        nets: latent_plans.Packed | None = None,
+        nets: Packed | None = None,
     ) -> Float[Tensor, "n s"]:
         """Return the predicted rewards of plans plus the critics' value of their last state."""
-        if nets is None:
-            gains = self.gains(z, task, plans, last, pair)
-        else:
+        if nets is not None:
             gains = latent_plans.gains(nets, plans, last, pair)
+        else:
+            gains = self.parts.gains(z, task, self.mask_of(task), plans, last, pair)
         powers = torch.arange(gains.shape[0], device=gains.device)[:, None, None]
         gamma = F.embedding(task, self.model.discounts[:, None])
         return (gains * gamma**powers).sum(0).nan_to_num(0.0)
-
-    def gains(
-        self,
-        z: Float[Tensor, "n d"],
-        task: Int[Tensor, " n"],
-        plans: Float[Tensor, "n s h a"],
-        last: Float[Tensor, "m s a"],
-        pair: Int[Tensor, " 2"],
-    ) -> Float[Tensor, "h+1 n s"]:
-        """Return the rewards of plans, and the value of their last state; 0 after termination."""
-        model, samples = self.model, plans.shape[1]
-        task = task[:, None].expand(-1, samples)
-        states = [z[:, None].expand(-1, samples, -1)]
-        for action in plans.unbind(2):
-            states.append(model.next(states[-1], action, task))
-        before, end = torch.stack(states[:-1]), states[-1]
-        steps = plans.permute(2, 0, 1, 3)
-        reward = model.decode(model.reward_logits(before, steps, task))
-        action = self.prior.act(model.about(task, end), last, self.mask_of(task))
-        value = self.critics.values(model.about(task, end, action), pair).mean(0)
-        gains = torch.cat([reward, value[None]])
-        if model.termination is None:
-            return gains
-        ahead = torch.cat([before[1:], end[None]])
-        going = torch.cumprod((model.ends(ahead, task) <= 0).float(), 0)
-        return torch.cat([gains[:1], gains[1:] * going])
 
     # -- learning ---------------------------------------------------------------------------------
 
