@@ -39,15 +39,13 @@ def agent(device: str, actions: int, tasks: bool) -> TDMPC2:
 
 
 def mend_interpreter() -> None:
-    """Let Triton's interpreter count to numbers of the device (numpy 2.4 refuses its way).
-
-    It also multiplies bfloat16 numbers then, not their bits, and rounds to nearest.
-    """
+    """Let Triton's interpreter multiply bfloat16 numbers, not their bits, and round to nearest."""
+    if not INTERPRETED:
+        return
     from triton.runtime import interpreter
 
     builder: Any = interpreter.InterpreterBuilder
     plain_dot, plain_cast, tl = builder.create_dot, builder.cast_impl, interpreter.tl
-    plain_patch = interpreter._patch_lang_tensor
 
     def cast(self: Any, x: Any, to: Any) -> Any:
         if (x.dtype.scalar, to.scalar) != (tl.float32, tl.bfloat16):
@@ -56,15 +54,9 @@ def mend_interpreter() -> None:
         return interpreter.TensorHandle(rounded.numpy().view("uint16"), tl.bfloat16)
 
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        full = lambda x: plain_cast(self, x, tl.float32) if x.dtype == tl.bfloat16 else x  # noqa: E731
-        return plain_dot(self, full(a), full(b), *rest)
-
-    def patch(tensor: Any, scope: Any) -> None:
-        plain_patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+        return plain_dot(self, *(plain_cast(self, x, tl.float32) for x in (a, b)), *rest)
 
     builder.create_dot, builder.cast_impl = dot, cast
-    interpreter._patch_lang_tensor = patch
 
 
 def compare(fused: Tensor, plain: Tensor, exact: Tensor | None) -> None:
@@ -88,7 +80,7 @@ def main(device: str, dtype: str, actions: int, tasks: str) -> None:
         obs["task"] = torch.tensor([0, 1, 1], device=device)
     task = a.model.task_of(obs)
     z = a.model.encode(obs, task)
-    if INTERPRETED:
+    if low:
         mend_interpreter()
     for rows in (1, envs):  # the same noise for all environments, or each its own
         plans = torch.rand(envs, 48, 3, actions, device=device) * 2 - 1

@@ -18,8 +18,7 @@ from dreamlab.accel.rssm_scan import chunk, power
 
 WIDEST = 512
 """Numbers of a row that a program can hold: wider layers are left to the library's products."""
-SIDE = 64
-"""Numbers beside a latent in the input of a step: an action, padded by zeros."""
+MOST_ACTIONS = 64
 TILE = 16
 FILL = 132
 """Multiprocessors of an H200: tiles are as high as leaves enough of them for all."""
@@ -60,17 +59,19 @@ class Sizes(NamedTuple):
     """Entries of a latent that sum to 1."""
     half: int
     """Bins above the middle, padded to a power of two."""
+    step: int
+    """Size of the critics' input: a latent, a task embedding, an action."""
 
 
 class Dynamics(NamedTuple):
-    """Layers [out, in] of the dynamics; inputs of the first are a latent and `SIDE` more.
-
-    `start` [2, envs, w] is what the first layer's sums begin with: at the environment's latent,
-    with its part of the product, and at any other.
+    """Layers [out, in] of the dynamics. `start` [2, envs, w] is what the first layer's sums begin
+    with: at the environment's latent, with its part of the product, and at any other. `action` is
+    the first layer's weight for actions, [a, w].
     """
 
     start: Tensor
     first: Tensor
+    action: Tensor
     first_scale: Tensor
     first_shift: Tensor
     second: Tensor
@@ -99,10 +100,11 @@ class Policy(NamedTuple):
 
 
 class Reward(NamedTuple):
-    """Layers [in, out] of the reward; its outputs are in the order of `nn.latent_plans.paired`."""
+    """Layers [in, out] of the reward; the outputs are ordered by `paired`."""
 
     start: Tensor
     first: Tensor
+    action: Tensor
     first_scale: Tensor
     first_shift: Tensor
     second: Tensor
@@ -131,7 +133,7 @@ class Critics(NamedTuple):
 def fits(d: int, w: int, a: int, samples: int) -> bool:
     """Return whether the kernels take latents, hidden layers, actions and plans of these sizes."""
     whole = d % TILE == w % TILE == samples % TILE == 0
-    return whole and max(d, w) <= WIDEST and a <= SIDE
+    return whole and max(d, w) <= WIDEST and a <= MOST_ACTIONS
 
 
 def tile_rows(kernel: str, plans: int, rows: int, dtype: torch.dtype) -> int:
@@ -155,8 +157,8 @@ def half(width: int) -> int:
 def launch(kernel: str, rows: int, n: Sizes, dtype: torch.dtype) -> dict[str, int]:
     """Return the launch options of a kernel."""
     tuned = SLOW if dtype == torch.float32 else TUNING[kernel, rows]
-    bk = chunk(n.d | n.w | SIDE, tuned.chunk)
-    padded = {"BM": rows, "BW": half(n.w), "SIDE": SIDE, "BK": bk}
+    bk = chunk(n.d | n.w, tuned.chunk)
+    padded = {"BM": rows, "BW": half(n.w), "AP": max(TILE, power(n.a)), "BK": bk}
     return {**padded, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
@@ -204,18 +206,19 @@ def plan_gains(
     tall = tile_rows("roll", s, rows, dtype)
     each = tile_rows("value", s, jobs * rows, dtype)
     make = lambda *shape: torch.empty(shape, dtype=dtype, device=actions.device)  # noqa: E731
-    x, hidden = make(n.horizon + 1, rows, n.d + SIDE), make(2, jobs, rows, n.w)
+    states, hidden = make(n.horizon, rows, n.d), make(2, jobs, rows, n.w)
+    action = torch.empty(rows, n.a, device=actions.device)
     gains = torch.empty(jobs, n.envs, s, device=actions.device)
     k = kernels("latent_plans")
     k.roll_kernel[(rows // tall,)](
-        actions, last, actions if mask is None else mask, x, *hidden, *nets.dynamics, *nets.policy,
-         n.envs, s, s // tall, 0 if last.shape[0] == 1 else s * n.a, 0, *bounds,
+        actions, last, actions if mask is None else mask, states, action, *hidden, *nets.dynamics,
+        *nets.policy, n.envs, s, s // tall, 0 if last.shape[0] == 1 else s * n.a, 0, *bounds,
         n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None, POLICY=False, BD=half(n.d),
         **launch("roll", tall, n, dtype),
     )  # fmt: skip
     k.value_kernel[(rows // each, jobs)](
-        x, pair, gains, *hidden, nets.centre, *nets.reward, *nets.critics, n.envs, s, n.horizon,
-        n.d, n.w, n.a, n.half, **launch("value", each, n, dtype),
+        states, actions, action, pair, gains, *hidden, nets.centre, *nets.reward, *nets.critics,
+        n.envs, s, n.horizon, n.step, n.d, n.w, n.a, n.half, **launch("value", each, n, dtype),
     )  # fmt: skip
     return gains
 
@@ -242,11 +245,11 @@ def policy_plans(
     tiles = -(-plans // TILE)
     rows = n.envs * tiles * TILE
     make = lambda *shape: torch.empty(shape, dtype=dtype, device=noise.device)  # noqa: E731
-    x, hidden = make(n.horizon, rows, n.d + SIDE), make(2, rows, n.w)
+    states, hidden = make(n.horizon, rows, n.d), make(2, rows, n.w)
     out = torch.empty(n.envs, plans, n.horizon, n.a, device=noise.device)
     kernels("latent_plans").roll_kernel[(rows // TILE,)](
-        out, noise, noise if mask is None else mask, x, *hidden, *nets.dynamics, *nets.policy,
-         n.envs, plans, tiles, 0 if noise.shape[1] == 1 else noise.stride(1),
+        out, noise, noise if mask is None else mask, states, out, *hidden, *nets.dynamics,
+        *nets.policy, n.envs, plans, tiles, 0 if noise.shape[1] == 1 else noise.stride(1),
         noise.stride(0), *bounds, n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None,
         POLICY=True, BD=half(n.d), **launch("roll", TILE, n, dtype),
     )  # fmt: skip

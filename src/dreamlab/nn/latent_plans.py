@@ -76,7 +76,7 @@ def pack(
         critics = _critics(nets.critics, z, task, dtype)
         reward, centre = _reward(nets.reward, z, task, dtype), _centre(nets.bins)
     w, a = out.linear.weight.shape[1], policy.out.shape[0] // 2
-    sizes = (len(z), horizon, d, w, a, out.act.dim, len(centre))
+    sizes = (len(z), horizon, d, w, a, out.act.dim, len(centre), critics.first.shape[1])
     return Packed(
         latent_plans.Nets(dynamics, policy, reward, critics, centre),
         None if mask is None else mask.contiguous(), Sizes(*sizes), nets.log_std,
@@ -115,7 +115,7 @@ def _hidden(
     dtype: torch.dtype,
     acts: bool = True,
 ) -> list[Float[Tensor, " ..."]]:
-    """Return the hidden layers [out, in], the first split into its start and the rest."""
+    """Return the hidden layers [out, in], the first split into its start, latent and action."""
     one: Any = net.hidden[0]
     two: Any = net.hidden[1]
     weight, bias = one.linear.weight.to(dtype), one.linear.bias.float()
@@ -124,16 +124,10 @@ def _hidden(
     if task is not None:
         elsewhere = elsewhere + _times(task, weight[:, d:known])
     here = elsewhere + _times(z, weight[:, :d])
-    first = besides(weight, d, known) if acts else weight[:, :d].contiguous()
-    found = [torch.stack([here, elsewhere]), first]
+    found = [torch.stack([here, elsewhere]), weight[:, :d].contiguous()]
+    found += [weight[:, known:].t().contiguous()] if acts else []
     found += [one.norm.scale, one.norm.shift, _cast(two.linear.weight, dtype), two.linear.bias]
     return [*found, two.norm.scale, two.norm.shift]
-
-
-def besides(weight: Float[Tensor, "*b k n"], d: int, known: int) -> Float[Tensor, "*b k m"]:
-    """Return the inputs d of a weight, then those from `known` on, padded to the kernels' size."""
-    act = weight[..., known:]
-    return torch.cat([weight[..., :d], F.pad(act, (0, latent_plans.SIDE - act.shape[-1]))], -1)
 
 
 def _times(x: Float[Tensor, "n d"], weight: Float[Tensor, "k d"]) -> Float[Tensor, "n k"]:
@@ -174,11 +168,10 @@ def _critics(
 ) -> Critics:
     """Return the critics' layers [critics, in, out]."""
     one, two, out = (layer for layer in net.linears)
-    (n, d), weight = z.shape, one.weight.to(dtype)
-    start, known = one.bias.float().expand(-1, n, -1), d + (0 if task is None else task.shape[1])
+    (n, d), first = z.shape, _cast(one.weight, dtype)
+    start = one.bias.float().expand(-1, n, -1)
     if task is not None:
-        start = start + task @ weight[:, d:known].float()
-    first = besides(weight.transpose(1, 2), d, known).transpose(1, 2).contiguous()
+        start = start + task @ first[:, d : d + task.shape[1]].float()
     (scale1, shift1), (scale2, shift2) = ((x.scale, x.shift) for x in net.norms)
     hidden = (start.contiguous(), first, scale1, shift1, _cast(two.weight, dtype), two.bias)
     last = (paired(out.weight.to(dtype), 0.0), paired(out.bias, NEVER))

@@ -50,21 +50,34 @@ def affine(
 
 @triton.jit
 def affine_halves(
-    acc0, acc1, x_ptr, w_ptr, m, n, begin, end: tl.constexpr, x_size: tl.constexpr,
-    n_size: tl.constexpr, SK: tl.constexpr, SN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    acc0, acc1, x_ptr, w_ptr, m, n, k_size: tl.constexpr, n_size: tl.constexpr, SK: tl.constexpr,
+    SN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Add x w to the sums of both halves of a row; `n` are the columns of the first.
-
-    Of the rows m of x [rows, x_size] only the columns from `begin` to `end` are read.
-    """
+    """Add x w to the sums of both halves of a row; `n` are the columns of the first."""
     kk = tl.arange(0, BK)
-    for k in range(begin, end, BK):
-        x = tl.load(x_ptr + m[:, None] * x_size + (k + kk)[None, :])
+    for k in range(0, k_size, BK):
+        x = tl.load(x_ptr + m[:, None] * k_size + (k + kk)[None, :])
         w0 = block(w_ptr, k + kk, n, n_size, SK, SN, n_size >= BN)
         w1 = block(w_ptr, k + kk, BN + n, n_size, SK, SN, n_size == 2 * BN)
         acc0 = tl.dot(x, w0, acc0, input_precision="ieee")
         acc1 = tl.dot(x, w1, acc1, input_precision="ieee")
     return acc0, acc1
+
+
+@triton.jit
+def add_action(
+    acc0, acc1, action, w_ptr, n, a: tl.constexpr, n_size: tl.constexpr, AP: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Add the action's part of a first layer; its weight is [a, n]."""
+    j = tl.arange(0, AP)
+    at = w_ptr + j[:, None] * n_size + n[None, :]
+    there = j[:, None] < a
+    w0 = tl.load(at, mask=there & (n[None, :] < n_size), other=0.0)
+    w1 = tl.load(at + BN, mask=there & (BN + n[None, :] < n_size), other=0.0)
+    action = action.to(w0.dtype)
+    acc0 = tl.dot(action, w0, acc0, input_precision="ieee")
+    return acc0, tl.dot(action, w1, acc1, input_precision="ieee")
 
 
 @triton.jit
@@ -121,8 +134,8 @@ def grouped_softmax(y, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr):
 
 
 @triton.jit
-def put_half(ptr, y, m, n, size: tl.constexpr, stride: tl.constexpr, FULL: tl.constexpr):
-    at = ptr + m[:, None] * stride + n[None, :]
+def put_half(ptr, y, m, n, size: tl.constexpr, FULL: tl.constexpr):
+    at = ptr + m[:, None] * size + n[None, :]
     if FULL:
         tl.store(at, y.to(ptr.dtype.element_ty))
     else:
@@ -134,23 +147,23 @@ def put_hidden(ptr, acc0, acc1, scale_ptr, shift_ptr, m, n, size: tl.constexpr, 
     """Normalize, activate and store whole rows, to be read by other threads of this program."""
     inv, off = moments(acc0, acc1, n, size, BN)
     y0 = mish(unit(acc0, inv, off, scale_ptr, shift_ptr, n, size, size >= BN))
-    put_half(ptr, y0, m, n, size, size, size >= BN)
+    put_half(ptr, y0, m, n, size, size >= BN)
     y1 = mish(unit(acc1, inv, off, scale_ptr, shift_ptr, BN + n, size, size == 2 * BN))
-    put_half(ptr, y1, m, BN + n, size, size, size == 2 * BN)
+    put_half(ptr, y1, m, BN + n, size, size == 2 * BN)
     tl.debug_barrier()
 
 
 @triton.jit
 def put_latent(
-    ptr, acc0, acc1, scale_ptr, shift_ptr, m, n, size: tl.constexpr, stride: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr,
+    ptr, acc0, acc1, scale_ptr, shift_ptr, m, n, size: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """Normalize latents, apply softmax to groups, and store them in rows of a larger size."""
+    """Normalize latents, apply softmax to groups, and store them likewise."""
     inv, off = moments(acc0, acc1, n, size, BN)
     y0 = unit(acc0, inv, off, scale_ptr, shift_ptr, n, size, size >= BN)
-    put_half(ptr, grouped_softmax(y0, BM, BN, G), m, n, size, stride, size >= BN)
+    put_half(ptr, grouped_softmax(y0, BM, BN, G), m, n, size, size >= BN)
     y1 = unit(acc1, inv, off, scale_ptr, shift_ptr, BN + n, size, size == 2 * BN)
-    put_half(ptr, grouped_softmax(y1, BM, BN, G), m, BN + n, size, stride, size == 2 * BN)
+    put_half(ptr, grouped_softmax(y1, BM, BN, G), m, BN + n, size, size == 2 * BN)
     tl.debug_barrier()
 
 
@@ -168,23 +181,24 @@ def start_halves(ptr, n, size: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr)
 
 @triton.jit
 def policy(
-    x_ptr, begin, start_ptr, w1_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr, h2_ptr, w3_ptr,
-    b3_ptr, noise, mask, low: tl.constexpr, high: tl.constexpr, y1_ptr, y2_ptr, m,
-    d: tl.constexpr, w: tl.constexpr, a: tl.constexpr, BM: tl.constexpr, SIDE: tl.constexpr,
+    x_ptr, moved, start_ptr, w1_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr, h2_ptr,
+    w3_ptr, b3_ptr, noise, mask, low: tl.constexpr, high: tl.constexpr, y1_ptr, y2_ptr, m,
+    d: tl.constexpr, w: tl.constexpr, a: tl.constexpr, BM: tl.constexpr, AP: tl.constexpr,
     BW: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Return the policy prior's actions [rows, SIDE] for noise."""
+    """Return the policy prior's actions [rows, AP] for noise."""
     n = tl.arange(0, BW)
     acc0, acc1 = start_halves(start_ptr, n, w, BM, BW)
-    acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, begin, d, d + SIDE, w, 1, d, BW, BK)
+    if moved:
+        acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, d, w, 1, d, BW, BK)
     put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, n, w, BW)
     acc0, acc1 = start_halves(b2_ptr, n, w, BM, BW)
-    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, 0, w, w, w, 1, w, BW, BK)
+    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, w, w, 1, w, BW, BK)
     put_hidden(y2_ptr, acc0, acc1, s2_ptr, h2_ptr, m, n, w, BW)
-    j, kk = tl.arange(0, SIDE), tl.arange(0, BK)
+    j, kk = tl.arange(0, AP), tl.arange(0, BK)
     there = (j < a)[None, :]
-    mean = tl.zeros([BM, SIDE], tl.float32)
-    raw = tl.zeros([BM, SIDE], tl.float32)
+    mean = tl.zeros([BM, AP], tl.float32)
+    raw = tl.zeros([BM, AP], tl.float32)
     for k in range(0, w, BK):
         x = tl.load(y2_ptr + m[:, None] * w + (k + kk)[None, :])
         at = w3_ptr + (k + kk)[:, None] + j[None, :] * w
@@ -199,130 +213,133 @@ def policy(
 
 @triton.jit
 def dynamics(
-    x_ptr, begin, start_ptr, w1_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr, h2_ptr, w3_ptr,
-    b3_ptr, s3_ptr, h3_ptr, y1_ptr, y2_ptr, out_ptr, m, G: tl.constexpr, d: tl.constexpr,
-    w: tl.constexpr, a: tl.constexpr, BM: tl.constexpr, SIDE: tl.constexpr, BD: tl.constexpr,
-    BW: tl.constexpr, BK: tl.constexpr,
+    x_ptr, moved, action, start_ptr, w1_ptr, wa_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr,
+    h2_ptr, w3_ptr, b3_ptr, s3_ptr, h3_ptr, y1_ptr, y2_ptr, out_ptr, m, G: tl.constexpr,
+    d: tl.constexpr, w: tl.constexpr, a: tl.constexpr, BM: tl.constexpr, AP: tl.constexpr,
+    BD: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Store the latents after those and the actions of x [rows, d + SIDE]."""
+    """Store the latents after actions [rows, AP]."""
     n, nd = tl.arange(0, BW), tl.arange(0, BD)
-    end: tl.constexpr = d + (a + BK - 1) // BK * BK
-    size: tl.constexpr = d + SIDE
     acc0, acc1 = start_halves(start_ptr, n, w, BM, BW)
-    acc0, acc1 = affine_halves(
-        acc0, acc1, x_ptr, w1_ptr, m, n, begin, end, size, w, 1, size, BW, BK
-    )
+    acc0, acc1 = add_action(acc0, acc1, action, wa_ptr, n, a, w, AP, BW)
+    if moved:
+        acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, d, w, 1, d, BW, BK)
     put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, n, w, BW)
     acc0, acc1 = start_halves(b2_ptr, n, w, BM, BW)
-    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, 0, w, w, w, 1, w, BW, BK)
+    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, w, w, 1, w, BW, BK)
     put_hidden(y2_ptr, acc0, acc1, s2_ptr, h2_ptr, m, n, w, BW)
     acc0, acc1 = start_halves(b3_ptr, nd, d, BM, BD)
-    acc0, acc1 = affine_halves(acc0, acc1, y2_ptr, w3_ptr, m, nd, 0, w, w, d, 1, w, BD, BK)
-    put_latent(out_ptr, acc0, acc1, s3_ptr, h3_ptr, m, nd, d, size, BM, BD, G)
+    acc0, acc1 = affine_halves(acc0, acc1, y2_ptr, w3_ptr, m, nd, w, d, 1, w, BD, BK)
+    put_latent(out_ptr, acc0, acc1, s3_ptr, h3_ptr, m, nd, d, BM, BD, G)
 
 
 @triton.jit
 def roll_kernel(
-    actions_ptr, noise_ptr, mask_ptr, x_ptr, y1_ptr, y2_ptr,
-    start_ptr, w1_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr, h2_ptr, w3_ptr, b3_ptr, s3_ptr,
-    h3_ptr,
+    actions_ptr, noise_ptr, mask_ptr, states_ptr, out_ptr, y1_ptr, y2_ptr,
+    start_ptr, w1_ptr, wa_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr, h2_ptr,
+    w3_ptr, b3_ptr, s3_ptr, h3_ptr,
     pstart_ptr, pw1_ptr, ps1_ptr, ph1_ptr, pw2_ptr, pb2_ptr, ps2_ptr, ph2_ptr, pw3_ptr, pb3_ptr,
     envs, plans, tiles, noise_env, noise_step,
     low: tl.constexpr, high: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
     d: tl.constexpr, w: tl.constexpr, a: tl.constexpr, MASKED: tl.constexpr, POLICY: tl.constexpr,
-    BM: tl.constexpr, SIDE: tl.constexpr, BD: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, AP: tl.constexpr, BD: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Roll out the dynamics for a tile of one environment's plans.
 
-    Writes x [H + 1, rows, d + SIDE], the input of each step: a latent (none at first: it is the
-    environment's) and an action, padded by zeros; the last action is the policy's. With `POLICY`,
-    all are the policy's, and are written to `actions`.
+    With `POLICY`, the policy chooses the actions, which are what is written. Else they are given;
+    the states after them are written, and the policy's action in the last one.
     """
     pid = tl.program_id(0)
     env = pid // tiles
     local = (pid % tiles) * BM + tl.arange(0, BM)
     m = pid * BM + tl.arange(0, BM)
-    size = tl.num_programs(0) * BM * (d + SIDE)
-    j = tl.arange(0, SIDE)
+    size = tl.num_programs(0) * BM * d
+    j = tl.arange(0, AP)
     here = (local < plans)[:, None] & (j < a)[None, :]
-    mask = tl.full([1, SIDE], 1.0, tl.float32)
+    mask = tl.full([1, AP], 1.0, tl.float32)
     if MASKED:
         mask = tl.load(mask_ptr + env * a + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
     row = env * plans + local
     noise_at = noise_ptr + env * noise_env + local[:, None] * a + j[None, :]
     for t in tl.range(0, H, disable_licm=True):
-        begin = d // (1 + d * t)  # at first only the action is read, ...
-        start = (tl.where(t == 0, 0, envs) + env) * w  # ... the rest is in the sums' start
-        at = actions_ptr + row[:, None] * (H * a) + t * a + j[None, :]
+        moved = t > 0  # else the state is the environment's, whose part of the sums is the start
+        begin = (tl.where(moved, envs, 0) + env) * w
+        x_ptr = states_ptr + (t - 1) * size
+        at = row[:, None] * (H * a) + t * a + j[None, :]
         if POLICY:
             noise = tl.load(noise_at + t * noise_step, mask=here, other=0.0).to(tl.float32)
             action = policy(
-                x_ptr, begin, pstart_ptr + start, pw1_ptr, ps1_ptr, ph1_ptr, pw2_ptr, pb2_ptr,
+                x_ptr, moved, pstart_ptr + begin, pw1_ptr, ps1_ptr, ph1_ptr, pw2_ptr, pb2_ptr,
                 ps2_ptr, ph2_ptr, pw3_ptr, pb3_ptr, noise, mask, low, high, y1_ptr, y2_ptr, m,
-                d, w, a, BM, SIDE, BW, BK,
+                d, w, a, BM, AP, BW, BK,
             )  # fmt: skip
-            tl.store(at, action, mask=here)
+            tl.store(out_ptr + at, action, mask=here)
         else:
-            action = tl.load(at, mask=here, other=0.0)
+            action = tl.load(actions_ptr + at, mask=here, other=0.0)
         if (not POLICY) or (t < H - 1):
-            put_half(x_ptr + d, action, m, j, a, d + SIDE, True)
-            tl.debug_barrier()
             dynamics(
-                x_ptr, begin, start_ptr + start, w1_ptr, s1_ptr, h1_ptr, w2_ptr, b2_ptr, s2_ptr,
-                h2_ptr, w3_ptr, b3_ptr, s3_ptr, h3_ptr, y1_ptr, y2_ptr, x_ptr + size, m, G, d, w,
-                a, BM, SIDE, BD, BW, BK,
+                x_ptr, moved, action, start_ptr + begin, w1_ptr, wa_ptr, s1_ptr, h1_ptr, w2_ptr,
+                b2_ptr, s2_ptr, h2_ptr, w3_ptr, b3_ptr, s3_ptr, h3_ptr, y1_ptr, y2_ptr,
+                states_ptr + t * size, m, G, d, w, a, BM, AP, BD, BW, BK,
             )  # fmt: skip
-        x_ptr += size
     if not POLICY:
         noise = tl.load(noise_at, mask=here, other=0.0).to(tl.float32)
         action = policy(
-            x_ptr, 0, pstart_ptr + (envs + env) * w, pw1_ptr, ps1_ptr, ph1_ptr, pw2_ptr, pb2_ptr,
-            ps2_ptr, ph2_ptr, pw3_ptr, pb3_ptr, noise, mask, low, high, y1_ptr, y2_ptr, m, d, w, a,
-            BM, SIDE, BW, BK,
+            states_ptr + (H - 1) * size, True, pstart_ptr + (envs + env) * w, pw1_ptr, ps1_ptr,
+            ph1_ptr, pw2_ptr, pb2_ptr, ps2_ptr, ph2_ptr, pw3_ptr, pb3_ptr, noise, mask, low, high,
+            y1_ptr, y2_ptr, m, d, w, a, BM, AP, BW, BK,
         )  # fmt: skip
-        put_half(x_ptr + d, tl.where(here, action, 0.0), m, j, a, d + SIDE, True)
+        tl.store(out_ptr + row[:, None] * a + j[None, :], action, mask=here)
 
 
 @triton.jit
 def value_kernel(
-    x_ptr, pair_ptr, gains_ptr, y1_ptr, y2_ptr, centre_ptr,
-    rstart_ptr, rw1_ptr, rs1_ptr, rh1_ptr, rw2_ptr, rb2_ptr, rs2_ptr, rh2_ptr, rw3_ptr, rb3_ptr,
+    states_ptr, actions_ptr, last_ptr, pair_ptr, gains_ptr, y1_ptr, y2_ptr, centre_ptr,
+    rstart_ptr, rw1_ptr, rwa_ptr, rs1_ptr, rh1_ptr, rw2_ptr, rb2_ptr, rs2_ptr, rh2_ptr,
+    rw3_ptr, rb3_ptr,
     qstart_ptr, qw1_ptr, qs1_ptr, qh1_ptr, qw2_ptr, qb2_ptr, qs2_ptr, qh2_ptr, qw3_ptr, qb3_ptr,
-    envs, plans, H: tl.constexpr, d: tl.constexpr, w: tl.constexpr, a: tl.constexpr,
-    HB: tl.constexpr, BM: tl.constexpr, SIDE: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr,
+    envs, plans, H: tl.constexpr, step: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+    a: tl.constexpr, HB: tl.constexpr, BM: tl.constexpr, AP: tl.constexpr, BW: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """The reward of one step of a tile of plans, or one critic's value of where they end."""
-    pid, job = tl.program_id(0), tl.program_id(1)
+    pid = tl.program_id(0)
+    job = tl.program_id(1)
     m = pid * BM + tl.arange(0, BM)
-    rows, env = tl.num_programs(0) * BM, (pid * BM) // plans
-    n, nb = tl.arange(0, BW), tl.arange(0, 2 * HB)
-    end: tl.constexpr = d + (a + BK - 1) // BK * BK
-    size: tl.constexpr = d + SIDE
+    rows = tl.num_programs(0) * BM
+    env = (pid * BM) // plans
+    j, n, nb = tl.arange(0, AP), tl.arange(0, BW), tl.arange(0, 2 * HB)
+    here = (j < a)[None, :]
     place = tl.num_programs(1) - 1 - job  # the critics first: the reward at step 0 is less work
     if job < 2:
         head = tl.load(pair_ptr + job).to(tl.int32)
         place = H + job
-        x_ptr += H * rows * size
+        x_ptr = states_ptr + (H - 1) * rows * d
         start_ptr = qstart_ptr + (head * envs + env) * w
-        w1_ptr = qw1_ptr + head * (size * w)
+        w1_ptr = qw1_ptr + head * (step * w)
+        wa_ptr = w1_ptr + (step - a) * w
         s1_ptr, h1_ptr = qs1_ptr + head * w, qh1_ptr + head * w
         w2_ptr, b2_ptr = qw2_ptr + head * (w * w), qb2_ptr + head * w
         s2_ptr, h2_ptr = qs2_ptr + head * w, qh2_ptr + head * w
         w3_ptr, b3_ptr = qw3_ptr + head * (w * 2 * HB), qb3_ptr + head * (2 * HB)
+        action_ptr, stride = last_ptr, a
     else:
-        x_ptr += place * rows * size
+        x_ptr = states_ptr + (place - 1) * rows * d
         start_ptr = rstart_ptr + (tl.where(place == 0, 0, envs) + env) * w
-        w1_ptr, s1_ptr, h1_ptr = rw1_ptr, rs1_ptr, rh1_ptr
+        w1_ptr, wa_ptr, s1_ptr, h1_ptr = rw1_ptr, rwa_ptr, rs1_ptr, rh1_ptr
         w2_ptr, b2_ptr, s2_ptr, h2_ptr = rw2_ptr, rb2_ptr, rs2_ptr, rh2_ptr
         w3_ptr, b3_ptr = rw3_ptr, rb3_ptr
+        action_ptr, stride = actions_ptr + place * a, H * a
     y1_ptr += job * rows * w
     y2_ptr += job * rows * w
+    action = tl.load(action_ptr + m[:, None] * stride + j[None, :], mask=here, other=0.0)
     acc0, acc1 = start_halves(start_ptr, n, w, BM, BW)
-    begin = d // (1 + d * place)
-    acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, begin, end, size, w, w, 1, BW, BK)
+    acc0, acc1 = add_action(acc0, acc1, action, wa_ptr, n, a, w, AP, BW)
+    if place > 0:
+        acc0, acc1 = affine_halves(acc0, acc1, x_ptr, w1_ptr, m, n, d, w, w, 1, BW, BK)
     put_hidden(y1_ptr, acc0, acc1, s1_ptr, h1_ptr, m, n, w, BW)
     acc0, acc1 = start_halves(b2_ptr, n, w, BM, BW)
-    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, 0, w, w, w, w, 1, BW, BK)
+    acc0, acc1 = affine_halves(acc0, acc1, y1_ptr, w2_ptr, m, n, w, w, w, 1, BW, BK)
     put_hidden(y2_ptr, acc0, acc1, s2_ptr, h2_ptr, m, n, w, BW)
     acc = start_rows(b3_ptr, nb, 2 * HB, True, BM, 2 * HB)
     acc = affine(acc, y2_ptr, w3_ptr, m, nb, w, 2 * HB, 2 * HB, 1, 2 * HB, BK)
