@@ -71,8 +71,10 @@ def activated(
     scale, shift = tl.load(scale_ptr + k).to(tl.float32), tl.load(shift_ptr + k).to(tl.float32)
     y = (x.to(tl.float32) * inv[:, None] + off[:, None]) * scale[None, :] + shift[None, :]
     if G == 0:
-        return mish(y)
-    return grouped_softmax(y, BM, BK, G)
+        y = mish(y)
+    else:
+        y = grouped_softmax(y, BM, BK, G)
+    return y
 
 
 @triton.jit
@@ -96,17 +98,21 @@ def begin(
 ):  # fmt: skip
     """Return what a tile's sums begin with: a vector for each row if `MIXED`, else one for all."""
     if MIXED:
-        return tl.load(ptr + env[:, None] * size + n[None, :]).to(tl.float32)
-    vector = tl.load(ptr + env * size + n).to(tl.float32)
-    return tl.zeros([BM, BN], tl.float32) + vector[None, :]
+        sums = tl.load(ptr + env[:, None] * size + n[None, :]).to(tl.float32)
+    else:
+        vector = tl.load(ptr + env * size + n).to(tl.float32)
+        sums = tl.zeros([BM, BN], tl.float32) + vector[None, :]
+    return sums
 
 
 @triton.jit
 def environment(m, first, plans, MIXED: tl.constexpr):
     """Return the environment of each row, or if a tile has rows of one only, that one."""
     if MIXED:
-        return m // plans
-    return first // plans
+        env = m // plans
+    else:
+        env = first // plans
+    return env
 
 
 @triton.jit
@@ -217,7 +223,8 @@ def plan_begin_kernel(
     pid, tile = tl.program_id(1), tl.program_id(0)
     m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
     there = tl.minimum(m, rows - 1)
-    like, kk = y_ptr.dtype.element_ty, tl.arange(0, BK)
+    like = y_ptr.dtype.element_ty
+    kk = tl.arange(0, BK)
     env = environment(there, pid * BM, plans, MIXED)
     action = actions_of(action_ptr, there, stride, like, a, AP)
     inv, off = first_moments(
@@ -246,8 +253,8 @@ def plan_act_kernel(
     there, j, kk = tl.minimum(m, rows - 1), tl.arange(0, AP), tl.arange(0, BK)
     few = (j < a)[None, :]
     env = there // plans
-    at = noise_ptr + (env * noise_env + (there % plans) * a)[:, None] + j[None, :]
-    noise = tl.load(at, mask=few, other=0.0).to(tl.float32)
+    place = env * noise_env + (there % plans) * a
+    noise = tl.load(noise_ptr + place[:, None] + j[None, :], mask=few, other=0.0).to(tl.float32)
     mask = tl.full([BM, AP], 1.0, tl.float32)
     if MASKED:
         mask = tl.load(mask_ptr + env[:, None] * a + j[None, :], mask=few, other=0.0)
