@@ -285,8 +285,11 @@ class Layers:
 
     def act(self, x: Rows | None, noise: Tensor, mask: Tensor | None, out: Tensor) -> None:
         """Put the policy's actions for noise [n or 1, p, a] into `out` [n, p, a]."""
-        p, n = self.nets.policy, self.n
-        y, options = self.second(x, p), self.options("act", BK=n.w)
+        self.choose(self.second(x, self.nets.policy), noise, mask, out)
+
+    def choose(self, y: Rows, noise: Tensor, mask: Tensor | None, out: Tensor) -> None:
+        """Put actions into `out`, as the policy's output layer finds them."""
+        p, n, options = self.nets.policy, self.n, self.options("act", BK=self.n.w)
         self.k.plan_act_kernel[(-(-self.rows // options["BM"]),)](
             *y, p.second_scale, p.second_shift, p.out, p.out_bias, noise,
             noise if mask is None else mask, out, self.rows, self.plans,

@@ -70,11 +70,7 @@ def activated(
     """Normalize columns k of rows; then apply softmax to groups of G, or Mish if G is 0."""
     scale, shift = tl.load(scale_ptr + k).to(tl.float32), tl.load(shift_ptr + k).to(tl.float32)
     y = (x.to(tl.float32) * inv[:, None] + off[:, None]) * scale[None, :] + shift[None, :]
-    if G == 0:
-        y = mish(y)
-    else:
-        y = grouped_softmax(y, BM, BK, G)
-    return y
+    return mish(y) if G == 0 else grouped_softmax(y, BM, BK, G)
 
 
 @triton.jit
@@ -108,11 +104,7 @@ def begin(
 @triton.jit
 def environment(m, first, plans, MIXED: tl.constexpr):
     """Return the environment of each row, or if a tile has rows of one only, that one."""
-    if MIXED:
-        env = m // plans
-    else:
-        env = first // plans
-    return env
+    return m // plans if MIXED else first // plans
 
 
 @triton.jit
