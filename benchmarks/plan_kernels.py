@@ -1,20 +1,22 @@
 """Microseconds of the kernels of `accel.latent_plans` and `accel.mppi`, by launch settings.
 
-    python benchmarks/plan_kernels.py --check
-    python benchmarks/plan_kernels.py [--envs 1 16] [--settings 16:64,4,3 64:32,8,4] [--write]
+    python benchmarks/plan_kernels.py --check [--envs 1 16]
+    python benchmarks/plan_kernels.py [--size 5m] [--only layer value_out] [--write]
+    python benchmarks/plan_kernels.py --parts [--envs 1 16]
 
-A setting is the rows of a tile, then rows of a weight read at once, warps, loads ahead. Settings
-are built side by side, each in a process of its own, and timed one after the other: the scores of
-one iteration of `--envs` environments (512 plans of 3 steps each, size `--size`), the policy's
-plans, and a refit. Prints the fastest settings; `--write` puts those of each tile into `TUNING` of
-accel/latent_plans.py. `--check` compares a decision's parts with the networks one by one: the
-kernels' rounding errors must be those of the same precision.
+Settings are built side by side, in as many processes as there are cores, compared with plain torch,
+and timed one after the other, each launched repeatedly in a CUDA graph: for the policy's plans of
+one environment (tiny), and for 512 plans of one (few) or 16 environments (many), of 3 steps each.
+Prints the fastest settings of each kernel; `--write` puts them into `TUNING`. `--parts` are the
+microseconds of the parts of a decision with the current settings. `--check` compares these parts
+with the networks one by one: the kernels' rounding errors must be those of the same precision.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,149 +26,239 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from plan_parts import Bench, Pairs, Parts, Role, agent_of
 
 from dreamlab.accel import latent_plans as accel
 from dreamlab.accel import mppi
 from dreamlab.accel.dispatch import reference_kernels
-from dreamlab.core.config import load
-from dreamlab.core.types import ArraySpec, Spec
-from dreamlab.nn import latent_plans
-from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
 
-SETTINGS = [
-    *product((16,), (32, 64, 128), (4, 8), (2, 3, 4)),
-    *product((32,), (32, 64), (4, 8), (3, 4)),
-    *product((64,), (32, 64), (8,), (2, 3, 4, 6)),
-    *product((64,), (64,), (16,), (3,)),
+Setting = tuple[int, ...]
+TINY: list[Setting] = [
+    *product((16,), (16, 32, 64), (128, 256), (4,), (5,)),
+    (16, 32, 512, 4, 1),
+    (16, 16, 512, 4, 1),
+    (32, 32, 128, 4, 5),
+    (32, 16, 128, 4, 5),
+    (16, 32, 128, 2, 5),
+    (16, 32, 512, 8, 1),
 ]
-"""Rows of a tile, columns read at once, warps, loads ahead."""
-REFITS = [*product((16, 32, 64), (4, 8, 16))]
-"""Scores compared at once, warps."""
-ACTIONS = 6
-Times = dict[str, float]
+FEW: list[Setting] = [
+    (32, 64, 128, 4, 5),
+    (32, 64, 64, 4, 6),
+    (32, 64, 256, 4, 3),
+    (32, 64, 512, 8, 1),
+    (16, 64, 128, 4, 5),
+    (32, 32, 128, 4, 5),
+    (64, 32, 128, 4, 5),
+    (64, 64, 128, 4, 5),
+    (64, 64, 64, 4, 6),
+    (16, 128, 128, 4, 5),
+    (32, 64, 128, 8, 5),
+    (32, 128, 128, 4, 4),
+]
+MIDDLE: list[Setting] = [
+    (64, 128, 64, 4, 4),
+    (64, 64, 64, 4, 5),
+    (64, 64, 128, 4, 4),
+    (64, 256, 64, 4, 3),
+    (128, 128, 64, 8, 4),
+    (32, 128, 128, 4, 4),
+    (32, 64, 128, 4, 5),
+    (128, 64, 64, 4, 5),
+    (64, 128, 128, 4, 3),
+    (64, 128, 64, 8, 4),
+]
+MANY: list[Setting] = [
+    (64, 256, 64, 4, 3),
+    (64, 256, 64, 4, 2),
+    (64, 256, 32, 4, 4),
+    (64, 256, 64, 8, 3),
+    (128, 256, 64, 8, 3),
+    (128, 256, 64, 8, 4),
+    (128, 256, 32, 8, 5),
+    (128, 128, 64, 8, 3),
+    (128, 128, 64, 4, 3),
+    (64, 128, 64, 4, 3),
+    (64, 128, 64, 4, 4),
+    (128, 256, 128, 8, 2),
+]
+WHOLE_FEW: list[Setting] = [
+    *product((16,), (0,), (128,), (2, 4), (5,)),
+    (16, 0, 64, 4, 6),
+    (16, 0, 256, 4, 3),
+    (16, 0, 512, 4, 1),
+    (32, 0, 128, 4, 5),
+]
+WHOLE_MANY: list[Setting] = [
+    *product((32, 64, 128), (0,), (64, 128), (4,), (4,)),
+    (128, 0, 64, 8, 4),
+    (64, 0, 128, 8, 3),
+]
+SETTINGS: dict[Role, list[Setting]] = {
+    ("layer", "tiny"): TINY,
+    ("layer", "few"): FEW,
+    ("layer", "many"): MANY,
+    ("begin", "tiny"): TINY[:8],
+    ("begin", "few"): FEW[:10],
+    ("begin", "many"): MANY[:9],
+    ("act", "tiny"): WHOLE_FEW,
+    ("act", "few"): WHOLE_FEW,
+    ("act", "many"): WHOLE_MANY,
+    ("value_first", "few"): MIDDLE,
+    ("value_first", "many"): MANY,
+    ("value_hidden", "few"): MIDDLE,
+    ("value_hidden", "many"): MANY,
+    ("value_out", "few"): [*WHOLE_FEW, (64, 0, 64, 4, 4)],
+    ("value_out", "many"): WHOLE_MANY,
+    ("tell", ""): [(1,), (2,), (4,), (8,)],
+}  # fmt: skip
+"""A tile's rows and columns, numbers summed at once, warps, loads ahead; of a refit the warps."""
+ENVS = {"tiny": 1, "few": 1, "many": 16, "": 1}
+LAUNCHES, REPLAYS = 40, 7
+ROUNDING = 0.02
+"""Largest relative error of a kernel's numbers in bfloat16."""
 
 
-def agent_of(size: str, device: str) -> TDMPC2:
-    """Return an agent whose rewards and values are not all 0."""
-    torch.manual_seed(0)
-    spec = Spec({"state": ArraySpec((24,))}, ArraySpec((ACTIONS,), low=-1.0, high=1.0), 500)
-    agent = TDMPC2(load(TDMPC2Config, {"size": size}, "workflow"), spec).to(device)
-    for weight in (agent.model.reward.out.weight, agent.critics.linears[-1].weight):  # type: ignore[union-attr]
-        weight.data.normal_(0.0, 0.05)  # type: ignore[operator]
-    return agent
+def wrong(pairs: Pairs) -> str:
+    """Say how a kernel differs from plain torch, or nothing."""
+    for i, (found, wanted) in enumerate(pairs):
+        error = float((found.float() - wanted).norm() / wanted.norm())
+        if not error < ROUNDING:
+            return f"output {i} has a relative error of {error:.3g}"
+    return ""
 
 
-class Parts:
-    """The parts of a decision that have kernels, on random numbers."""
-
-    def __init__(self, agent: TDMPC2, envs: int, device: str) -> None:
-        self.agent, n = agent, agent.sizes
-        rand = lambda *shape: torch.randn(*shape, device=device)  # noqa: E731
-        self.task = torch.zeros(envs, dtype=torch.int64, device=device)
-        self.z = agent.model.encode({"state": rand(envs, 24)}, self.task)
-        h, s = n.planner.horizon, n.planner.samples
-        self.plans, self.last = rand(envs, s, h, ACTIONS).clamp(-1, 1), rand(envs, s, ACTIONS)
-        self.noise = rand(h, envs, n.proposed, ACTIONS)
-        self.pair = torch.tensor([3 % n.critics, 1], device=device)
-        self.score = rand(envs, s)
-        self.nets = agent.pack(self.z, self.task)
-
-    def gains(self) -> Any:
-        return latent_plans.gains(self.nets, self.plans, self.last, self.pair)
-
-    def plain_gains(self) -> Any:
-        given = (self.plans, self.last, self.pair)
-        return self.agent.parts.gains(self.z, self.task, None, *given)
-
-    def proposals(self, fast: bool = True) -> Any:
-        nets = self.nets if fast else None
-        return self.agent.propose(self.z, self.task, self.noise, nets)
-
-    def tell(self) -> Any:
-        plan = self.agent.planner.start(self.plans[:, 0], self.plans[:, 0])
-        return self.agent.planner.tell(plan, self.plans, self.score)
+def time_of(call: Callable[[], Any], device: str, launches: int = LAUNCHES) -> float:
+    """Return the microseconds of a call among many."""
+    if device != "cuda":
+        return 0.0
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            call()
+    times: list[float] = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / launches)
+    return sorted(times)[len(times) // 2]
 
 
-def kernel_times(run: Callable[[], Any], device: str, times: int = 20) -> Times:
-    """Return the microseconds of each kernel of a call."""
-    run()
-    with torch.profiler.profile() as prof:
-        for _ in range(times):
-            run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-    rows = [r for r in prof.key_averages() if r.key.endswith("_kernel")]
-    return {r.key.removesuffix("_kernel"): r.self_device_time_total / r.count for r in rows}
+def choose(role: Role, setting: Sequence[int]) -> None:
+    """Use a setting from now on."""
+    if role[0] == "tell":
+        mppi.TUNING.update(warps=setting[0])
+    else:
+        accel.TUNING[role] = accel.Tuning(*setting)
+
+
+def built(parts: dict[int, Parts], role: Role) -> tuple[Any, str]:
+    """Build a kernel with the current settings; return a call and what is wrong with it."""
+    kind, size = role
+    part = parts[ENVS[size]]
+    if kind == "tell":
+        part.tell()
+        return part.told(), ""
+    bench = Bench(part, role)
+    return lambda: bench.run(kind), wrong(bench.pairs(kind))
 
 
 @torch.no_grad()
-def measure(args: argparse.Namespace, setting: Sequence[int]) -> None:
-    """Build the kernels, wait for a line, and print the times of each number of environments."""
-    rows, *tuned = setting
-    if rows:
-        accel.ROWS.update(roll=rows, value=rows)
-        accel.TUNING.update({(k, rows): accel.Tuning(*tuned) for k in ("roll", "value")})
-        accel.TUNING["roll", accel.TILE] = accel.Tuning(*tuned) if rows == accel.TILE else SLIM
-    else:
-        mppi.TUNING.update(chunk=tuned[0], warps=tuned[1])
-    agent = agent_of(args.size, args.device)
-    with torch.autocast(args.device, torch.bfloat16):
-        parts = {envs: Parts(agent, envs, args.device) for envs in args.envs}
-        jobs: list[Callable[[Parts], Any]] = [Parts.gains] if rows else [Parts.tell]
-        jobs += [Parts.proposals] if rows == accel.TILE else []
-        for part in parts.values():
-            for job in jobs:
-                job(part)
-        print("ready", flush=True)
-        input()
-        found: dict[str, Times] = {}
-        for envs, part in parts.items():
-            for job in jobs:
-                times = kernel_times(lambda job=job, part=part: job(part), args.device)
-                name = "" if job is not Parts.proposals else "policy_"
-                found.setdefault(str(envs), {}).update({name + k: v for k, v in times.items()})
-        print(json.dumps(found))
+def measure(options: argparse.Namespace) -> list[tuple[Role, Setting, float, str]]:
+    """Build and check settings, then time them when a line comes in."""
+    agent = agent_of(options.size, options.device)
+    low = torch.bfloat16 if options.device == "cuda" else None
+    with torch.autocast(options.device, low, enabled=low is not None):
+        parts = {envs: Parts(agent, envs, options.device) for envs in set(ENVS.values())}
+    before, ready = dict(accel.TUNING), list[tuple[Role, Setting, Any, str]]()
+    for words, setting in json.loads(options.one):
+        role = (words[0], words[1])
+        accel.TUNING.update(before)
+        choose(role, setting)
+        try:
+            ready.append((role, setting, *built(parts, role)))
+        except Exception as error:
+            ready.append((role, setting, None, str(error).splitlines()[0][:90]))
+    print("ready", flush=True)
+    input()
+    rows: list[tuple[Role, Setting, float, str]] = []
+    for role, setting, call, fault in ready:
+        accel.TUNING.update(before)
+        choose(role, setting)
+        per = 0.5 if role[0] == "layer" else 1.0
+        rows.append((role, setting, 0.0 if fault else per * time_of(call, options.device), fault))
+    return rows
 
 
-SLIM = accel.TUNING["roll", accel.TILE]
+def now(role: Role) -> Setting:
+    """Return the current setting."""
+    return (mppi.TUNING["warps"],) if role[0] == "tell" else tuple(accel.TUNING[role])
 
 
-def measure_all(args: argparse.Namespace, settings: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the times of each kernel, by environments and setting; what cannot be built is not."""
-    found: dict[str, Any] = {}
-    for i in range(0, len(settings), args.together):
-        some = settings[i : i + args.together]
-        started: list[tuple[Sequence[int], subprocess.Popen[str]]] = []
-        for setting in some:
-            words = [sys.executable, __file__, "--size", args.size, "--device", args.device]
-            words += ["--envs", *map(str, args.envs), "--one", *map(str, setting)]
-            pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-            started.append((setting, subprocess.Popen(words, text=True, **pipes)))
-        for _, child in started:
-            assert child.stdout is not None
-            child.stdout.readline()
-        for setting, child in started:
-            said, error = child.communicate("\n")
-            if child.returncode:  # too much shared memory, for example
-                print(tuple(setting), error.splitlines()[-1:], flush=True)
-                continue
-            for envs, times in json.loads(said.splitlines()[-1]).items():
-                for name, time in times.items():
-                    found.setdefault(f"{name}, {envs} envs", {})[tuple(setting)] = time
+def measure_all(options: argparse.Namespace) -> dict[Role, dict[Setting, float]]:
+    """Return the time of each setting of each kernel, and print those that failed."""
+    roles = [r for r in SETTINGS if not options.only or r[0] in options.only]
+    work = [(r, s) for r in roles for s in dict.fromkeys([now(r), *SETTINGS[r]])]
+    count = min(len(work), os.cpu_count() or 1, options.processes)
+    words = [sys.executable, __file__, "--size", options.size, "--device", options.device, "--one"]
+    started = [
+        subprocess.Popen(
+            [*words, json.dumps(work[i::count])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    for child in started:
+        assert child.stdout is not None
+        child.stdout.readline()
+    found: dict[Role, dict[Setting, float]] = {role: {} for role in roles}
+    for child in started:
+        said, _ = child.communicate("\n")
+        for role, setting, time, fault in json.loads(said.splitlines()[-1]) if said else ():
+            if fault:
+                print(*role, f"{tuple(setting)}: {fault}")
+            else:
+                found[role[0], role[1]][tuple(setting)] = time
     return found
 
 
-def write(found: dict[str, Any]) -> None:
-    """Put the fastest settings of each kernel and tile into the program, for most environments."""
-    path = Path(str(accel.__file__))
-    text = path.read_text()
-    for name, times in found.items():  # more environments come later, and are what counts
-        kernel = name.partition(",")[0]
-        for rows in {s[0] for s in times if s[0]}:
-            best = min((s for s in times if s[0] == rows), key=lambda s: times[s])
-            place = rf'\("{kernel}", {rows}\): Tuning\(.*?\)'
-            text = re.sub(place, f'("{kernel}", {rows}): Tuning{tuple(best[1:])}', text)
-    path.write_text(text)
+def report(found: dict[Role, dict[Setting, float]]) -> None:
+    """Print the fastest settings of each kernel beside the current one."""
+    for role, times in found.items():
+        best = sorted(times, key=lambda s: times[s])
+        print(*role, *(f"{s}: {times[s]:.2f}" for s in best[:4]), sep="  ")
+        print(f"    now {now(role)}: {times.get(now(role), float('nan')):.2f}")
+
+
+def write(found: dict[Role, dict[Setting, float]]) -> None:
+    """Put the fastest settings into the program."""
+    paths = [Path(str(module.__file__)) for module in (accel, mppi)]
+    texts = [path.read_text() for path in paths]
+    for (kind, size), times in found.items():
+        best = min(times, key=lambda s: times[s])
+        if kind == "tell":
+            texts[1] = re.sub(r'"warps": \d+', f'"warps": {best[0]}', texts[1])
+        else:
+            place = rf'\("{kind}", "{size}"\): Tuning\(.*?\)'
+            texts[0] = re.sub(place, f'("{kind}", "{size}"): Tuning{best}', texts[0])
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+
+
+@torch.no_grad()
+def time_parts(options: argparse.Namespace) -> None:
+    """Print the microseconds of a decision's parts."""
+    agent = agent_of(options.size, options.device)
+    with torch.autocast(options.device, torch.bfloat16):
+        for envs in options.envs:
+            part = Parts(agent, envs, options.device)
+            calls = {"gains": part.gains, "policy's plans": part.proposals, "tell": part.told()}
+            for name, call in calls.items():
+                print(f"{envs} envs, {name}: {time_of(call, options.device, 10):.1f}")
 
 
 @torch.no_grad()
@@ -208,27 +300,24 @@ def main() -> int:
     parser.add_argument("--size", default="5m")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--envs", nargs="+", type=int, default=[1, 16])
-    parser.add_argument("--settings", nargs="*", default=[], help="rows:chunk,warps,stages ...")
-    parser.add_argument("--rows", nargs="*", type=int, default=[16, 32, 64], help="of the default")
-    parser.add_argument("--together", type=int, default=12, help="settings built side by side")
+    parser.add_argument("--only", nargs="*", choices=sorted({kind for kind, _ in SETTINGS}))
+    parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--parts", action="store_true")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--one", nargs="+", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.check:
-        return check(args)
-    if args.one:
-        measure(args, args.one)
-        return 0
-    given = [tuple(map(int, s.replace(":", ",").split(","))) for s in args.settings]
-    usual = [s for s in SETTINGS if s[0] in args.rows] + [(0, *s) for s in REFITS]
-    found = measure_all(args, given or usual)
-    for name, times in found.items():
-        for rows in sorted({s[0] for s in times}):
-            best = sorted((s for s in times if s[0] == rows), key=lambda s: times[s])[:4]
-            print(f"{name:24}", *(f"{s}: {times[s]:.1f}" for s in best), sep="  ")
-    if args.write:
-        write(found)
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.check:
+        return check(options)
+    if options.parts:
+        time_parts(options)
+    elif options.one:
+        print(json.dumps(measure(options)))
+    else:
+        found = measure_all(options)
+        report(found)
+        if options.write:
+            write(found)
     return 0
 
 

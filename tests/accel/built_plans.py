@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +19,34 @@ from dreamlab.core.types import ArraySpec, Mode, Spec
 from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
 from tests.accel.nowhere import SHARED, Nowhere
 
-KERNELS = {"roll_kernel", "value_kernel", "tell_kernel"}
+LAYERS = ("layer", "begin", "act", "value_first", "value_hidden", "value_out")
+KERNELS = {"tell_kernel", *(f"plan_{name}_kernel" for name in LAYERS)}
+
+
+class Measured(Nowhere):
+    """Knows also how many registers a thread needs, and how many bytes have no room in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registers: dict[str, int] = {}
+        self.spilled: dict[str, int] = {}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> Any:
+        program = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(binary)
+            file.flush()
+            words = [program, "-res-usage", file.name]
+            said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+        assert found is not None, said
+        for store, amount in ((self.registers, found[1]), (self.spilled, found[2])):
+            store[name] = max(int(amount), store.get(name, 0))
+        return super().load_binary(name, binary, shared, device)
 
 
 def main(size: str, envs: str) -> None:
-    driver: Any = Nowhere()
+    driver: Any = Measured()
     triton.runtime.driver.set_active(driver)
     dispatch.INTERPRETED = True  # take the GPU's way on tensors of the CPU
     spec = Spec({"state": ArraySpec((24,))}, ArraySpec((6,), low=-1.0, high=1.0), 500)
@@ -30,9 +57,10 @@ def main(size: str, envs: str) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         agent.decide(obs, first, agent.initial_state(num), Mode.TRAIN)
     for name, shared in sorted(driver.shared.items()):
-        print(f"{name:24} {shared:8,d} bytes shared")
+        print(f"{name:26} {shared:8,d} bytes shared, {driver.registers[name]} registers")
     assert set(driver.shared) == KERNELS
     assert max(driver.shared.values()) <= SHARED
+    assert not any(driver.spilled.values()), driver.spilled
     print("same")
 
 

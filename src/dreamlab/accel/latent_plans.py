@@ -1,14 +1,14 @@
-"""Plans in the latents of TD-MPC2, scored by two kernels instead of a hundred, for GPUs.
+"""Plans in the latents of TD-MPC2, scored layer by layer, for GPUs.
 
-A tile of candidates is rolled out in one program, all layers of all steps; then a program per tile
-and part of the score (the reward of a step, one critic's value of the end) computes that part. The
-policy's own plans are rolled out in one kernel likewise. Operators, so that compilers pass them on.
+Every layer is one kernel in tiles of rows and columns, and so are all critics' and rewards' layers
+of the same depth: 14 launches for a score of three steps instead of a hundred. Norms and
+activations are computed by whoever reads a layer. Operators, so that compilers pass them on.
 """
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,38 +17,47 @@ from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.rssm_scan import chunk, power
 
 WIDEST = 512
-"""Numbers of a row that a program can hold: wider layers are left to the library's products."""
+"""Numbers of a row up to which it pays: wider layers are left to the library's products."""
 MOST_ACTIONS = 64
 TILE = 16
-FILL = 132
-"""Multiprocessors of an H200: tiles are as high as leaves enough of them for all."""
+TINY, FEW = 400, 2048
+"""Rows up to which there are too few for tall tiles; launch options are chosen for each."""
 
 
 class Tuning(NamedTuple):
-    """Launch options of a kernel: rows read at once of a bfloat16 weight, warps, loads ahead."""
+    """Launch options: a tile's rows and columns, numbers summed at once, warps, loads ahead."""
 
-    chunk: int
+    rows: int
+    cols: int
+    depth: int
     warps: int
     stages: int
 
 
 TUNING = {
-    ("roll", 16): Tuning(64, 8, 3),
-    ("roll", 32): Tuning(64, 8, 3),
-    ("roll", 64): Tuning(32, 8, 4),
-    ("value", 16): Tuning(32, 4, 3),
-    ("value", 32): Tuning(64, 8, 3),
-    ("value", 64): Tuning(32, 8, 4),
+    ("layer", "tiny"): Tuning(16, 32, 128, 4, 5),
+    ("layer", "few"): Tuning(32, 64, 128, 4, 5),
+    ("layer", "many"): Tuning(64, 256, 64, 4, 3),
+    ("begin", "tiny"): Tuning(16, 32, 256, 4, 3),
+    ("begin", "few"): Tuning(32, 64, 128, 4, 4),
+    ("begin", "many"): Tuning(64, 256, 64, 4, 3),
+    ("act", "tiny"): Tuning(16, 0, 128, 4, 5),
+    ("act", "few"): Tuning(16, 0, 128, 4, 5),
+    ("act", "many"): Tuning(64, 0, 64, 4, 4),
+    ("value_first", "few"): Tuning(64, 128, 64, 4, 4),
+    ("value_first", "many"): Tuning(64, 256, 64, 4, 3),
+    ("value_hidden", "few"): Tuning(64, 128, 64, 4, 4),
+    ("value_hidden", "many"): Tuning(64, 256, 64, 4, 3),
+    ("value_out", "few"): Tuning(32, 0, 128, 4, 4),
+    ("value_out", "many"): Tuning(64, 0, 64, 4, 4),
 }
-"""By kernel and rows of a tile; times of others: benchmarks/plan_kernels.py."""
-ROWS: dict[str, int] = {}
-"""Rows of a tile by kernel, if not as `tile_rows` chooses: to measure others."""
-SLOW = Tuning(32, 8, 2)
+"""By kernel and number of rows; to be chosen on an H200 by benchmarks/plan_kernels.py."""
+SLOW = Tuning(16, 32, 32, 4, 2)
 """In float32, which tensor cores do not multiply exactly: for checks."""
 
 
 class Sizes(NamedTuple):
-    """Letters as in `kernels/latent_plans.py`."""
+    """Letters as in `kernels/plan_layers.py`."""
 
     envs: int
     horizon: int
@@ -136,30 +145,15 @@ def fits(d: int, w: int, a: int, samples: int) -> bool:
     return whole and max(d, w) <= WIDEST and a <= MOST_ACTIONS
 
 
-def tile_rows(kernel: str, plans: int, rows: int, dtype: torch.dtype) -> int:
-    """Return the rows of a tile: few if there are few `rows` in all, so that there are many tiles.
-
-    A tile belongs to one environment, which has `plans` rows.
-    """
-    if kernel in ROWS:
-        return ROWS[kernel]
-    tile, most = TILE, TILE if dtype == torch.float32 else 64
-    while tile < most and plans % (2 * tile) == 0 and rows > tile * FILL:
-        tile *= 2
-    return tile
-
-
-def half(width: int) -> int:
-    """Return the size of the halves in which rows are held, the second one padded."""
-    return max(TILE, power(width) // 2)
-
-
-def launch(kernel: str, rows: int, n: Sizes, dtype: torch.dtype) -> dict[str, int]:
-    """Return the launch options of a kernel."""
-    tuned = SLOW if dtype == torch.float32 else TUNING[kernel, rows]
-    bk = chunk(n.d | n.w, tuned.chunk)
-    padded = {"BM": rows, "BW": half(n.w), "AP": max(TILE, power(n.a)), "BK": bk}
-    return {**padded, "num_warps": tuned.warps, "num_stages": tuned.stages}
+def launch(kernel: str, rows: int, dtype: torch.dtype, **sizes: int) -> dict[str, int]:
+    """Return tile sizes and launch options; `sizes` are the widths that BN and BK must divide."""
+    size = "tiny" if rows <= TINY else "few" if rows <= FEW else "many"
+    size = "few" if size == "tiny" and kernel.startswith("value") else size
+    tuned = SLOW if dtype == torch.float32 else TUNING[kernel, size]
+    most = {"BN": tuned.cols, "BK": tuned.depth}
+    tiles = {k: chunk(x, most[k]) for k, x in sizes.items()}
+    height = max(TILE, min(tuned.rows, power(rows)))
+    return {"BM": height, **tiles, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
 class Nets(NamedTuple):
@@ -190,6 +184,160 @@ GAINS = (
 )
 
 
+class Rows(NamedTuple):
+    """A layer's output before its norm, and mean and spread of each tile's part of its rows."""
+
+    x: Tensor
+    part: Tensor
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return how many parts there are, and that as a power of two."""
+        num = self.part.shape[-1]
+        return {"parts": num, "PARTS": power(num)}
+
+    def at(self, i: int) -> Rows:
+        return Rows(self.x[i], self.part[i])
+
+
+class Norm(NamedTuple):
+    """Between layers: scale and shift, and how many columns softmax is applied to, or 0: Mish."""
+
+    scale: Tensor
+    shift: Tensor
+    group: int = 0
+
+
+class Acts(NamedTuple):
+    """Actions [rows, a] at a time, a row's `stride` apart from the next; and their weight."""
+
+    x: Tensor
+    stride: int
+    weight: Tensor
+
+
+class Layers:
+    """Launches of the layers of plans, `plans` for each environment."""
+
+    def __init__(self, n: Sizes, nets: Nets, plans: int, bounds: list[float]) -> None:
+        self.n, self.nets, self.plans, self.rows = n, nets, plans, n.envs * plans
+        self.dtype, self.device = nets.dynamics.first.dtype, nets.dynamics.first.device
+        self.bounds, self.k, self.wide = bounds, kernels("plan_layers"), max(TILE, power(n.a))
+        d = nets.dynamics
+        self.latent = Norm(d.out_scale, d.out_shift, n.group)
+
+    def room(self, kernel: str, size: int, *lead: int) -> Rows:
+        """Return memory for a layer's output, as one kernel writes it."""
+        parts = size // self.options(kernel, BN=size)["BN"]
+        x = torch.empty(*lead, self.rows, size, dtype=self.dtype, device=self.device)
+        return Rows(x, torch.empty(*lead, self.rows, 2, parts, device=self.device))
+
+    def options(self, kernel: str, **sizes: int) -> dict[str, Any]:
+        return launch(kernel, self.rows, self.dtype, **sizes)
+
+    def tiled(self, kernel: str, group: int, **sizes: int) -> dict[str, Any]:
+        """Return launch options of a kernel that reads actions, or normalizes groups."""
+        found = self.options(kernel, **sizes)
+        mixed = self.plans % found["BM"] > 0  # a tile has rows of several environments
+        return {**found, "BK": max(group, found["BK"]), "MIXED": mixed, "AP": self.wide}
+
+    def layer(
+        self, x: Rows, norm: Norm, weight: Tensor, bias: Tensor, acts: Acts | None = None,
+        out: Rows | None = None,
+    ) -> Rows:  # fmt: skip
+        """Return a layer's output; a bias [envs, out] is that of a first layer."""
+        n_size, k_size = weight.shape
+        options = self.tiled("layer", norm.group, BN=n_size, BK=k_size)
+        y = self.room("layer", n_size) if out is None else out
+        action, stride, of_action = Acts(y.x, 0, weight) if acts is None else acts
+        self.k.plan_layer_kernel[n_size // options["BN"], -(-self.rows // options["BM"])](
+            *x, norm.scale, norm.shift, weight, bias, action, of_action, *y, self.rows, self.plans,
+            stride, k_size=k_size, n_size=n_size, a=0 if acts is None else self.n.a, G=norm.group,
+            **x.parts, FIRST=bias.ndim == 2, **options,
+        )  # fmt: skip
+        return y
+
+    def begin(self, net: Dynamics | Policy, acts: Acts | None = None) -> Rows:
+        """Return the second layer's output at the environments' latents."""
+        w = self.n.w
+        options, y = self.tiled("begin", 0, BN=w, BK=w), self.room("begin", w)
+        action, stride, of_action = Acts(y.x, 0, net.second) if acts is None else acts
+        self.k.plan_begin_kernel[w // options["BN"], -(-self.rows // options["BM"])](
+            net.start, action, of_action, net.first_scale, net.first_shift, net.second,
+            net.second_bias, *y, self.rows, self.plans, stride, size=w,
+            a=0 if acts is None else self.n.a, **options,
+        )  # fmt: skip
+        return y
+
+    def second(self, x: Rows | None, net: Dynamics | Policy, acts: Acts | None = None) -> Rows:
+        """Return the second layer's output at latents, or if there are none, where plans begin."""
+        if x is None:
+            return self.begin(net, acts)
+        y = self.layer(x, self.latent, net.first, net.start[1], acts)
+        return self.layer(y, Norm(net.first_scale, net.first_shift), net.second, net.second_bias)
+
+    def move(self, x: Rows | None, action: Tensor, out: Rows) -> Rows:
+        """Return the latents after actions [n, p, a]."""
+        d = self.nets.dynamics
+        y = self.second(x, d, Acts(action, action.stride(1), d.action))
+        norm = Norm(d.second_scale, d.second_shift)
+        return self.layer(y, norm, d.out, d.out_bias, out=out)
+
+    def act(self, x: Rows | None, noise: Tensor, mask: Tensor | None, out: Tensor) -> None:
+        """Put the policy's actions for noise [n or 1, p, a] into `out` [n, p, a]."""
+        self.choose(self.second(x, self.nets.policy), noise, mask, out)
+
+    def choose(self, y: Rows, noise: Tensor, mask: Tensor | None, out: Tensor) -> None:
+        """Put actions into `out`, as the policy's output layer finds them."""
+        p, n, options = self.nets.policy, self.n, self.options("act", BK=self.n.w)
+        self.k.plan_act_kernel[(-(-self.rows // options["BM"]),)](
+            *y, p.second_scale, p.second_shift, p.out, p.out_bias, noise,
+            noise if mask is None else mask, out, self.rows, self.plans,
+            0 if noise.shape[0] == 1 else noise.stride(0), out.stride(1), *self.bounds, w=n.w,
+            a=n.a, **y.parts, MASKED=mask is not None, AP=self.wide, **options,
+        )  # fmt: skip
+
+    def value_first(self, states: Rows, actions: Tensor, last: Tensor, pair: Tensor) -> Rows:
+        """Return the first layers of two critics and all rewards."""
+        n, (r, q) = self.n, (self.nets.reward, self.nets.critics)
+        options, jobs = self.tiled("value_first", n.group, BN=n.w, BK=n.d), n.horizon + 2
+        y = self.room("value_first", n.w, jobs)
+        self.k.plan_value_first_kernel[n.w // options["BN"], -(-self.rows // options["BM"]), jobs](
+            *states, *self.latent[:2], actions, last, pair, r.start, r.first, r.action, q.start,
+            q.first, *y, self.rows, self.plans, n.envs, H=n.horizon, step=n.step, d=n.d, w=n.w,
+            a=n.a, G=n.group, **states.parts, **options,
+        )  # fmt: skip
+        return y
+
+    def value_hidden(self, x: Rows, pair: Tensor) -> Rows:
+        """Return the second layers of two critics and all rewards."""
+        w, jobs = self.n.w, self.n.horizon + 2
+        options, y = self.options("value_hidden", BN=w, BK=w), self.room("value_hidden", w, jobs)
+        weights = [
+            (net.first_scale, net.first_shift, net.second, net.second_bias)
+            for net in (self.nets.reward, self.nets.critics)
+        ]
+        grid = (w // options["BN"], -(-self.rows // options["BM"]), jobs)
+        self.k.plan_value_hidden_kernel[grid](
+            *x, pair, *weights[0], *weights[1], *y, self.rows, w=w, **x.parts, **options,
+        )  # fmt: skip
+        return y
+
+    def value_out(self, x: Rows, pair: Tensor) -> Tensor:
+        """Return the rewards of each time, and the values: [horizon + 2, envs, plans]."""
+        n, options = self.n, self.options("value_out", BK=self.n.w)
+        gains = torch.empty(n.horizon + 2, n.envs, self.plans, device=self.device)
+        weights = [
+            (net.second_scale, net.second_shift, net.out, net.out_bias)
+            for net in (self.nets.reward, self.nets.critics)
+        ]
+        self.k.plan_value_out_kernel[-(-self.rows // options["BM"]), len(gains)](
+            *x, pair, *weights[0], *weights[1], self.nets.centre, gains, self.rows, H=n.horizon,
+            w=n.w, HB=n.half, **x.parts, **options,
+        )  # fmt: skip
+        return gains
+
+
 @torch.library.custom_op("dreamlab::plan_gains", mutates_args=(), schema=GAINS)
 def plan_gains(
     actions: Tensor, last: Tensor, pair: Tensor, mask: Tensor | None, weights: list[Tensor],
@@ -200,27 +348,15 @@ def plan_gains(
     `actions` are [n, s, horizon, a], `last` [n or 1, s, a] the noise of the policy's action at the
     end, `pair` the critics, `mask` [n, a] the valid entries.
     """
-    n, s, nets = Sizes(*sizes), actions.shape[1], Nets.of(weights)
-    dtype = nets.dynamics.first.dtype
-    rows, jobs = n.envs * s, n.horizon + 2
-    tall = tile_rows("roll", s, rows, dtype)
-    each = tile_rows("value", s, jobs * rows, dtype)
-    make = lambda *shape: torch.empty(shape, dtype=dtype, device=actions.device)  # noqa: E731
-    states, hidden = make(n.horizon, rows, n.d), make(2, jobs, rows, n.w)
-    action = torch.empty(rows, n.a, device=actions.device)
-    gains = torch.empty(jobs, n.envs, s, device=actions.device)
-    k = kernels("latent_plans")
-    k.roll_kernel[(rows // tall,)](
-        actions, last, actions if mask is None else mask, states, action, *hidden, *nets.dynamics,
-        *nets.policy, n.envs, s, s // tall, 0 if last.shape[0] == 1 else s * n.a, 0, *bounds,
-        n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None, POLICY=False, BD=half(n.d),
-        **launch("roll", tall, n, dtype),
-    )  # fmt: skip
-    k.value_kernel[(rows // each, jobs)](
-        states, actions, action, pair, gains, *hidden, nets.centre, *nets.reward, *nets.critics,
-        n.envs, s, n.horizon, n.step, n.d, n.w, n.a, n.half, **launch("value", each, n, dtype),
-    )  # fmt: skip
-    return gains
+    n, plans = Sizes(*sizes), actions.shape[1]
+    layers = Layers(n, Nets.of(weights), plans, bounds)
+    states, x = layers.room("layer", n.d, n.horizon), None
+    for t in range(n.horizon):
+        x = layers.move(x, actions[:, :, t], states.at(t))
+    action = torch.empty(n.envs, plans, n.a, device=actions.device)
+    layers.act(x, last, mask, action)
+    y = layers.value_first(states, actions, action, pair)
+    return layers.value_out(layers.value_hidden(y, pair), pair)
 
 
 @plan_gains.register_fake
@@ -240,19 +376,13 @@ def policy_plans(
     bounds: list[float],
 ) -> Tensor:  # fmt: skip
     """Return the policy's actions [n, p, horizon, a] in the model, for noise [h, n or 1, p, a]."""
-    n, plans, nets = Sizes(*sizes), noise.shape[2], Nets.of(weights)
-    dtype = nets.dynamics.first.dtype
-    tiles = -(-plans // TILE)
-    rows = n.envs * tiles * TILE
-    make = lambda *shape: torch.empty(shape, dtype=dtype, device=noise.device)  # noqa: E731
-    states, hidden = make(n.horizon, rows, n.d), make(2, rows, n.w)
-    out = torch.empty(n.envs, plans, n.horizon, n.a, device=noise.device)
-    kernels("latent_plans").roll_kernel[(rows // TILE,)](
-        out, noise, noise if mask is None else mask, states, out, *hidden, *nets.dynamics,
-        *nets.policy, n.envs, plans, tiles, 0 if noise.shape[1] == 1 else noise.stride(1),
-        noise.stride(0), *bounds, n.horizon, n.group, n.d, n.w, n.a, MASKED=mask is not None,
-        POLICY=True, BD=half(n.d), **launch("roll", TILE, n, dtype),
-    )  # fmt: skip
+    n, plans = Sizes(*sizes), noise.shape[2]
+    layers = Layers(n, Nets.of(weights), plans, bounds)
+    out, x = torch.empty(n.envs, plans, n.horizon, n.a, device=noise.device), None
+    for t in range(n.horizon):
+        layers.act(x, noise[t], mask, out[:, :, t])
+        if t < n.horizon - 1:
+            x = layers.move(x, out[:, :, t], layers.room("layer", n.d))
     return out
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.rssm_scan import power
 
-TUNING = {"chunk": 32, "warps": 8}
-"""Scores compared at once with all others; warps. Others: benchmarks/plan_kernels.py."""
+TUNING = {"warps": 4}
+"""To be chosen on an H200 by benchmarks/plan_kernels.py."""
 MOST_NUMBERS = 2**15
 """Of one problem's candidates, padded: a program holds them all."""
 MOST = 1024
@@ -34,8 +34,7 @@ def tell(
     b, num, h, a = candidates.shape
     kernels("mppi").tell_kernel[(b,)](
         candidates, score, *found, temperature, low, high, num, elites, h * a,
-        N=power(num), D=power(h * a), C=min(TUNING["chunk"], power(num)),
-        num_warps=TUNING["warps"],
+        N=power(num), E=power(elites), D=power(h * a), num_warps=TUNING["warps"],
     )  # fmt: skip
     return found
 
