@@ -73,6 +73,12 @@ def spec_of(kind: str) -> Any:
     return Spec({"state": ArraySpec((24,))}, ArraySpec((6,), low=-1.0, high=1.0))
 
 
+def asked(size: str, kind: str, device: str) -> argparse.Namespace:
+    """Return the options of an update as a run computes it."""
+    usual = {"forms": ["default"], "dreams": ["default"], "launch": ["default"], "pieces": [1]}
+    return argparse.Namespace(sizes=[size], kinds=[kind], device=device, **usual)
+
+
 def make(args: argparse.Namespace, precision: str, compiled: bool) -> Any:
     """Return a workflow as a run would have it, and the precision that its updates run in."""
     import torch

@@ -66,10 +66,9 @@ def make(name: str, args: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     else:
         import dreamer_update as of
 
-        asked = argparse.Namespace(
-            sizes=[size], kinds=[kind], forms=["default"], device=args.device
+        workflow, autocast = of.make(
+            of.asked(size, kind, args.device), precision, args.device == "cuda"
         )
-        workflow, autocast = of.make(asked, precision, args.device == "cuda")
     count = min(BATCHES, args.updates)
     return workflow, autocast, [of.random_batch(workflow, i) for i in range(count)]
 

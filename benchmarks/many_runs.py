@@ -130,10 +130,7 @@ def build(args: argparse.Namespace, kind: str) -> tuple[Any, Any, list[Any]]:
     else:
         import dreamer_update as of
 
-        asked = argparse.Namespace(
-            sizes=[size], kinds=["vectors"], forms=["default"], device=args.device
-        )
-        workflow, autocast = of.make(asked, precision, compiled)
+        workflow, autocast = of.make(of.asked(size, "vectors", args.device), precision, compiled)
     return workflow, autocast, [of.random_batch(workflow, i) for i in range(4)]
 
 
