@@ -36,7 +36,7 @@ class Tuning(NamedTuple):
 
 TUNING = {
     ("layer", "tiny"): Tuning(16, 32, 128, 4, 5),
-    ("layer", "few"): Tuning(16, 128, 128, 4, 5),
+    ("layer", "few"): Tuning(32, 64, 128, 8, 5),
     ("layer", "many"): Tuning(128, 256, 64, 8, 3),
     ("begin", "tiny"): Tuning(16, 32, 128, 4, 5),
     ("begin", "few"): Tuning(32, 64, 128, 4, 4),
