@@ -31,8 +31,8 @@ def agent_of(size: str, device: str) -> TDMPC2:
     torch.manual_seed(0)
     spec = Spec({"state": ArraySpec((24,))}, ArraySpec((ACTIONS,), low=-1.0, high=1.0), 500)
     agent = TDMPC2(load(TDMPC2Config, {"size": size}, "workflow"), spec).to(device)
-    for weight in (agent.model.reward.out.weight, agent.critics.linears[-1].weight):  # type: ignore[union-attr]
-        weight.data.normal_(0.0, 0.05)  # type: ignore[operator]
+    for weight in (agent.model.reward.out.weight, agent.critics.linears[-1].weight):
+        weight.data.normal_(0.0, 0.05)
     return agent
 
 

@@ -36,18 +36,18 @@ class Tuning(NamedTuple):
 
 TUNING = {
     ("layer", "tiny"): Tuning(16, 32, 128, 4, 5),
-    ("layer", "few"): Tuning(32, 64, 128, 4, 5),
-    ("layer", "many"): Tuning(64, 256, 64, 4, 3),
-    ("begin", "tiny"): Tuning(16, 32, 256, 4, 3),
+    ("layer", "few"): Tuning(32, 64, 128, 8, 5),
+    ("layer", "many"): Tuning(128, 256, 64, 8, 3),
+    ("begin", "tiny"): Tuning(16, 32, 128, 4, 5),
     ("begin", "few"): Tuning(32, 64, 128, 4, 4),
     ("begin", "many"): Tuning(64, 256, 64, 4, 3),
     ("act", "tiny"): Tuning(16, 0, 128, 4, 5),
     ("act", "few"): Tuning(16, 0, 128, 4, 5),
     ("act", "many"): Tuning(64, 0, 64, 4, 4),
     ("value_first", "few"): Tuning(64, 128, 64, 4, 4),
-    ("value_first", "many"): Tuning(64, 256, 64, 4, 3),
+    ("value_first", "many"): Tuning(128, 256, 64, 8, 3),
     ("value_hidden", "few"): Tuning(64, 128, 64, 4, 4),
-    ("value_hidden", "many"): Tuning(64, 256, 64, 4, 3),
+    ("value_hidden", "many"): Tuning(128, 256, 64, 8, 3),
     ("value_out", "few"): Tuning(32, 0, 128, 4, 4),
     ("value_out", "many"): Tuning(64, 0, 64, 4, 4),
 }

@@ -18,11 +18,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def mish(x):
-    """Return x tanh(softplus(x)), as a fraction of e^x."""
-    e = tl.exp2(tl.minimum(x, 20.0) * LOG2E)
-    t = e * (e + 2.0)
-    root = tl.rsqrt(t + 2.0)  # squared: in fewer instructions than a division
-    return x * (t * (root * root))
+    """Return x tanh(softplus(x)) = x - 2 x / ((e^x + 1)^2 + 1), also where e^x is infinite."""
+    e = tl.exp2(x * LOG2E) + 1.0
+    root = tl.rsqrt(e * e + 1.0)  # squared: in fewer instructions than a division
+    return x - 2.0 * x * (root * root)
 
 
 @triton.jit
