@@ -275,13 +275,14 @@ def children(args: argparse.Namespace) -> list[list[str]]:
     rest += ["--rounds", str(args.rounds), *flags, *trace]
     words = [sys.executable, __file__, "--one"]
     return [
-        [*words, "--sizes", s, "--kinds", k, "--forms", f, "--dreams", d, "--launch", a, *p]
+        [*words, "--sizes", s, "--kinds", k, "--forms", f, "--dreams", d, *rest, "--launch", a]
+        + ["--pieces", str(p)]
         for s in args.sizes
         for k in args.kinds
         for f in args.forms
         for d in args.dreams
         for a in args.launch
-        for p in (["--pieces", str(n), *rest] for n in args.pieces)
+        for p in args.pieces
     ]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-import tests.conftest  # noqa: F401 (checks shapes as every test does)
 from dreamlab.accel import dispatch
 from dreamlab.accel import dream as fused
 from dreamlab.components.heads import LatentPolicy, PolicyConfig

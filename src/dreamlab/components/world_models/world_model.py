@@ -112,7 +112,7 @@ class WorldModel(nn.Module):
         noise: Float[Tensor, "t b ..."] | None = None,
     ) -> Posterior:
         """Filter sequences from `state`; `action[:, i]` led to step i."""
-        num = self._pieces(state, is_first)
+        num = self._pieces(is_first)
         if num > 1:
             if noise is None:
                 noise = self.rssm.noise(*is_first.shape[::-1], device=is_first.device)
@@ -127,20 +127,14 @@ class WorldModel(nn.Module):
         latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
         return Posterior(tokens, latent, post)
 
-    def _pieces(self, state: Latent, is_first: Bool[Tensor, "b t"]) -> int:
+    def _pieces(self, is_first: Bool[Tensor, "b t"]) -> int:
         """Return how many pieces of equal length to follow sequences in."""
         num = scan.pieces() if getattr(self.encoder, "images", ()) else 1
-        if num == 1 or is_first.shape[1] % num or not getattr(self.rssm, "scannable", False):
-            return 1
-        return num if scan.available(state.deter) else 1
+        whole = getattr(self.rssm, "scannable", False) and scan.available(is_first)
+        return num if whole and is_first.shape[1] % num == 0 else 1
 
     def _follow_pieces(
-        self,
-        views: Sequence[Obs],
-        others: Sequence[
-            tuple[Float[Tensor, "b _ a"], Bool[Tensor, "b _"], Float[Tensor, "_ b s c"]]
-        ],
-        state: Latent,
+        self, views: Sequence[Obs], others: Sequence[tuple[Tensor, Tensor, Tensor]], state: Latent
     ) -> Posterior:
         """Filter pieces one after the other, and encode each while the one before is filtered.
 
