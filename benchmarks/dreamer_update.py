@@ -2,8 +2,8 @@
 
     python benchmarks/dreamer_update.py [--sizes 1m 12m] [--kinds images vectors] [--device cuda]
         [--compile true|false] [--forms default dynamics adam]
-        [--dreams default always never] [--launch default early] [--pieces 1 2 4] [--together]
-        [--check] [--profile] [--trace FOLDER] [--record]
+        [--dreams default always never] [--launch default early] [--together] [--check] [--profile]
+        [--trace FOLDER] [--record]
 
 One whole update (losses, gradients, clipping, optimizer, slow critic) on random data already on the
 device: batch 16 x 64, dreams of 15 steps, bfloat16 on a GPU. `images` are 64 x 64 with 6 discrete
@@ -15,8 +15,7 @@ float32, and once in the fast form, also in float32; it fails where they differ.
 is lent by the minute; `first` is left out then. `dynamics` is the gradient through the dream with
 an Adam for each part, `adam` the default with Adam for everything. `--dreams never` imagines step
 by step, `always` with the kernels of accel/dream.py even for wide layers and in float32. `--launch
-early` launches each kernel of a chain while the one before ends; `--pieces 2` encodes the second
-half of image sequences while the first is followed, and on the way back likewise.
+early` launches each kernel of a chain while the one before ends.
 The official figures are those of jax 0.11 on one H200, size 12m.
 """
 
@@ -75,7 +74,7 @@ def spec_of(kind: str) -> Any:
 
 def asked(size: str, kind: str, device: str) -> argparse.Namespace:
     """Return the options of an update as a run computes it."""
-    usual = {"forms": ["default"], "dreams": ["default"], "launch": ["default"], "pieces": [1]}
+    usual = {"forms": ["default"], "dreams": ["default"]}
     return argparse.Namespace(sizes=[size], kinds=[kind], device=device, **usual)
 
 
@@ -83,14 +82,13 @@ def make(args: argparse.Namespace, precision: str, compiled: bool) -> Any:
     """Return a workflow as a run would have it, and the precision that its updates run in."""
     import torch
 
-    from dreamlab.accel.dispatch import Launch, Sequences
+    from dreamlab.accel.dispatch import Launch
     from dreamlab.accel.dream import Use
     from dreamlab.core.config import load
     from dreamlab.engine import accelerate
     from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
 
     Use.when, Launch.early = args.dreams[0], args.launch[0] == "early"
-    Sequences.pieces = args.pieces[0]
     torch.manual_seed(0)
     options = {"size": args.sizes[0], **FORMS[args.forms[0]]}
     config = load(DreamerV3Config, options, "workflow")
@@ -158,8 +156,7 @@ def form_of(args: argparse.Namespace) -> str:
     """Return the form, and what else is not the default."""
     words = [args.forms[0]]
     words += [f"dreams {args.dreams[0]}"] if args.dreams[0] != "default" else []
-    words += ["early"] if args.launch[0] == "early" else []
-    return ", ".join([*words, *([f"pieces {args.pieces[0]}"] if args.pieces[0] > 1 else [])])
+    return ", ".join([*words, *(["early"] if args.launch[0] == "early" else [])])
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -275,14 +272,12 @@ def children(args: argparse.Namespace) -> list[list[str]]:
     rest += ["--rounds", str(args.rounds), *flags, *trace]
     words = [sys.executable, __file__, "--one"]
     return [
-        [*words, "--sizes", s, "--kinds", k, "--forms", f, "--dreams", d, *rest, "--launch", a]
-        + ["--pieces", str(p)]
+        [*words, "--sizes", s, "--kinds", k, "--forms", f, "--dreams", d, "--launch", a, *rest]
         for s in args.sizes
         for k in args.kinds
         for f in args.forms
         for d in args.dreams
         for a in args.launch
-        for p in args.pieces
     ]
 
 
@@ -311,7 +306,6 @@ def main() -> int:
     parser.add_argument("--forms", nargs="+", default=["default"], choices=FORMS)
     parser.add_argument("--dreams", nargs="+", default=["default"], choices=DREAMS)
     parser.add_argument("--launch", nargs="+", default=["default"], choices=["default", "early"])
-    parser.add_argument("--pieces", nargs="+", type=int, default=[1])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", default="true")
     parser.add_argument("--updates", type=int, default=50)

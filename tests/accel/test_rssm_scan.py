@@ -21,15 +21,6 @@ def test_a_scan_on_the_gpu(classes, rows):
     kernels.run("tests.accel.scanned", "cuda", classes, rows, way="gpu")
 
 
-def test_images_encoded_piece_by_piece_give_the_same_states_and_gradients():
-    kernels.run("tests.accel.in_pieces", "cpu", 3, 4, way="interpreted")
-
-
-@pytest.mark.gpu
-def test_images_encoded_piece_by_piece_on_the_gpu():
-    kernels.run("tests.accel.in_pieces", "cuda", 16, 8, way="gpu")
-
-
 LARGE = [("12m", "float32"), *((size, "bfloat16") for size in ("12m", "200m", "400m"))]
 
 

@@ -32,14 +32,6 @@ class Launch:
     """Launch each while the one before ends, so that it waits on the GPU; for Hopper and later."""
 
 
-class Sequences:
-    """How sequences of images are followed by a recurrence that is one call."""
-
-    pieces = 1
-    """Encode each piece of the sequence while the one before it is followed, and on the way back
-    likewise. Weight gradients of the recurrence are then computed once for each piece."""
-
-
 def early(first: bool = False) -> dict[str, bool]:
     """Return the launch options of a kernel of a chain; the first waits for all that was before."""
     return {"EARLY": True, "launch_pdl": not first} if Launch.early else {"EARLY": False}

@@ -223,14 +223,11 @@ class Slopes:
     """Gradient of the input layers of deterministic and stochastic part, after their activation, in
     splits: [steps, shares, rows, 2 u].
     """
-    start: tuple[Tensor, Tensor]
-    """Gradients of the first state's parts, in full precision."""
 
 
 def backward(
-    w: Weights, n: Sizes, v: Saved, keep: Tensor, grads: tuple[Tensor, Tensor, Tensor],
-    to_start: bool = False,
-) -> Slopes:  # fmt: skip
+    w: Weights, n: Sizes, v: Saved, keep: Tensor, grads: tuple[Tensor, Tensor, Tensor]
+) -> Slopes:
     """Backpropagate through every step, from gradients of states, samples and logits."""
     k = kernels("rssm_scan_back")
     gh, gz, gl = grads
@@ -239,9 +236,9 @@ def backward(
     split = math.gcd(n.g, SPLIT)
     shares = torch.empty(t, split, b, 2 * n.u, device=device)
     sizes = (n.z, n.u, n.u, 3 * n.d, n.d, n.d, n.u, n.u)
+    out = Slopes(*[*(make(s) for s in sizes), shares])
     zeros = lambda size: torch.zeros(b, size, device=device)  # noqa: E731
     dh, dz, direct, part = zeros(n.d), zeros(n.z), zeros(n.d), zeros(n.parts)
-    out = Slopes(*[*(make(s) for s in sizes), shares], start=(dh, dz))
     none = torch.zeros(b, n.u, dtype=dtype, device=device)
     cols = n.u // TILE
     part_o, cp = zeros(cols), power(n.c)
@@ -274,8 +271,6 @@ def backward(
             stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
             BN=TILE, **launch("inputs_back", BU=n.u),
         )  # fmt: skip
-    if to_start:  # in the loop the input layer's part waits for the step before
-        dh += (out.p0[0] * keep[0][:, None]) @ w.memory
     return out
 
 
@@ -357,11 +352,9 @@ class _Scan(torch.autograd.Function):
         size = len(Weights._fields)
         w, v = Weights(*rest[:size]), Saved(*rest[size:])
         gh, gz, gl = (g.contiguous() for g in grads)
-        to_start = any(ctx.needs_input_grad[5:7])
-        d = backward(w, n, v, keep, (gh, gz, gl), to_start)
+        d = backward(w, n, v, keep, (gh, gz, gl))
         dx2, dw = weight_grads(w, n, v, x2, keep, d)
-        first = [x.to(v.h.dtype) if to_start else None for x in d.start]
-        return None, dx2.view_as(x2), d.o, None, None, *first, *dw
+        return None, dx2.view_as(x2), d.o, None, None, None, None, *dw
 
 
 def scan(
@@ -372,7 +365,7 @@ def scan(
 
     `x2` is the action's input layer, `tokens` the tokens' part of the posterior's first layer,
     both [steps, rows, u]; `keep` [steps, rows] is 0 where an episode starts; `noise` is Gumbel
-    noise [steps, rows, s, c].
+    noise [steps, rows, s, c]. No gradient goes to the start.
     """
     out: Any = _Scan.apply(
         n, x2.contiguous(), tokens.contiguous(), keep.contiguous(), noise.contiguous(), *start, *w

@@ -17,17 +17,14 @@ class SideStream:
     kept until the end; without a GPU this does nothing.
     """
 
-    streams: dict[tuple[torch.device, bool, str], Any] = {}  # noqa: RUF012 (made when needed)
+    streams: dict[tuple[torch.device, bool], Any] = {}  # noqa: RUF012 (made when needed)
 
-    def __init__(self, device: torch.device, urgent: bool, name: str = "") -> None:
-        """Choose the stream with higher priority than what follows if `urgent`, else lower.
-
-        Blocks of one name wait for each other.
-        """
+    def __init__(self, device: torch.device, urgent: bool) -> None:
+        """Choose the stream with higher priority than what follows if `urgent`, else lower."""
         self.stream: Any = None
         self.inside: Any = None
         if device.type == "cuda":
-            key = (device, urgent, name)
+            key = (device, urgent)
             if key not in self.streams:
                 priority = MAIN_PRIORITY + (-1 if urgent else 1)
                 self.streams[key] = torch.cuda.Stream(device, priority=priority)

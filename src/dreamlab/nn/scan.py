@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dreamlab.accel import rssm_scan
-from dreamlab.accel.dispatch import Sequences, use_triton
+from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.rssm_scan import fits
 
 STYLE = ("rms", "silu")
@@ -43,11 +43,6 @@ class Choices(NamedTuple):
 def available(x: Shaped[Tensor, " ..."]) -> bool:
     """Return whether sequences like this tensor can be scanned in one call."""
     return use_triton(x)
-
-
-def pieces() -> int:
-    """Return in how many pieces to follow sequences of images."""
-    return Sequences.pieces
 
 
 def scan(
@@ -90,4 +85,4 @@ def weights(layers: Layers) -> rssm_scan.Weights:
     return rssm_scan.Weights(*(x for part in parts for x in part))
 
 
-__all__ = ["Choices", "Layers", "available", "fits", "pieces", "scan"]
+__all__ = ["Choices", "Layers", "available", "fits", "scan"]

@@ -14,22 +14,6 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def ahead(
-    device: torch.device, here: Callable[[], A], beside: Callable[[], B], name: str
-) -> tuple[A, B]:
-    """Call `beside`, then `here`, and return the results of `here` and `beside`.
-
-    A GPU may overlap them, and their backward passes: that of `here` is launched first. What
-    `beside` returns must be kept until the end. Calls of one name do not overlap each other.
-    """
-    side = SideStream(device, urgent=False, name=name)
-    with side:
-        other = beside()
-    one = here()
-    side.join()
-    return one, other
-
-
 def overlapped(
     device: torch.device, here: Callable[[], A], beside: Callable[[], B], urgent: bool = False
 ) -> tuple[A, B]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,8 +18,6 @@ from dreamlab.core.config import Part, part
 from dreamlab.core.limits import PositiveInt
 from dreamlab.core.types import ArraySpec, Metrics, Obs, Spec
 from dreamlab.core.workflow import compilable
-from dreamlab.nn import scan
-from dreamlab.ops.overlap import ahead
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,6 @@ class Posterior:
     tokens: Float[Tensor, "b t e"]
     latent: Latent
     post: Float[Tensor, "b t ..."]
-    kept: Sequence[Float[Tensor, "b _ e"]] = ()
-    """Tokens of pieces, made on another stream: kept until all streams have read them."""
 
     @property
     def feature(self) -> Float[Tensor, "b t d"]:
@@ -112,48 +107,9 @@ class WorldModel(nn.Module):
         noise: Float[Tensor, "t b ..."] | None = None,
     ) -> Posterior:
         """Filter sequences from `state`; `action[:, i]` led to step i."""
-        num = self._pieces(is_first)
-        if num > 1:
-            if noise is None:
-                noise = self.rssm.noise(*is_first.shape[::-1], device=is_first.device)
-            assert noise is not None
-            actions, firsts = self.embed(action).chunk(num, 1), is_first.chunk(num, 1)
-            split = {k: v.chunk(num, 1) for k, v in obs.items()}
-            views = [{k: v[i] for k, v in split.items()} for i in range(num)]
-            return self._follow_pieces(
-                views, list(zip(actions, firsts, noise.chunk(num), strict=True)), state
-            )
         tokens = self.tokens(obs)
         latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
         return Posterior(tokens, latent, post)
-
-    def _pieces(self, is_first: Bool[Tensor, "b t"]) -> int:
-        """Return how many pieces of equal length to follow sequences in."""
-        num = scan.pieces() if getattr(self.encoder, "images", ()) else 1
-        whole = getattr(self.rssm, "scannable", False) and scan.available(is_first)
-        return num if whole and is_first.shape[1] % num == 0 else 1
-
-    def _follow_pieces(
-        self, views: Sequence[Obs], others: Sequence[tuple[Tensor, Tensor, Tensor]], state: Latent
-    ) -> Posterior:
-        """Filter pieces one after the other, and encode each while the one before is filtered.
-
-        `others` are each piece's actions, first steps and noise.
-        """
-        tokens, found = [self.tokens(views[0])], list[tuple[Latent, Tensor]]()
-        for i, (action, first, noise) in enumerate(others):
-            follow = partial(self.rssm.observe, state, action, tokens[i], first, noise)
-            if i + 1 < len(views):
-                encode = partial(self.tokens, views[i + 1])
-                seen, after = ahead(first.device, follow, encode, "encoder")
-                tokens.append(after)
-            else:
-                seen = follow()
-            found.append(seen)
-            state = Latent(*(x[:, -1] for x in seen[0]))
-        latents, posts = zip(*found, strict=True)
-        latent = Latent(*(torch.cat(x, 1) for x in zip(*latents, strict=True)))
-        return Posterior(torch.cat(tokens, 1), latent, torch.cat(posts, 1), tokens)
 
     @compilable
     def tokens(self, obs: Obs) -> Float[Tensor, "b t e"]:
