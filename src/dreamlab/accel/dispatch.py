@@ -32,9 +32,9 @@ class Launch:
     """Launch each while the one before ends, so that it waits on the GPU; for Hopper and later."""
 
 
-def early(first: bool = False) -> dict[str, bool]:
-    """Return the launch options of a kernel of a chain; the first waits for all that was before."""
-    return {"EARLY": True, "launch_pdl": not first} if Launch.early else {"EARLY": False}
+def early() -> dict[str, bool]:
+    """Return the launch options of a kernel of a chain."""
+    return {"EARLY": True, "launch_pdl": True} if Launch.early else {"EARLY": False}
 
 
 def set_reference(on: bool) -> None:

@@ -159,19 +159,13 @@ def pays(dtype: torch.dtype) -> bool:
     return Use.when == "always" or (Use.when == "default" and dtype != torch.float32)
 
 
-def launch(kernel: str, rows: int, first: bool = False, **sizes: int) -> dict[str, Any]:
+def launch(kernel: str, rows: int, **sizes: int) -> dict[str, Any]:
     """Return tile sizes and launch options; `sizes` are the widths that BN and BK must divide."""
     tuned = TUNING[kernel]
     most = {"BN": tuned.cols, "BK": tuned.depth}
     tiles = {k: chunk(size, most[k]) for k, size in sizes.items()}
     height = max(TILE, min(tuned.rows, power(rows)))
-    return {
-        "BM": height,
-        **tiles,
-        "num_warps": tuned.warps,
-        "num_stages": tuned.stages,
-        **early(first),
-    }
+    return {"BM": height, **tiles, "num_warps": tuned.warps, "num_stages": tuned.stages, **early()}
 
 
 def common(*sizes: int) -> int:
@@ -257,7 +251,7 @@ class Room:
     def read_memory(self, i: int, first: bool, last: bool) -> None:
         """Compute every layer that reads the memory: not the prior's of the first state."""
         w, n = self.w, self.n
-        options = launch("memory", n.rows, first, BN=common(n.u, n.v), BK=n.d)
+        options = launch("memory", n.rows, BN=common(n.u, n.v), BK=n.d)
         cols, actor = n.u // options["BN"], n.v // options["BN"]
         skip = cols if first else 0
         tiles = cols + actor + (0 if last else cols) - skip

@@ -115,14 +115,11 @@ def chunk(size: int, most: int = 128) -> int:
     return min(size & -size, most)
 
 
-def launch(kernel: str, first: bool = False, **sizes: int) -> dict[str, Any]:
-    """Return the launch options of a kernel; `sizes` are the widths it reads in chunks.
-
-    `first` is the first kernel of a sequence, which reads what other programs wrote.
-    """
+def launch(kernel: str, **sizes: int) -> dict[str, Any]:
+    """Return the launch options of a kernel; `sizes` are the widths it reads in chunks."""
     tuned = TUNING[kernel]
     chunks = {k: chunk(s, tuned.chunk) for k, s in sizes.items()}
-    return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages, **early(first)}
+    return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages, **early()}
 
 
 def turned(weight: Tensor) -> Tensor:
@@ -180,7 +177,7 @@ def forward(
         j = i if last else i + 1
         k.stoch_kernel[(cols, n.row_tiles)](
             v.z[i], w.stoch, w.stoch_bias, keep[i], v.p1[i], part1, b, n.z, n.u,
-            BN=TILE, **launch("stoch", i == 0, BK=n.z),
+            BN=TILE, **launch("stoch", BK=n.z),
         )  # fmt: skip
         k.hidden_kernel[(n.parts, n.row_tiles)](
             v.h[i], keep[i], v.p0[i], part0, inv[0, i], w.memory_scale, v.p1[i], part1, inv[1, i],
@@ -249,7 +246,7 @@ def backward(
         k.sample_back_kernel[(cols, n.row_tiles)](
             gz[i], dz, gl[i], v.logit[i], logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
             out.o_out[i], part_o, n.unimix, b, n.u, S=n.s, C=n.c, VARS=at_once, CP=cp, BN=TILE,
-            **launch("sample_back", last),
+            **launch("sample_back"),
         )  # fmt: skip
         k.memory_back_kernel[(n.parts, n.row_tiles)](
             out.o_out[i], part_o, v.o[i], v.inv[3, i], w.look_scale, look, out.o[i],

@@ -46,6 +46,7 @@ def dream_memory_kernel(
     `a` is only the memory's part of the actor's first layer, not rounded. The first `skip` tiles of
     columns are left out, as the last are if the grid ends before them.
     """
+    begin(EARLY)
     pid = tl.program_id(0) + skip
     of_o: tl.constexpr = u // BN
     of_a: tl.constexpr = v // BN
@@ -55,13 +56,12 @@ def dream_memory_kernel(
     m, there = rows_of(tl.program_id(1), BM, rows)
     w_ptr = tl.where(is_o, wo_ptr, tl.where(is_a, wa_ptr, wp_ptr))
     w_stride = tl.where(is_a, wa_stride, d)
-    bias = tl.load(tl.where(is_o, bo_ptr, bp_ptr) + tl.where(is_a, 0, n)).to(tl.float32)
-    begin(EARLY)
     acc = tl.zeros([BM, BN], tl.float32)
     acc = add_product(acc, h_ptr, there * stride, w_ptr, n, w_stride, d, BK)
     if is_a:
         tl.store(a_ptr + m[:, None] * v + n[None, :], acc, mask=m[:, None] < rows)
     else:
+        bias = tl.load(tl.where(is_o, bo_ptr, bp_ptr) + n).to(tl.float32)
         y = (acc + bias[None, :]).to(o_ptr.dtype.element_ty)
         out = tl.where(is_o, o_ptr, p_ptr)
         tl.store(out + m[:, None] * u + n[None, :], y, mask=m[:, None] < rows)
@@ -74,6 +74,7 @@ def dream_stoch_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All layers that read the sample: the actor's first, which `part` began, and the cell's."""
+    begin(EARLY)
     pid = tl.program_id(0)
     of_a: tl.constexpr = v // BN
     is_a = pid < of_a
@@ -81,13 +82,11 @@ def dream_stoch_kernel(
     m, there = rows_of(tl.program_id(1), BM, rows)
     mask = m[:, None] < rows
     w_ptr, w_stride = tl.where(is_a, wa_ptr, wp_ptr), tl.where(is_a, wa_stride, z_dim)
-    bias = tl.load(tl.where(is_a, ba_ptr, bp_ptr) + n).to(tl.float32)
-    begin(EARLY)
     acc = tl.zeros([BM, BN], tl.float32)
     if is_a:
         acc += tl.load(part_ptr + m[:, None] * v + n[None, :], mask=mask, other=0.0)
     acc = add_product(acc, z_ptr, there * stride, w_ptr, n, w_stride, z_dim, BK)
-    y = acc + bias[None, :]
+    y = acc + tl.load(tl.where(is_a, ba_ptr, bp_ptr) + n).to(tl.float32)[None, :]
     out = tl.where(is_a, a_ptr, p_ptr) + m[:, None] * tl.where(is_a, v, u) + n[None, :]
     tl.store(out, y.to(a_ptr.dtype.element_ty), mask=mask)
 
@@ -191,14 +190,13 @@ def dream_policy_kernel(
 
     `KIND` of actions: 1 numbers, 2 a class; 0 leaves them to the caller, with the last layer.
     """
+    begin(EARLY)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     k, cols, each = tl.arange(0, U), tl.arange(0, V), tl.arange(0, NUM)
     like = a_ptr.dtype.element_ty
     there = m[:, None] < rows
     mask, at = there & (k < u)[None, :], x_ptr + m[:, None] * (3 * u) + k[None, :]
-    x0 = normed_row(p0_ptr, s0_ptr, m, rows, u, U)
-    begin(EARLY)
-    tl.store(at, x0, mask=mask)
+    tl.store(at, normed_row(p0_ptr, s0_ptr, m, rows, u, U), mask=mask)
     tl.store(at + u, normed_row(p1_ptr, s1_ptr, m, rows, u, U), mask=mask)
     x = normed_row(a_ptr, scale_ptr, m, rows, v, V)
     x = more_layers(x, w_ptr, b_ptr, scale_ptr + v, y_ptr, m, rows, v, V, LAYERS, BN)
@@ -227,12 +225,11 @@ def dream_hidden_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The hidden layer by blocks, from a block's own memory and what all blocks share."""
+    begin(EARLY)
     pid = tl.program_id(0)
     g, n = pid // (w // BN), (pid % (w // BN)) * BN + tl.arange(0, BN)
     m, there = rows_of(tl.program_id(1), BM, rows)
     kk = tl.arange(0, BK)
-    bias = tl.load(b_ptr + g * w + n).to(tl.float32)
-    begin(EARLY)
     size: tl.constexpr = w + 3 * u
     acc = tl.zeros([BM, BN], tl.float32)
     for k in range(0, size, BK):
@@ -241,7 +238,7 @@ def dream_hidden_kernel(
         a = tl.load(at + there[:, None] * tl.where(own, stride, 3 * u) + kk[None, :])
         weight = tl.load(w_ptr + (g * size + k + kk)[:, None] * w + n[None, :])
         acc = mult(a, weight, acc)
-    q = (acc + bias[None, :]).to(q_ptr.dtype.element_ty)
+    q = (acc + tl.load(b_ptr + g * w + n).to(tl.float32)[None, :]).to(q_ptr.dtype.element_ty)
     tl.store(q_ptr + m[:, None] * d + g * w + n[None, :], q, mask=m[:, None] < rows)
     store_part(part_ptr, pid, q, m, d // BN, rows)
 
@@ -253,11 +250,11 @@ def dream_gates_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The gates by blocks, and the memory after this step."""
+    begin(EARLY)
     pid = tl.program_id(0)
     g, n = pid // (w // BN), (pid % (w // BN)) * BN + tl.arange(0, BN)
     m, there = rows_of(tl.program_id(1), BM, rows)
     like = q_ptr.dtype.element_ty
-    begin(EARLY)
     inv = inverse_of(part_ptr, m, d, parts, rows, PARTS)
     kk = tl.arange(0, BK)
     reset = tl.zeros([BM, BN], tl.float32)
@@ -276,9 +273,8 @@ def dream_gates_kernel(
     new = 2 * tl.sigmoid(2 * tl.sigmoid(reset) * cand) - 1
     open_ = tl.sigmoid(update - 1)
     at, mask = m[:, None] * stride + (g * w + n)[None, :], m[:, None] < rows
-    memory = tl.load(h_ptr + at, mask=mask, other=0.0)  # not before: registers are short
-    new = open_ * new + (1 - open_) * memory.to(tl.float32)
-    tl.store(out_ptr + at, new.to(like), mask=mask)
+    memory = tl.load(h_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (open_ * new + (1 - open_) * memory).to(like), mask=mask)
 
 
 @triton.jit

@@ -19,10 +19,7 @@ EPS = tl.constexpr(1e-4)
 
 @triton.jit
 def begin(EARLY: tl.constexpr):
-    """Wait for the kernel before, if this was launched while it ran; then let the next launch.
-
-    Before this a kernel may read what the kernel before did not write, and write nothing.
-    """
+    """Wait for the kernel before, if this was launched while it ran; then let the next launch."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -94,26 +91,25 @@ def look_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """From the new memory: the posterior's first layer, and the next step's first input layer."""
+    begin(EARLY)
     pid = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     nn = tl.arange(0, BN)
     like = o_ptr.dtype.element_ty
     if pid * BN < u:
         n = pid * BN + nn
-        bias, tokens = tl.load(bd_ptr + n).to(tl.float32), tile(tok_ptr, m, u, n, rows)
-        begin(EARLY)
         acc = linear_rows(h_ptr, wd_ptr, m, n, d, wd_stride, rows, BN, BK)
-        acc = (acc + bias[None, :] + tokens.to(tl.float32)).to(like)
+        acc += tl.load(bd_ptr + n).to(tl.float32)[None, :]
+        acc = (acc + tile(tok_ptr, m, u, n, rows).to(tl.float32)).to(like)
         tl.store(o_ptr + m[:, None] * u + n[None, :], acc, mask=m[:, None] < rows)
         store_part(o_part, pid, acc, m, u // BN, rows)
     else:
         pid = pid - u // BN
         n = pid * BN + nn
-        keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
-        bias = tl.load(b0_ptr + n).to(tl.float32)
-        begin(EARLY)
         acc = linear_rows(h_ptr, w0_ptr, m, n, d, d, rows, BN, BK)
-        acc = (acc * keep[:, None] + bias[None, :]).to(like)
+        keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
+        acc = acc * keep[:, None] + tl.load(b0_ptr + n).to(tl.float32)[None, :]
+        acc = acc.to(like)
         tl.store(p0_ptr + m[:, None] * u + n[None, :], acc, mask=m[:, None] < rows)
         store_part(p0_part, pid, acc, m, u // BN, rows)
 
@@ -124,14 +120,14 @@ def stoch_kernel(
     BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The input layer of the random part."""
+    begin(EARLY)
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
-    bias = tl.load(b1_ptr + n).to(tl.float32)
-    begin(EARLY)
     acc = linear_rows(z_ptr, w1_ptr, m, n, z_dim, z_dim, rows, BN, BK)
-    acc = (acc * keep[:, None] + bias[None, :]).to(p1_ptr.dtype.element_ty)
+    keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
+    acc = acc * keep[:, None] + tl.load(b1_ptr + n).to(tl.float32)[None, :]
+    acc = acc.to(p1_ptr.dtype.element_ty)
     tl.store(p1_ptr + m[:, None] * u + n[None, :], acc, mask=m[:, None] < rows)
     store_part(p1_part, pid, acc, m, u // BN, rows)
 
@@ -144,14 +140,13 @@ def hidden_kernel(
     PARTS: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The hidden layer by blocks, and its share of the sum of squares."""
+    begin(EARLY)
     pid = tl.program_id(0)
     tiles = w // BN
     g, n = pid // tiles, (pid % tiles) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = q_ptr.dtype.element_ty
     keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0)
-    bias = tl.load(b_ptr + g * w + n).to(tl.float32)
-    begin(EARLY)
     inv0 = inverse_of(p0_part, m, u, u // BN, rows, PARTS)
     inv1 = inverse_of(p1_part, m, u, u // BN, rows, PARTS)
     if pid == 0:
@@ -178,7 +173,7 @@ def hidden_kernel(
         acc = mult(x2, w2, acc)
         acc = mult(unit_act(x0, inv0, s0, like), w0, acc)
         acc = mult(unit_act(x1, inv1, s1, like), w1, acc)
-    q = (acc + bias[None, :]).to(like)
+    q = (acc + tl.load(b_ptr + g * w + n).to(tl.float32)[None, :]).to(like)
     tl.store(q_ptr + m[:, None] * d + g * w + n[None, :], q, mask=m[:, None] < rows)
     store_part(part_ptr, pid, q, m, parts, rows)
 
@@ -190,20 +185,20 @@ def gates_kernel(
     BW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The gates by blocks, and the memory after this step."""
+    begin(EARLY)
     pid = tl.program_id(0)
     tiles = w // BN
     g, n = pid // tiles, (pid % tiles) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = q_ptr.dtype.element_ty
-    mask = m[:, None] < rows
-    keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
-    memory = tile(h_ptr, m, d, g * w + n, rows).to(tl.float32) * keep[:, None]
-    begin(EARLY)
     inv = inverse_of(part_ptr, m, d, parts, rows, PARTS)
     if pid == 0:
         tl.store(inv_ptr + m, inv, mask=m < rows)
     kw = tl.arange(0, BW)
     weight = w_ptr + (g * 3 * w + n[None, :]) * w
+    mask = m[:, None] < rows
+    keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
+    memory = tile(h_ptr, m, d, g * w + n, rows).to(tl.float32) * keep[:, None]
     reset = tl.zeros([ROWS, BN], tl.float32)
     cand = tl.zeros([ROWS, BN], tl.float32)
     update = tl.zeros([ROWS, BN], tl.float32)
@@ -235,6 +230,7 @@ def sample_kernel(
     S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The posterior's logits of one choice, and a sample of it."""
+    begin(EARLY)
     cls = tl.arange(0, CP)
     n, there = tl.program_id(0) * C + cls, (cls < C)[None, :]
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -242,7 +238,6 @@ def sample_kernel(
     mask, at = (m[:, None] < rows) & there, m[:, None] * (S * C) + n[None, :]
     noise = tl.load(noise_ptr + at, mask=mask, other=0.0).to(tl.float32)
     bias = tl.load(b_ptr + n, mask=cls < C, other=0.0).to(tl.float32)
-    begin(EARLY)
     inv = inverse_of(o_part, m, u, parts, rows, PARTS)
     if tl.program_id(0) == 0:
         tl.store(inv_ptr + m, inv, mask=m < rows)

@@ -65,6 +65,7 @@ def sample_back_kernel(
     BN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """From sample and logits back to the posterior's hidden layer."""
+    begin(EARLY)
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -72,7 +73,6 @@ def sample_back_kernel(
     j = tl.arange(0, VARS * CP)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
     scale, o = tl.load(scale_ptr + n), tile(o_ptr, m, u, n, rows)
-    begin(EARLY)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for first in range(0, S, VARS):
         var, cls = first + j // CP, j % CP
@@ -108,6 +108,7 @@ def memory_back_kernel(
     BU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Gather the memory's gradient from its four readers, then pass it through the gates."""
+    begin(EARLY)
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -115,18 +116,17 @@ def memory_back_kernel(
     mask = m[:, None] < rows
     ku = tl.arange(0, BU)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
+    mean = sum_parts(do_part, m, u // BN, rows, PARTS) / u
     keep_next = tl.load(keep_next_ptr + m, mask=m < rows, other=0.0).to(like)
     at = m[:, None] * d + n[None, :]
     dh = tl.load(gh_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    dh += tl.load(dh_ptr + at, mask=mask, other=0.0)
     gate_at = m[:, None] * (3 * d) + (pid * BN) // w * 2 * w + n[None, :]  # block 3 w + rest
     reset = tl.load(gate_ptr + gate_at, mask=mask, other=0.0).to(tl.float32)
     cand = tl.load(gate_ptr + gate_at + w, mask=mask, other=0.0).to(tl.float32)
     update = tl.load(gate_ptr + gate_at + 2 * w, mask=mask, other=0.0).to(tl.float32)
     keep = tl.load(keep_ptr + m, mask=m < rows, other=0.0).to(tl.float32)
     memory = tl.load(h_ptr + at, mask=mask, other=0.0).to(tl.float32) * keep[:, None]
-    begin(EARLY)
-    mean = sum_parts(do_part, m, u // BN, rows, PARTS) / u
-    dh += tl.load(dh_ptr + at, mask=mask, other=0.0)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for k in range(0, u, BU):
         wd = tl.load(wd_ptr + n[None, :] * u + (k + ku)[:, None])
@@ -155,6 +155,7 @@ def gates_back_kernel(
     w: tl.constexpr, parts: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """From the gates back to the hidden layer's activation, and a fraction of its row's product."""
+    begin(EARLY)
     pid = tl.program_id(0)
     tiles = w // BN
     g, n = pid // tiles, (pid % tiles) * BN + tl.arange(0, BN)
@@ -163,7 +164,6 @@ def gates_back_kernel(
     weight = w_ptr + g * w * 3 * w + n[None, :] * (3 * w)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
     scale, q = tl.load(scale_ptr + g * w + n), tile(q_ptr, m, d, g * w + n, rows)
-    begin(EARLY)
     acc = tl.zeros([ROWS, BN], tl.float32)
     for k in range(0, 3 * w, BW):
         ways = tl.load(weight + (k + kw)[:, None])
@@ -195,13 +195,13 @@ def hidden_back_kernel(
 
     These are read by every block, so their gradient is a sum over blocks: in `SPLIT` shares.
     """
+    begin(EARLY)
     pid = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = dq_ptr.dtype.element_ty
     mask = m[:, None] < rows
     nn, kw = tl.arange(0, BN), tl.arange(0, BW)
     inv = tl.load(inv_ptr + m, mask=m < rows, other=0.0)
-    begin(EARLY)
     mean = sum_parts(part_ptr, m, parts, rows, PARTS) / d
     acc = tl.zeros([ROWS, BN], tl.float32)
     size = (w + 3 * u) * w
