@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dreamlab.accel import dream
-from dreamlab.accel.dispatch import Launch
 from dreamlab.components.heads import LatentPolicy
 from dreamlab.components.world_models import dreaming
 from dreamlab.components.world_models.world_model import WorldModel
@@ -209,7 +208,6 @@ def time_of(call: Callable[[], Any], device: str) -> float:
 @torch.no_grad()
 def measure(options: argparse.Namespace) -> list[tuple[str, Setting, float, str]]:
     """Build and check settings, then time them when a line comes in."""
-    Launch.early = options.early
     bench = Bench(options.size, options.rows, options.device)
     before, ready = dict(dream.TUNING), list[tuple[str, Setting, Any, str]]()
     for name, setting in json.loads(options.one):
@@ -241,7 +239,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, dict[Setting, float]]:
     ]
     count = min(len(work), os.cpu_count() or 1, options.processes)
     words = [sys.executable, __file__, "--size", options.size, "--device", options.device]
-    words += ["--rows", str(options.rows), *(["--early"] if options.early else []), "--one"]
+    words += ["--rows", str(options.rows), "--one"]
     started = [
         subprocess.Popen(
             [*words, json.dumps(work[i::count])],
@@ -290,7 +288,6 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", default="12m")
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--early", action="store_true", help="launch while the one before ends")
     parser.add_argument("--only", nargs="*", choices=list(SETTINGS))
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--write", action="store_true")

@@ -2,8 +2,8 @@
 
     python benchmarks/dreamer_update.py [--sizes 1m 12m] [--kinds images vectors] [--device cuda]
         [--compile true|false] [--forms default dynamics adam]
-        [--dreams default always never] [--launch default early] [--together] [--check] [--profile]
-        [--trace FOLDER] [--record]
+        [--dreams default always never] [--together] [--check] [--profile] [--trace FOLDER]
+        [--record]
 
 One whole update (losses, gradients, clipping, optimizer, slow critic) on random data already on the
 device: batch 16 x 64, dreams of 15 steps, bfloat16 on a GPU. `images` are 64 x 64 with 6 discrete
@@ -14,8 +14,7 @@ float32, and once in the fast form, also in float32; it fails where they differ.
 `--together` lets all sizes compile side by side and then times one after the other: for a GPU that
 is lent by the minute; `first` is left out then. `dynamics` is the gradient through the dream with
 an Adam for each part, `adam` the default with Adam for everything. `--dreams never` imagines step
-by step, `always` with the kernels of accel/dream.py even for wide layers and in float32. `--launch
-early` launches each kernel of a chain while the one before ends.
+by step, `always` with the kernels of accel/dream.py even for wide layers and in float32.
 The official figures are those of jax 0.11 on one H200, size 12m.
 """
 
@@ -82,13 +81,12 @@ def make(args: argparse.Namespace, precision: str, compiled: bool) -> Any:
     """Return a workflow as a run would have it, and the precision that its updates run in."""
     import torch
 
-    from dreamlab.accel.dispatch import Launch
     from dreamlab.accel.dream import Use
     from dreamlab.core.config import load
     from dreamlab.engine import accelerate
     from dreamlab.workflows.dreamer_v3 import DreamerV3, DreamerV3Config
 
-    Use.when, Launch.early = args.dreams[0], args.launch[0] == "early"
+    Use.when = args.dreams[0]
     torch.manual_seed(0)
     options = {"size": args.sizes[0], **FORMS[args.forms[0]]}
     config = load(DreamerV3Config, options, "workflow")
@@ -153,10 +151,9 @@ def name_of(args: argparse.Namespace) -> str:
 
 
 def form_of(args: argparse.Namespace) -> str:
-    """Return the form, and what else is not the default."""
-    words = [args.forms[0]]
-    words += [f"dreams {args.dreams[0]}"] if args.dreams[0] != "default" else []
-    return ", ".join([*words, *(["early"] if args.launch[0] == "early" else [])])
+    """Return the form, and how it dreams if not by default."""
+    dreams = args.dreams[0]
+    return args.forms[0] if dreams == "default" else f"{args.forms[0]}, dreams {dreams}"
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -272,12 +269,11 @@ def children(args: argparse.Namespace) -> list[list[str]]:
     rest += ["--rounds", str(args.rounds), *flags, *trace]
     words = [sys.executable, __file__, "--one"]
     return [
-        [*words, "--sizes", s, "--kinds", k, "--forms", f, "--dreams", d, "--launch", a, *rest]
+        [*words, "--sizes", s, "--kinds", k, "--forms", f, "--dreams", d, *rest]
         for s in args.sizes
         for k in args.kinds
         for f in args.forms
         for d in args.dreams
-        for a in args.launch
     ]
 
 
@@ -305,7 +301,6 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=["vectors", "images"])
     parser.add_argument("--forms", nargs="+", default=["default"], choices=FORMS)
     parser.add_argument("--dreams", nargs="+", default=["default"], choices=DREAMS)
-    parser.add_argument("--launch", nargs="+", default=["default"], choices=["default", "early"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", default="true")
     parser.add_argument("--updates", type=int, default=50)

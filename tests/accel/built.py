@@ -83,7 +83,6 @@ def main(size: str, dtype: str) -> None:
     driver: Any = Nowhere()
     triton.runtime.driver.set_active(driver)
     dispatch.INTERPRETED = True  # take the GPU's way on tensors of the CPU
-    dispatch.Launch.early = dtype == "bfloat16"
     scan(size, getattr(torch, dtype))
     others()
     wanted = KERNELS + (imagine(size) if dtype == "bfloat16" else 0)

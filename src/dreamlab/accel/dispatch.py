@@ -25,18 +25,6 @@ class Forms:
     reference = False
 
 
-class Launch:
-    """How kernels of a chain, of which each reads what the one before wrote, are launched."""
-
-    early = False
-    """Launch each while the one before ends, so that it waits on the GPU; for Hopper and later."""
-
-
-def early() -> dict[str, bool]:
-    """Return the launch options of a kernel of a chain."""
-    return {"EARLY": True, "launch_pdl": True} if Launch.early else {"EARLY": False}
-
-
 def set_reference(on: bool) -> None:
     """Switch reference implementations on or off."""
     Forms.reference = Adam.single_ops = on

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dreamlab.accel.dispatch import early, kernels
+from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.rssm_scan import TILE, chunk, power
 
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -159,13 +159,13 @@ def pays(dtype: torch.dtype) -> bool:
     return Use.when == "always" or (Use.when == "default" and dtype != torch.float32)
 
 
-def launch(kernel: str, rows: int, **sizes: int) -> dict[str, Any]:
+def launch(kernel: str, rows: int, **sizes: int) -> dict[str, int]:
     """Return tile sizes and launch options; `sizes` are the widths that BN and BK must divide."""
     tuned = TUNING[kernel]
     most = {"BN": tuned.cols, "BK": tuned.depth}
     tiles = {k: chunk(size, most[k]) for k, size in sizes.items()}
     height = max(TILE, min(tuned.rows, power(rows)))
-    return {"BM": height, **tiles, "num_warps": tuned.warps, "num_stages": tuned.stages, **early()}
+    return {"BM": height, **tiles, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
 def common(*sizes: int) -> int:

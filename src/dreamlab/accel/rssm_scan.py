@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from dreamlab.accel.dispatch import early, kernels
+from dreamlab.accel.dispatch import kernels
 
 TILE = 16
 
@@ -115,11 +115,11 @@ def chunk(size: int, most: int = 128) -> int:
     return min(size & -size, most)
 
 
-def launch(kernel: str, **sizes: int) -> dict[str, Any]:
+def launch(kernel: str, **sizes: int) -> dict[str, int]:
     """Return the launch options of a kernel; `sizes` are the widths it reads in chunks."""
     tuned = TUNING[kernel]
     chunks = {k: chunk(s, tuned.chunk) for k, s in sizes.items()}
-    return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages, **early()}
+    return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
 def turned(weight: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dreamlab.accel.kernels.rssm_scan import begin, inverse_of, mult, store_part, unit_act
+from dreamlab.accel.kernels.rssm_scan import inverse_of, mult, store_part, unit_act
 
 EPS = tl.constexpr(1e-4)
 
@@ -39,14 +39,13 @@ def add_product(acc, a_ptr, a_row, w_ptr, n, w_stride, size: tl.constexpr, BK: t
 def dream_memory_kernel(
     h_ptr, stride, wo_ptr, bo_ptr, o_ptr, wa_ptr, a_ptr, wp_ptr, bp_ptr, p_ptr, rows, skip,
     d: tl.constexpr, u: tl.constexpr, v: tl.constexpr, wa_stride: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """All layers that read the memory: the prior's first, the actor's first, the cell's input.
 
     `a` is only the memory's part of the actor's first layer, not rounded. The first `skip` tiles of
     columns are left out, as the last are if the grid ends before them.
     """
-    begin(EARLY)
     pid = tl.program_id(0) + skip
     of_o: tl.constexpr = u // BN
     of_a: tl.constexpr = v // BN
@@ -71,10 +70,9 @@ def dream_memory_kernel(
 def dream_stoch_kernel(
     z_ptr, stride, wa_ptr, ba_ptr, part_ptr, a_ptr, wp_ptr, bp_ptr, p_ptr, rows,
     z_dim: tl.constexpr, u: tl.constexpr, v: tl.constexpr, wa_stride: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """All layers that read the sample: the actor's first, which `part` began, and the cell's."""
-    begin(EARLY)
     pid = tl.program_id(0)
     of_a: tl.constexpr = v // BN
     is_a = pid < of_a
@@ -184,13 +182,11 @@ def dream_policy_kernel(
     s2_ptr, low: tl.constexpr, high: tl.constexpr, unimix: tl.constexpr, rows,
     u: tl.constexpr, U: tl.constexpr, v: tl.constexpr, V: tl.constexpr, LAYERS: tl.constexpr,
     KIND: tl.constexpr, num: tl.constexpr, NUM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The actor after its first layer, and all that the cell reads besides the memory itself.
 
     `KIND` of actions: 1 numbers, 2 a class; 0 leaves them to the caller, with the last layer.
     """
-    begin(EARLY)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     k, cols, each = tl.arange(0, U), tl.arange(0, V), tl.arange(0, NUM)
     like = a_ptr.dtype.element_ty
@@ -222,10 +218,9 @@ def dream_policy_kernel(
 def dream_hidden_kernel(
     h_ptr, stride, x_ptr, w_ptr, b_ptr, q_ptr, part_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, u: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The hidden layer by blocks, from a block's own memory and what all blocks share."""
-    begin(EARLY)
     pid = tl.program_id(0)
     g, n = pid // (w // BN), (pid % (w // BN)) * BN + tl.arange(0, BN)
     m, there = rows_of(tl.program_id(1), BM, rows)
@@ -247,10 +242,9 @@ def dream_hidden_kernel(
 def dream_gates_kernel(
     h_ptr, stride, q_ptr, part_ptr, scale_ptr, w_ptr, b_ptr, out_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The gates by blocks, and the memory after this step."""
-    begin(EARLY)
     pid = tl.program_id(0)
     g, n = pid // (w // BN), (pid % (w // BN)) * BN + tl.arange(0, BN)
     m, there = rows_of(tl.program_id(1), BM, rows)
@@ -282,10 +276,9 @@ def dream_prior_kernel(
     o_ptr, w_ptr, b_ptr, scale_ptr, y_ptr, wl_ptr, bl_ptr, noise_ptr, z_ptr, stride, rows,
     unimix: tl.constexpr, u: tl.constexpr, U: tl.constexpr, LAYERS: tl.constexpr,
     S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, AT_ONCE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The prior after its first layer, and a sample of each choice, `AT_ONCE` choices at once."""
-    begin(EARLY)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     like = o_ptr.dtype.element_ty
     x = normed_row(o_ptr, scale_ptr, m, rows, u, U)

@@ -11,18 +11,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 ROWS = tl.constexpr(16)
 EPS = tl.constexpr(1e-4)
-
-
-@triton.jit
-def begin(EARLY: tl.constexpr):
-    """Wait for the kernel before, if this was launched while it ran; then let the next launch."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit
@@ -88,10 +79,8 @@ def inverse_of(part_ptr, m, size: tl.constexpr, parts: tl.constexpr, rows, PARTS
 def look_kernel(
     h_ptr, wd_ptr, bd_ptr, tok_ptr, o_ptr, o_part, w0_ptr, b0_ptr, keep_ptr, p0_ptr, p0_part, rows,
     d: tl.constexpr, u: tl.constexpr, wd_stride: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """From the new memory: the posterior's first layer, and the next step's first input layer."""
-    begin(EARLY)
     pid = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     nn = tl.arange(0, BN)
@@ -117,10 +106,9 @@ def look_kernel(
 @triton.jit
 def stoch_kernel(
     z_ptr, w1_ptr, b1_ptr, keep_ptr, p1_ptr, p1_part, rows, z_dim: tl.constexpr, u: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The input layer of the random part."""
-    begin(EARLY)
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -137,10 +125,9 @@ def hidden_kernel(
     h_ptr, keep_ptr, p0_ptr, p0_part, inv0_ptr, s0_ptr, p1_ptr, p1_part, inv1_ptr, s1_ptr, x2_ptr,
     w_ptr, b_ptr, q_ptr, part_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, u: tl.constexpr, parts: tl.constexpr,
-    PARTS: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr,
 ):  # fmt: skip
     """The hidden layer by blocks, and its share of the sum of squares."""
-    begin(EARLY)
     pid = tl.program_id(0)
     tiles = w // BN
     g, n = pid // tiles, (pid % tiles) * BN + tl.arange(0, BN)
@@ -182,10 +169,9 @@ def hidden_kernel(
 def gates_kernel(
     h_ptr, keep_ptr, q_ptr, part_ptr, scale_ptr, w_ptr, b_ptr, gate_ptr, inv_ptr, out_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr, EARLY: tl.constexpr,
+    BW: tl.constexpr,
 ):  # fmt: skip
     """The gates by blocks, and the memory after this step."""
-    begin(EARLY)
     pid = tl.program_id(0)
     tiles = w // BN
     g, n = pid // tiles, (pid % tiles) * BN + tl.arange(0, BN)
@@ -227,10 +213,9 @@ def gates_kernel(
 def sample_kernel(
     o_ptr, o_part, inv_ptr, scale_ptr, w_ptr, b_ptr, noise_ptr, logit_ptr, z_ptr,
     unimix: tl.constexpr, rows, u: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
-    S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BU: tl.constexpr, EARLY: tl.constexpr,
+    S: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BU: tl.constexpr,
 ):  # fmt: skip
     """The posterior's logits of one choice, and a sample of it."""
-    begin(EARLY)
     cls = tl.arange(0, CP)
     n, there = tl.program_id(0) * C + cls, (cls < C)[None, :]
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dreamlab.accel.kernels.rssm_scan import ROWS, begin, mult, sum_parts, tile
+from dreamlab.accel.kernels.rssm_scan import ROWS, mult, sum_parts, tile
 
 
 @triton.jit
@@ -62,10 +62,9 @@ def sample_back_kernel(
     gz_ptr, dz_ptr, gl_ptr, logit_ptr, w_ptr, o_ptr, inv_ptr, scale_ptr, dl_ptr, do_ptr, part_ptr,
     unimix: tl.constexpr, rows,
     u: tl.constexpr, S: tl.constexpr, C: tl.constexpr, VARS: tl.constexpr, CP: tl.constexpr,
-    BN: tl.constexpr, EARLY: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """From sample and logits back to the posterior's hidden layer."""
-    begin(EARLY)
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -105,10 +104,9 @@ def memory_back_kernel(
     do_ptr, do_part, o_ptr, inv_ptr, so_ptr, wd_ptr, dpo_ptr, dp0_ptr, keep_next_ptr, w0_ptr,
     gh_ptr, dh_ptr, gate_ptr, h_ptr, keep_ptr, dgate_ptr, direct_ptr, rows,
     d: tl.constexpr, w: tl.constexpr, u: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr,
-    BU: tl.constexpr, EARLY: tl.constexpr,
+    BU: tl.constexpr,
 ):  # fmt: skip
     """Gather the memory's gradient from its four readers, then pass it through the gates."""
-    begin(EARLY)
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -152,10 +150,9 @@ def memory_back_kernel(
 @triton.jit
 def gates_back_kernel(
     dgate_ptr, w_ptr, q_ptr, inv_ptr, scale_ptr, dy_ptr, part_ptr, rows, d: tl.constexpr,
-    w: tl.constexpr, parts: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, EARLY: tl.constexpr,
+    w: tl.constexpr, parts: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """From the gates back to the hidden layer's activation, and a fraction of its row's product."""
-    begin(EARLY)
     pid = tl.program_id(0)
     tiles = w // BN
     g, n = pid // tiles, (pid % tiles) * BN + tl.arange(0, BN)
@@ -189,13 +186,12 @@ def hidden_back_kernel(
     dy_ptr, q_ptr, inv_ptr, scale_ptr, part_ptr, w_ptr, direct_ptr, keep_ptr, dq_ptr, dh_ptr,
     dx_ptr, rows, d: tl.constexpr, w: tl.constexpr, u: tl.constexpr, parts: tl.constexpr,
     PARTS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr, EARLY: tl.constexpr,
+    BW: tl.constexpr,
 ):  # fmt: skip
     """From the hidden layer back to the memory before, and to the two recurrent inputs.
 
     These are read by every block, so their gradient is a sum over blocks: in `SPLIT` shares.
     """
-    begin(EARLY)
     pid = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = dq_ptr.dtype.element_ty
@@ -237,10 +233,9 @@ def hidden_back_kernel(
 def inputs_back_kernel(
     dx_ptr, p0_ptr, inv0_ptr, s0_ptr, p1_ptr, inv1_ptr, s1_ptr, w1_ptr, keep_ptr, dp0_ptr,
     dp1_ptr, dz_ptr, rows, z_dim: tl.constexpr, u: tl.constexpr, tiles: tl.constexpr,
-    SPLIT: tl.constexpr, BN: tl.constexpr, BU: tl.constexpr, EARLY: tl.constexpr,
+    SPLIT: tl.constexpr, BN: tl.constexpr, BU: tl.constexpr,
 ):  # fmt: skip
     """From the input layers back to the random part; the memory's is left to the step before."""
-    begin(EARLY)
     pid = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     like = dp0_ptr.dtype.element_ty
