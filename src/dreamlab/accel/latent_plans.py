@@ -193,7 +193,7 @@ def plan_gains(
     actions: Tensor, last: Tensor, pair: Tensor, mask: Tensor | None, weights: list[Tensor],
     sizes: list[int], bounds: list[float],
 ) -> Tensor:  # fmt: skip
-    """Return the rewards of plans and two critics' values of their ends: [horizon + 2, n, s].
+    """Return the rewards of plans, then halves of two critics' values of their ends: [h + 2, n, s].
 
     `actions` are [n, s, horizon, a], `last` [n or 1, s, a] the noise of the policy's action at the
     end, `pair` the critics, `mask` [n, a] the valid entries.

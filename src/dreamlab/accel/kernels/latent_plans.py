@@ -291,7 +291,7 @@ def value_kernel(
     envs, plans, H: tl.constexpr, d: tl.constexpr, w: tl.constexpr, a: tl.constexpr,
     HB: tl.constexpr, BM: tl.constexpr, SIDE: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The reward of one step of a tile of plans, or one critic's value of where they end."""
+    """The reward of one step of a tile of plans, or half of one critic's value of their ends."""
     pid, job = tl.program_id(0), tl.program_id(1)
     m = pid * BM + tl.arange(0, BM)
     rows, env = tl.num_programs(0) * BM, (pid * BM) // plans
@@ -331,4 +331,4 @@ def value_kernel(
     up, down = tl.split(tl.permute(tl.reshape(e, [BM, 2, HB]), (0, 2, 1)))
     centre = tl.load(centre_ptr + tl.arange(0, HB))
     mean = tl.sum((up - down) * centre[None, :], 1) / tl.sum(e, 1)
-    tl.store(gains_ptr + place * rows + m, symexp(mean))
+    tl.store(gains_ptr + place * rows + m, symexp(mean) * tl.where(job < 2, 0.5, 1.0))
