@@ -41,8 +41,8 @@ SCAN = (
     "buffers.replay.length=5", "buffers.replay.min_steps=40", "buffers.replay.capacity=1000",
 )  # fmt: skip
 """Sizes that the kernels of the recurrence take."""
-PLANS = ("workflow.planner.samples=16",)
-"""As many as the kernels of TD-MPC2's plans take."""
+PLANS = {"tdmpc2_cartpole_swingup": ("workflow.planner.samples=16",)}
+"""As many as the kernels of TD-MPC2's plans take, in bfloat16, where a tiny agent has fewer."""
 
 
 def unchecked_quantile(x: Tensor, q: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ def trace(name: str, folder: Path, precision: str) -> None:
         cls = next(cls for cls, each in PAIRS if each == name)
         graphs = bool(marked(cls, "capturable"))
         recurrent = graphs and hasattr(cls.Config, "imagine")
-        plans = issubclass(cls, TDMPC2) and precision == "bf16"
-        loop = make(folder, name, options=SCAN if recurrent else PLANS if plans else ())
+        options = PLANS.get(name, ()) if precision == "bf16" else ()
+        loop = make(folder, name, options=SCAN if recurrent else options)
         methods = captured(loop, patch, precision == "bf16") if graphs else updated(loop)
         assert {m.method for m in methods} <= traced.keys()
         assert methods
