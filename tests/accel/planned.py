@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.core.config import load
-from dreamlab.core.types import ArraySpec, Spec, TaskSpec
+from dreamlab.core.types import ArraySpec, Mode, Obs, Spec, TaskSpec
 from dreamlab.nn import latent_plans
 from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
 
@@ -95,10 +95,38 @@ def main(device: str, dtype: str, actions: int, tasks: str) -> None:
             nets = a.pack(z, task)
             plain = plain_gains()
             assert plain.std(-1).min() > 0.05, plain.std(-1)
-            compare(latent_plans.gains(nets, *args[2:]), plain, exact[0])
+            found = latent_plans.gains(nets, *args[2:])
+            compare(torch.cat([found[:-2], found[-2:].sum(0)[None]]), plain, exact[0])
+            score = a.score_plans(*args, nets)
+            compare(
+                score, *(None if x is None else score_of(a, task, x) for x in (plain, exact[0]))
+            )
             compare(a.propose(z, task, noise, nets), a.propose(z, task, noise), exact[1])
         refit(a, plans)
+    if not low:
+        decide(a, obs)
     print("same")
+
+
+def decide(a: TDMPC2, obs: Obs) -> None:
+    """Compare whole decisions."""
+    num = len(obs["state"])
+    args = (
+        obs,
+        torch.ones(num, dtype=torch.bool, device=a.device),
+        a.initial_state(num),
+        Mode.FIXED,
+    )
+    fused = a.decide(*args)
+    with reference_kernels():
+        plain = a.decide(*args)
+    torch.testing.assert_close(fused.action, plain.action, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(fused.state["mean"], plain.state["mean"], atol=1e-4, rtol=1e-3)
+
+
+def score_of(a: TDMPC2, task: Tensor, gains: Tensor) -> Tensor:
+    gamma = a.model.task_discount(task)[:, None]
+    return sum(gamma**t * gain for t, gain in enumerate(gains))  # type: ignore[return-value]
 
 
 def refit(a: TDMPC2, plans: Tensor) -> None:

@@ -68,6 +68,18 @@ def test_methods_are_compiled_inside_the_block_only():
     assert not method.enabled
 
 
+def test_arguments_of_several_types_are_copied_at_once():
+    given = [
+        torch.rand(2, 3),
+        torch.tensor([True, False]),
+        torch.rand(4).double(),
+        torch.rand(3, 2).T,
+    ]
+    into = [torch.zeros_like(x) for x in given]
+    cuda_graphs.copy_all(into, given)
+    assert all(torch.equal(a, b) for a, b in zip(into, given, strict=True))
+
+
 aten = torch.ops.aten
 HOST = (
     aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.equal,

@@ -154,7 +154,8 @@ def trace(name: str, folder: Path, precision: str) -> None:
         graphs = bool(marked(cls, "capturable"))
         recurrent = graphs and hasattr(cls.Config, "imagine")
         plans = issubclass(cls, TDMPC2) and precision == "bf16"
-        loop = make(folder, name, options=SCAN if recurrent else PLANS if plans else ())
+        options = PLANS if plans else ()
+        loop = make(folder, name, options=SCAN if recurrent else options)
         methods = captured(loop, patch, precision == "bf16") if graphs else updated(loop)
         assert {m.method for m in methods} <= traced.keys()
         assert methods

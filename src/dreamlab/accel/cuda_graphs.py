@@ -29,6 +29,8 @@ from dreamlab.core.workflow import Workflow
 WARM_UP = 2
 """Calls before the capture, for libraries to choose kernels and compilers to compile."""
 
+TOGETHER = {torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool}
+"""Types of which many tensors can be copied by one kernel."""
 Around = Callable[[], AbstractContextManager[None]]
 
 
@@ -176,8 +178,12 @@ def copy_all(into: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         pair = alike.setdefault((mine.dtype, other.dtype, mine.device, other.device), ([], []))
         pair[0].append(mine)
         pair[1].append(other)
-    for mine, others in alike.values():
-        torch._foreach_copy_(mine, others, non_blocking=True)
+    for (dtype, *_), (mine, others) in alike.items():
+        if dtype in TOGETHER:
+            torch._foreach_copy_(mine, others, non_blocking=True)
+        else:
+            for one, other in zip(mine, others, strict=True):
+                one.copy_(other, non_blocking=True)
 
 
 def _is_number(x: Tensor) -> bool:

@@ -35,23 +35,23 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    ("layer", "tiny"): Tuning(16, 32, 128, 4, 5),
-    ("layer", "few"): Tuning(32, 64, 128, 8, 5),
-    ("layer", "many"): Tuning(128, 256, 64, 8, 3),
-    ("begin", "tiny"): Tuning(16, 32, 128, 4, 5),
-    ("begin", "few"): Tuning(32, 64, 128, 4, 4),
+    ("layer", "tiny"): Tuning(16, 16, 128, 4, 5),
+    ("layer", "few"): Tuning(32, 64, 256, 4, 3),
+    ("layer", "many"): Tuning(64, 256, 32, 4, 4),
+    ("begin", "tiny"): Tuning(16, 32, 512, 4, 1),
+    ("begin", "few"): Tuning(32, 64, 512, 8, 1),
     ("begin", "many"): Tuning(64, 256, 64, 4, 3),
     ("act", "tiny"): Tuning(16, 0, 128, 4, 5),
-    ("act", "few"): Tuning(16, 0, 128, 4, 5),
-    ("act", "many"): Tuning(64, 0, 64, 4, 4),
+    ("act", "few"): Tuning(16, 0, 128, 2, 5),
+    ("act", "many"): Tuning(32, 0, 128, 4, 4),
     ("value_first", "few"): Tuning(64, 128, 64, 4, 4),
-    ("value_first", "many"): Tuning(128, 256, 64, 8, 3),
-    ("value_hidden", "few"): Tuning(64, 128, 64, 4, 4),
-    ("value_hidden", "many"): Tuning(128, 256, 64, 8, 3),
+    ("value_first", "many"): Tuning(64, 256, 32, 4, 4),
+    ("value_hidden", "few"): Tuning(64, 256, 64, 4, 3),
+    ("value_hidden", "many"): Tuning(64, 256, 64, 4, 2),
     ("value_out", "few"): Tuning(32, 0, 128, 4, 4),
     ("value_out", "many"): Tuning(64, 0, 64, 4, 4),
 }
-"""By kernel and number of rows; to be chosen on an H200 by benchmarks/plan_kernels.py."""
+"""By kernel and number of rows; chosen on an H200 by benchmarks/plan_kernels.py."""
 SLOW = Tuning(16, 32, 32, 4, 2)
 """In float32, which tensor cores do not multiply exactly: for checks."""
 
@@ -343,7 +343,7 @@ def plan_gains(
     actions: Tensor, last: Tensor, pair: Tensor, mask: Tensor | None, weights: list[Tensor],
     sizes: list[int], bounds: list[float],
 ) -> Tensor:  # fmt: skip
-    """Return the rewards of plans and two critics' values of their ends: [horizon + 2, n, s].
+    """Return the rewards of plans, then halves of two critics' values of their ends: [h + 2, n, s].
 
     `actions` are [n, s, horizon, a], `last` [n or 1, s, a] the noise of the policy's action at the
     end, `pair` the critics, `mask` [n, a] the valid entries.

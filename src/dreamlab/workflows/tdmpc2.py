@@ -272,9 +272,9 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             gains = latent_plans.gains(nets, plans, last, pair)
         else:
             gains = self.parts.gains(z, task, self.mask_of(task), plans, last, pair)
-        powers = torch.arange(gains.shape[0], device=gains.device)[:, None, None]
+        powers = torch.arange(gains.shape[0], device=gains.device).clamp(max=plans.shape[2])
         gamma = F.embedding(task, self.model.discounts[:, None])
-        return (gains * gamma**powers).sum(0).nan_to_num(0.0)
+        return (gains * gamma ** powers[:, None, None]).sum(0).nan_to_num(0.0)
 
     # -- learning ---------------------------------------------------------------------------------
 
