@@ -336,7 +336,7 @@ def plan_value_out_kernel(
     w: tl.constexpr, HB: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Output layers of critics and rewards, and the numbers their logits stand for."""
+    """Output layers of critics and rewards, and the numbers their logits stand for (critics': half)."""
     pid, job = tl.program_id(0), tl.program_id(1)
     m, n = pid * BM + tl.arange(0, BM), tl.arange(0, 2 * HB)
     there = tl.minimum(m, rows - 1)
@@ -358,4 +358,5 @@ def plan_value_out_kernel(
     centre = tl.load(centre_ptr + tl.arange(0, HB))
     mean = tl.sum((up - down) * centre[None, :], 1) / tl.sum(e, 1)
     place = tl.where(is_q, H + job, tl.num_programs(1) - 1 - job)
-    tl.store(gains_ptr + place * rows + m, symexp(mean), mask=m < rows)
+    share = tl.where(is_q, 0.5, 1.0)  # the value of an end is the mean of both critics'
+    tl.store(gains_ptr + place * rows + m, share * symexp(mean), mask=m < rows)
