@@ -95,7 +95,7 @@ def captured(loop: Orchestrator, patch: pytest.MonkeyPatch, bf16: bool) -> list[
         with torch.no_grad():
             agent.decide(obs, first, agent.initial_state(len(first)), Mode.TRAIN)
     assert launched >= wanted_kernels(agent, bf16)
-    idle = {"follow_step", "replay_guess", "dream_step", "dream_action", "pack"}
+    idle = {"follow_step", "replay_guess", "replay_losses", "dream_step", "dream_action", "pack"}
     idle -= used_methods(agent, bf16)
     return [m for m in methods if m.method.__name__ not in idle]
 
@@ -128,7 +128,7 @@ def used_methods(agent: Workflow[Any], bf16: bool) -> set[str]:
         return {"pack"}
     if not isinstance(agent, DreamerV3):
         return set()
-    found = {"replay_guess"} if agent.config.scales.repval else set[str]()
+    found = {"replay_guess", "replay_losses"} if agent.config.scales.repval else set[str]()
     if not dreams_at_once(agent, bf16):
         found.add("dream_step")
     elif output_of(agent.model, agent.actor) is None:

@@ -336,7 +336,7 @@ def plan_value_out_kernel(
     w: tl.constexpr, HB: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Output layers of critics and rewards, and the numbers their logits stand for (critics': half)."""
+    """Output layers, and the rewards and half of the values that their logits stand for."""
     pid, job = tl.program_id(0), tl.program_id(1)
     m, n = pid * BM + tl.arange(0, BM), tl.arange(0, 2 * HB)
     there = tl.minimum(m, rows - 1)
