@@ -86,6 +86,7 @@ class Seed:
             return
         import torch
 
+        torch.cuda.init()  # before it there are no generators
         default = torch.cuda.default_generators[torch.cuda.current_device()]
         outside = default.graphsafe_get_state()
         default.graphsafe_set_state(self.chance)

@@ -62,7 +62,8 @@ def mend_interpreter() -> None:
 def compare(fused: Tensor, plain: Tensor, exact: Tensor | None) -> None:
     """Fail unless two forms are equal, or, given exact numbers, round no worse than each other."""
     if exact is None:
-        torch.testing.assert_close(fused, plain, atol=2e-5, rtol=1e-4)
+        atol = 1e-4 if fused.is_cuda else 2e-5  # exponentials of a GPU are rounded less well
+        torch.testing.assert_close(fused, plain, atol=atol, rtol=1e-4)
         return
     off, usual = ((x - exact).square().mean().sqrt() for x in (fused, plain))
     assert off <= 1.2 * usual, (off, usual)
