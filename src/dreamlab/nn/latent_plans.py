@@ -142,7 +142,8 @@ def _policy(
 ) -> Policy:
     out: Any = net.out
     layers = _hidden(net, z, task, dtype, acts=False)
-    return Policy(*layers, _cast(out.weight, dtype), out.bias)
+    every = [*layers, _cast(out.weight, dtype), out.bias]
+    return Policy(*every)
 
 
 def _reward(
@@ -156,7 +157,8 @@ def _reward(
     weight, bias = paired(out.weight.to(dtype).t(), 0.0), paired(out.bias, NEVER)
     start, first, act, *norm, second, bias2, scale2, shift2 = _hidden(net, z, task, dtype)
     turned = (first.t().contiguous(), act, *norm, second.t().contiguous())
-    return Reward(start, *turned, bias2, scale2, shift2, weight, bias)
+    every = [start, *turned, bias2, scale2, shift2, weight, bias]
+    return Reward(*every)
 
 
 def _critics(

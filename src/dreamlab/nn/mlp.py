@@ -127,7 +127,11 @@ class MLP(Memoryless):
 
 
 def _by_rows(
-    run: Fused, x: Float[Tensor, "*b d"], act: str, params: Sequence[Tensor], head: bool
+    run: Fused,
+    x: Float[Tensor, "*b d"],
+    act: str,
+    params: Sequence[Float[Tensor, " ..."]],
+    head: bool,
 ) -> Float[Tensor, "*b k"]:
     if x.ndim == 2:
         return run(x, act, head, params)

@@ -239,13 +239,12 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             self.device, look_back, lambda: gather.follow(*self.behaviour_losses(dream))
         )
         losses = world.losses | acting.losses | replayed.losses
-        total = world.total + acting.total + replayed.total
-        metrics = world.metrics | acting.metrics | {"loss": total}
+        metrics = world.metrics | acting.metrics
+        metrics["loss"] = world.total + acting.total + replayed.total
         metrics |= self.move(gather, world.grads, replayed.grads, acting.grads, before)
         metrics |= {f"loss/{k}": v.mean() for k, v in losses.items()}
-        return {k: v.detach() for k, v in metrics.items()}, self.compress_latent(
-            seen.latent.detach()
-        )
+        after = self.compress_latent(seen.latent.detach())
+        return {k: v.detach() for k, v in metrics.items()}, after
 
     def learn(self, losses: dict[str, Float[Tensor, " ..."]]) -> Metrics:
         """Take a gradient step on the weighted losses, then update the slow critic."""
