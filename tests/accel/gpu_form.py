@@ -36,6 +36,7 @@ def take(patch: pytest.MonkeyPatch) -> set[str]:
     for module in ("rssm_scan", "dream", "fused_laprop", "recurrence", "latent_plans", "mppi"):
         patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
         patch.setattr(f"dreamlab.accel.{module}.torch", Filled())
+    patch.setattr("dreamlab.accel.plan_products.torch", Filled())
     patch.setattr(dispatch, "INTERPRETED", True)
     patch.setattr(dispatch, "HAS_TRITON", True)
     return launched

@@ -6,9 +6,11 @@ import os
 import sys
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from dreamlab.accel import plan_ops
 from dreamlab.accel.dispatch import reference_kernels
 from dreamlab.core.config import load
 from dreamlab.core.types import ArraySpec, Mode, Obs, Spec, TaskSpec
@@ -96,13 +98,16 @@ def main(device: str, dtype: str, actions: int, tasks: str) -> None:
             nets = a.pack(z, task)
             plain = plain_gains()
             assert plain.std(-1).min() > 0.05, plain.std(-1)
-            found = latent_plans.gains(nets, *args[2:])
-            compare(torch.cat([found[:-2], found[-2:].sum(0)[None]]), plain, exact[0])
+            for few in (plan_ops.FEW, 0):  # in tiles, then by the library's products
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(plan_ops, "FEW", few)
+                    found = latent_plans.gains(nets, *args[2:])
+                    compare(torch.cat([found[:-2], found[-2:].sum(0)[None]]), plain, exact[0])
+                    compare(a.propose(z, task, noise, nets), a.propose(z, task, noise), exact[1])
             score = a.score_plans(*args, nets)
             compare(
                 score, *(None if x is None else score_of(a, task, x) for x in (plain, exact[0]))
             )
-            compare(a.propose(z, task, noise, nets), a.propose(z, task, noise), exact[1])
         refit(a, plans)
     if not low:
         decide(a, obs)

@@ -1,8 +1,8 @@
-"""Plans in the latents of TD-MPC2, scored layer by layer, for GPUs.
+"""Plans in the latents of TD-MPC2, scored layer by layer in tiles, for GPUs.
 
 Every layer is one kernel in tiles of rows and columns, and so are all critics' and rewards' layers
 of the same depth: 14 launches for a score of three steps instead of a hundred. Norms and
-activations are computed by whoever reads a layer. Operators, so that compilers pass them on.
+activations are computed by whoever reads a layer.
 """
 
 from __future__ import annotations
@@ -178,12 +178,6 @@ class Nets(NamedTuple):
         return cls(take(Dynamics), take(Policy), take(Reward), take(Critics), next(it))
 
 
-GAINS = (
-    "(Tensor actions, Tensor last, Tensor pair, Tensor? mask, Tensor[] weights, int[] sizes, "
-    "float[] bounds) -> Tensor"
-)
-
-
 class Rows(NamedTuple):
     """A layer's output before its norm, and mean and spread of each tile's part of its rows."""
 
@@ -231,6 +225,10 @@ class Layers:
         parts = size // self.options(kernel, BN=size)["BN"]
         x = torch.empty(*lead, self.rows, size, dtype=self.dtype, device=self.device)
         return Rows(x, torch.empty(*lead, self.rows, 2, parts, device=self.device))
+
+    def latents(self, steps: int) -> Rows:
+        """Return memory for the latents of so many steps."""
+        return self.room("layer", self.n.d, steps)
 
     def options(self, kernel: str, **sizes: int) -> dict[str, Any]:
         return launch(kernel, self.rows, self.dtype, **sizes)
@@ -337,59 +335,7 @@ class Layers:
         )  # fmt: skip
         return gains
 
-
-@torch.library.custom_op("dreamlab::plan_gains", mutates_args=(), schema=GAINS)
-def plan_gains(
-    actions: Tensor, last: Tensor, pair: Tensor, mask: Tensor | None, weights: list[Tensor],
-    sizes: list[int], bounds: list[float],
-) -> Tensor:  # fmt: skip
-    """Return the rewards of plans, then halves of two critics' values of their ends: [h + 2, n, s].
-
-    `actions` are [n, s, horizon, a], `last` [n or 1, s, a] the noise of the policy's action at the
-    end, `pair` the critics, `mask` [n, a] the valid entries.
-    """
-    n, plans = Sizes(*sizes), actions.shape[1]
-    layers = Layers(n, Nets.of(weights), plans, bounds)
-    states, x = layers.room("layer", n.d, n.horizon), None
-    for t in range(n.horizon):
-        x = layers.move(x, actions[:, :, t], states.at(t))
-    action = torch.empty(n.envs, plans, n.a, device=actions.device)
-    layers.act(x, last, mask, action)
-    y = layers.value_first(states, actions, action, pair)
-    return layers.value_out(layers.value_hidden(y, pair), pair)
-
-
-@plan_gains.register_fake
-def _(
-    actions: Tensor, last: Tensor, pair: Tensor, mask: Tensor | None, weights: list[Tensor],
-    sizes: list[int], bounds: list[float],
-) -> Tensor:  # fmt: skip
-    return actions.new_empty(sizes[1] + 2, actions.shape[0], actions.shape[1])
-
-
-PLANS = "(Tensor noise, Tensor? mask, Tensor[] weights, int[] sizes, float[] bounds) -> Tensor"
-
-
-@torch.library.custom_op("dreamlab::policy_plans", mutates_args=(), schema=PLANS)
-def policy_plans(
-    noise: Tensor, mask: Tensor | None, weights: list[Tensor], sizes: list[int],
-    bounds: list[float],
-) -> Tensor:  # fmt: skip
-    """Return the policy's actions [n, p, horizon, a] in the model, for noise [h, n or 1, p, a]."""
-    n, plans = Sizes(*sizes), noise.shape[2]
-    layers = Layers(n, Nets.of(weights), plans, bounds)
-    out, x = torch.empty(n.envs, plans, n.horizon, n.a, device=noise.device), None
-    for t in range(n.horizon):
-        layers.act(x, noise[t], mask, out[:, :, t])
-        if t < n.horizon - 1:
-            x = layers.move(x, out[:, :, t], layers.room("layer", n.d))
-    return out
-
-
-@policy_plans.register_fake
-def _(
-    noise: Tensor, mask: Tensor | None, weights: list[Tensor], sizes: list[int],
-    bounds: list[float],
-) -> Tensor:  # fmt: skip
-    horizon, _, plans, a = noise.shape
-    return noise.new_empty(sizes[0], plans, horizon, a)
+    def values(self, states: Rows, actions: Tensor, last: Tensor, pair: Tensor) -> Tensor:
+        """Return the rewards of plans and the values of their ends, for their latents."""
+        y = self.value_first(states, actions, last, pair)
+        return self.value_out(self.value_hidden(y, pair), pair)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from dreamlab.accel import latent_plans
+from dreamlab.accel import latent_plans, plan_ops
 from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.latent_plans import Critics, Dynamics, Policy, Reward, Sizes
 from dreamlab.accel.rssm_scan import dtype_of, power
@@ -91,12 +91,12 @@ def gains(
 ) -> Float[Tensor, "h+2 n s"]:
     """Return the reward of each step, then half of each critic's value of where plans end."""
     given = (plans.contiguous(), last.contiguous(), pair.contiguous())
-    return latent_plans.plan_gains(*given, *_arguments(packed))
+    return plan_ops.plan_gains(*given, *_arguments(packed))
 
 
 def proposals(packed: Packed, noise: Float[Tensor, "h m p a"]) -> Float[Tensor, "n p h a"]:
     """Return the policy's own plans for noise."""
-    return latent_plans.policy_plans(noise.contiguous(), *_arguments(packed))
+    return plan_ops.policy_plans(noise.contiguous(), *_arguments(packed))
 
 
 def _arguments(p: Packed) -> tuple[Any, ...]:

@@ -360,3 +360,56 @@ def plan_value_out_kernel(
     place = tl.where(is_q, H + job, tl.num_programs(1) - 1 - job)
     share = tl.where(is_q, 0.5, 1.0)  # the value of an end is the mean of both critics'
     tl.store(gains_ptr + place * rows + m, share * symexp(mean), mask=m < rows)
+
+
+@triton.jit(do_not_specialize_on_alignment=["action_ptr", "wa_ptr"])
+def plan_finish_kernel(
+    x_ptr, bias_ptr, action_ptr, wa_ptr, pair_ptr, scale_ptr, shift_ptr, y_ptr, put_ptr, rows,
+    plans, stride, envs, wa_critic, size: tl.constexpr, a: tl.constexpr, G: tl.constexpr,
+    CRITIC: tl.constexpr, FIRST: tl.constexpr, PRODUCT: tl.constexpr, RAW: tl.constexpr,
+    MIXED: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Whole rows of a layer from their product: bias, action, norm, activation.
+
+    A layer at the environment's latent has no `PRODUCT`: it is in the bias. `RAW` layers are
+    stored before the norm, as tiles are.
+    """
+    pid = tl.program_id(0)
+    m, n = pid * BM + tl.arange(0, BM), tl.arange(0, N)
+    there, inside = tl.minimum(m, rows - 1), n < size
+    like = y_ptr.dtype.element_ty
+    if CRITIC >= 0:
+        head = tl.load(pair_ptr + CRITIC).to(tl.int32)
+        bias_ptr += head * size * (envs if FIRST else 1)
+        wa_ptr += head * wa_critic
+        scale_ptr += head * size
+        shift_ptr += head * size
+    y = tl.zeros([BM, N], tl.float32)
+    if PRODUCT:
+        at = x_ptr + there[:, None] * size + n[None, :]
+        y += tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
+    if FIRST and MIXED:
+        at = bias_ptr + (there // plans)[:, None] * size + n[None, :]
+        y += tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
+    else:
+        at = bias_ptr + ((pid * BM) // plans * size if FIRST else 0)
+        y += tl.load(at + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+    for i in range(a):
+        action = tl.load(action_ptr + there * stride + i).to(like).to(tl.float32)
+        w = tl.load(wa_ptr + i * size + n, mask=inside, other=0.0).to(tl.float32)
+        y += action[:, None] * w[None, :]
+    y = y.to(like).to(tl.float32)
+    mean = tl.sum(y, 1) / size
+    off = tl.where(inside[None, :], y - mean[:, None], 0.0)
+    spread = tl.sum(off * off, 1)
+    if RAW:
+        tl.store(put_ptr + 2 * m, mean, mask=m < rows)
+        tl.store(put_ptr + 2 * m + 1, spread, mask=m < rows)
+    else:
+        scale = tl.load(scale_ptr + n, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(shift_ptr + n, mask=inside, other=0.0).to(tl.float32)
+        inv = tl.rsqrt(spread / size + EPS)
+        y = off * inv[:, None] * scale[None, :] + shift[None, :]
+        y = mish(y) if G == 0 else grouped_softmax(y, BM, N, G)
+    all_there = (m < rows)[:, None] & inside[None, :]
+    tl.store(y_ptr + m[:, None] * size + n[None, :], y.to(like), mask=all_there)
