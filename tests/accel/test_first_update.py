@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dreamlab.accel import dispatch
 from dreamlab.accel.bf16_weights import Bf16Weights
@@ -20,9 +22,13 @@ from dreamlab.accel.first_update import (
     undone,
     wrong_tensors,
 )
-from dreamlab.core import rng
+from dreamlab.core import rng, world
 from dreamlab.core.errors import LabError
 from dreamlab.core.tree import tree_leaves
+from dreamlab.core.workflow import marked
+from dreamlab.core.world import World
+from tests.contract.found import PAIRS
+from tests.contract.test_workflows import make
 from tests.helpers import metrics, open_loop, run_for
 
 OPTIONS = (
@@ -250,6 +256,72 @@ MEDIUM = (
     "workflow.critic={units: 32, layers: 1, num_bins: 255}",
     "buffers.replay.batch=16", "buffers.replay.length=21", "buffers.replay.min_steps=400",
 )  # fmt: skip
+
+
+CAPTURED = [name for cls, name in PAIRS if marked(cls, "capturable")]
+QUICK = ("dreamer_debug", "dreamer_v1_cartpole_swingup", "tdmpc2_cartpole_swingup")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CAPTURED],
+)
+def test_copied_weights_compute_what_autocast_does(name, tmp_path):
+    compare_copies(make(tmp_path, name))
+
+
+def test_a_policy_learns_from_the_critics_of_the_same_update(tmp_path):
+    """TD-MPC2 takes two steps: the policy's loss needs what the first one changed."""
+    options = ("+experiment=tdmpc2_pendulum", "tiny=true", "workflow.size=1m", "device=cpu")
+    compare_copies(open_loop(tmp_path / "r", *options))
+
+
+def compare_copies(loop: Any) -> None:
+    """Fail unless an update with copied weights is that of autocast."""
+    buffer = loop.parts.buffers[loop.scheduler.phase.buffer]
+    while not buffer.ready():
+        loop._do("collect")
+    agent, batch = loop.workflow, buffer.sample().map(lambda x: x.clone())
+    batch = replace(batch, index=None)
+    weights = Bf16Weights(agent, lay_out(agent, bf16=True))
+
+    def fast() -> Any:
+        cast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+        with cast, weights.swapped_in():
+            return agent.update(batch)
+
+    compare_with_reference(agent, torch.bfloat16, lambda: agent.update(batch), fast)
+
+
+def test_copied_weights_follow_an_optimizer_while_others_have_steps_to_take(tmp_path):
+    agent = make(tmp_path, "tdmpc2_cartpole_swingup").workflow
+    weights = Bf16Weights(agent, lay_out(agent, bf16=True))
+    with weights.swapped_in():
+        for key, opt in agent.optimizers.items():
+            opt.follow([torch.ones_like(p) for p in opt.params])
+            mine = {id(p) for p in opt.params}
+            pairs = [(p, h) for p, h in zip(weights.full, weights.half, strict=True)]
+            changed = [torch.equal(p.bfloat16(), h) for p, h in pairs if id(p) in mine]
+            assert changed, key
+            assert all(changed), key
+    assert all(opt.changed is None for opt in agent.optimizers.values())
+
+
+def test_gradients_are_averaged_once_in_a_group(loop, tmp_path, monkeypatch):
+    """The optimizer's step is compared on gradients that are averaged already.
+
+    A process alone in its group believes in another one: averaging halves its gradients.
+    """
+    updates = Updates(loop)
+    updates.fast()  # moments, so that the size of a gradient counts
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        monkeypatch.setattr(world, "_here", World(0, 2, 0, 2))
+        updates.compare()
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -52,13 +52,12 @@ class Products(Layers):
         """
         (rows, size), norm = out.shape, ending.norm
         acts = Acts(out, 0, out) if ending.acts is None else ending.acts
-        height = TUNING["rows"]
+        height, pair = TUNING["rows"], out if self.pair is None else self.pair
         self.k.plan_finish_kernel[(-(-rows // height),)](
-            out if x is None else x, ending.bias, *acts[::2], out if self.pair is None else self.pair,
-            norm.scale, norm.shift, out, out if part is None else part, rows, self.plans,
-            acts.stride, self.n.envs, self.n.step * size, size=size,
-            a=0 if ending.acts is None else self.n.a, G=norm.group, CRITIC=ending.critic,
-            FIRST=ending.first, PRODUCT=x is not None, RAW=part is not None,
+            out if x is None else x, ending.bias, *acts[::2], pair, norm.scale, norm.shift, out,
+            out if part is None else part, rows, self.plans, acts.stride, self.n.envs,
+            self.n.step * size, size=size, a=0 if ending.acts is None else self.n.a, G=norm.group,
+            CRITIC=ending.critic, FIRST=ending.first, PRODUCT=x is not None, RAW=part is not None,
             MIXED=self.plans % height > 0, BM=height, N=power(size), num_warps=TUNING["warps"],
         )  # fmt: skip
         return out

@@ -88,6 +88,8 @@ class Optimizer:
         """A fused GPU step that replaces the default one and returns the gradient norm."""
         self.heard: Callable[[Grads], None] | None = None
         """Called with the gradients of every step before clipping."""
+        self.changed: Callable[[], None] | None = None
+        """Called after every change of the weights."""
         self.grad_norms: Tensor | None = None
         """The norm of each parameter's last gradient before clipping, if requested."""
         self.inner = rule(self.config, self.params, _groups(self.config, self.params, names or {}))
@@ -142,7 +144,7 @@ class Optimizer:
             self.allocate()
         if self.fused is not None:
             norm = self.fused(new)
-            self._average()
+            self._stepped()
             return norm
         if self.sources is not self.params:
             new = _widened(new, self.params)
@@ -194,8 +196,14 @@ class Optimizer:
         if self.config.agc > 0:
             grads = clip_each(grads, self.params, self.config.agc)
         self.inner.step(grads)
-        self._average()
+        self._stepped()
         self.pending = 0
+
+    def _stepped(self) -> None:
+        """Follow the new weights."""
+        self._average()
+        if self.changed is not None:
+            self.changed()
 
     @torch.no_grad()
     def restart(self) -> None:

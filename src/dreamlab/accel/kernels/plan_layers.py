@@ -398,7 +398,6 @@ def plan_finish_kernel(
         action = tl.load(action_ptr + there * stride + i).to(like).to(tl.float32)
         w = tl.load(wa_ptr + i * size + n, mask=inside, other=0.0).to(tl.float32)
         y += action[:, None] * w[None, :]
-    y = y.to(like).to(tl.float32)
     mean = tl.sum(y, 1) / size
     off = tl.where(inside[None, :], y - mean[:, None], 0.0)
     spread = tl.sum(off * off, 1)
