@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dreamlab.accel import cuda_graphs
 from dreamlab.accel.bf16_weights import Bf16Weights
-from dreamlab.accel.cuda_graphs import lay_out
+from dreamlab.accel.cuda_graphs import CapturedGraph, GraphedMethod, lay_out
+from dreamlab.core import world
 from dreamlab.core.types import Mode
+from dreamlab.core.world import World
 from tests.accel import gpu_form
 from tests.helpers import open_loop, run_for
 
@@ -78,6 +84,74 @@ def test_arguments_of_several_types_are_copied_at_once():
     into = [torch.zeros_like(x) for x in given]
     cuda_graphs.copy_all(into, given)
     assert all(torch.equal(a, b) for a, b in zip(into, given, strict=True))
+
+
+class Graph:
+    """A CUDA graph of nothing, which tells when it is dropped."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def replay(self) -> None:
+        self.told.append("replayed")
+
+    def reset(self) -> None:
+        self.told.append("reset")
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[str]:
+    """Let graphs be captured without a GPU; return what happens to them and to the group."""
+    told: list[str] = []
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+
+    def capture(graph: Graph, stream: Any, capture_error_mode: str) -> Any:
+        told.append(capture_error_mode)
+        return nullcontext()
+
+    for name, value in {
+        "CUDAGraph": lambda: Graph(told), "graph": capture, "synchronize": lambda: None,
+        "Stream": lambda priority: stream, "current_stream": lambda: stream,
+        "stream": lambda stream: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    enter, leave = dist.init_process_group, dist.destroy_process_group
+    monkeypatch.setattr(dist, "init_process_group", lambda _, **where: enter("gloo", **where))
+
+    def left() -> None:
+        told.append("left")
+        leave()
+
+    monkeypatch.setattr(dist, "destroy_process_group", left)
+    return told
+
+
+def test_graphs_are_dropped_before_their_group_ends(told, tmp_path):
+    """A graph that holds collectives must not outlive nccl's communicator."""
+    method = GraphedMethod(lambda x: x + 1)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    with world.joined(World(), cuda=True, store=store):
+        for _ in range(4):
+            method(torch.ones(2))
+    assert told == ["thread_local", "replayed", "replayed", "reset", "left"]
+    assert torch.equal(method(torch.ones(2)), torch.full((2,), 2.0))  # warms up anew
+    assert told[5:] == []
+
+
+def test_graphs_of_a_process_alone_live_as_long_as_their_method(told):
+    method = GraphedMethod(lambda x: x + 1)
+    with world.joined(World()):
+        for _ in range(3):
+            method(torch.ones(2))
+    assert told == ["global", "replayed"]
+
+
+def test_graphs_that_nobody_holds_need_no_end(told, tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    with world.joined(World(), cuda=True, store=store):
+        for _ in range(3):
+            GraphedMethod(lambda x: x + 1)._capture(CapturedGraph(), [torch.ones(2)], list)
+    assert "reset" not in told
 
 
 aten = torch.ops.aten

@@ -150,7 +150,8 @@ class GraphedMethod:
         captured.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         # a thread of nccl's asks for finished work, which a capture may otherwise take for an error
-        mode = "thread_local" if world.size() > 1 else "global"
+        mode = "thread_local" if world.in_group() else "global"
+        world.reset_before_leaving(self)
         graph = torch.cuda.graph(captured.graph, stream=self.stream, capture_error_mode=mode)
         with graph, self.around():
             out = self.method(*args)
@@ -162,6 +163,13 @@ class GraphedMethod:
         for scalar in map(_is_number, outputs):
             captured.order.append((scalar, counts[scalar]))
             counts[scalar] += 1
+
+    def reset(self) -> None:
+        """Drop all graphs; later calls warm up and capture anew."""
+        for captured in self.graphs.values():
+            if captured.graph is not None:
+                captured.graph.reset()
+        self.graphs.clear()
 
     def _results(self, captured: CapturedGraph) -> Any:
         """Return copies: the next replay overwrites the originals."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,16 @@ class World:
 
 
 _here = World()
+
+
+class Resettable(Protocol):
+    """An object that may hold recorded collectives, and can drop them."""
+
+    def reset(self) -> None: ...
+
+
+_recorded: WeakSet[Resettable] = WeakSet()
+"""What is reset before the group ends: nccl waits for graphs that hold its collectives."""
 
 
 def rank() -> int:
@@ -113,7 +124,20 @@ def joined(
         barrier()  # no process may leave while another still communicates with it
     finally:
         _here = before
+        while _recorded:
+            _recorded.pop().reset()
         dist.destroy_process_group()
+
+
+def in_group() -> bool:
+    """Return whether this process is in a process group, which may be of one process."""
+    return dist.is_initialized()
+
+
+def reset_before_leaving(recorded: Resettable) -> None:
+    """Reset an object, if it still lives, before this process leaves its group, if it is in one."""
+    if in_group():
+        _recorded.add(recorded)
 
 
 @contextmanager
@@ -276,7 +300,7 @@ def barrier() -> None:
 
 def all_processes() -> int:
     """Return the number of processes, also inside `alone`."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return dist.get_world_size() if in_group() else 1
 
 
 def mesh(device: str) -> Any:
