@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from dreamlab.accel.bf16_weights import Bf16Weights
+from dreamlab.accel.cuda_graphs import lay_out
 from dreamlab.accel.first_update import compare_with_reference, move_off_zero, undone
 from dreamlab.components.latent_planning import draw_noise
 from dreamlab.components.tdmpc2_options import DiscountConfig
@@ -487,3 +490,42 @@ def test_what_tells_a_task_is_never_longer_than_one():
     assert torch.allclose(
         a.model.tasks.weight, torch.tensor([[0.6, 0.8, 0, 0], [0.1, 0, 0, 0], [0, 1.0, 0, 0]])
     )
+
+
+def long_tasks(a: TDMPC2, rate: float = 0.05) -> None:
+    """Let task embeddings be as long as they may be, and a gradient step large."""
+    a.opt.set_lr(rate)
+    with torch.no_grad():
+        a.model.tasks.weight.copy_(torch.tensor([[0.5] * 4, [-0.5] * 4, [0.5, -0.5, 0.5, -0.5]]))
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_tasks_are_limited_in_the_weights_that_are_kept(bf16):
+    """A GPU computes with copies in bfloat16, which the policy's loss takes once more."""
+    a, batch = agent(TASKS), batch_of(TASKS)
+    long_tasks(a)
+    low = Bf16Weights(a, lay_out(a, bf16=True)).swapped_in() if bf16 else nullcontext()
+    weight, read = a.model.tasks.weight, []
+    inner = a.policy_loss
+
+    def heard(*args: Any) -> Any:
+        read.append(a.model.tasks.weight.detach().clone())
+        return inner(*args)
+
+    a.policy_loss = heard
+    with low, torch.autocast("cpu", torch.bfloat16, bf16, cache_enabled=False):
+        a.update(batch)
+    norm = weight.norm(dim=1)
+    assert (norm <= 1 + 1e-6).all()
+    assert norm.max() > 0.999, "the limit was never met"
+    assert torch.equal(read[0], weight.to(read[0].dtype))
+    assert read[0].dtype == (torch.bfloat16 if bf16 else torch.float32)
+
+
+def test_the_limit_of_tasks_is_no_fault_of_the_first_update():
+    a, batch = agent(TASKS), batch_of(TASKS)
+    long_tasks(a)
+    before = a.model.tasks.weight.detach().clone()
+    update = lambda: a.update(batch)  # noqa: E731
+    compare_with_reference(a, torch.float32, update, update)
+    assert not torch.equal(before, a.model.tasks.weight)

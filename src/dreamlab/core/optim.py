@@ -88,6 +88,8 @@ class Optimizer:
         """A fused GPU step that replaces the default one and returns the gradient norm."""
         self.heard: Callable[[Grads], None] | None = None
         """Called with the gradients of every step before clipping."""
+        self.limit: Callable[[], None] | None = None
+        """Bounds weights after every step, before averages and copies follow them."""
         self.changed: Callable[[], None] | None = None
         """Called after every change of the weights."""
         self.grad_norms: Tensor | None = None
@@ -200,7 +202,9 @@ class Optimizer:
         self.pending = 0
 
     def _stepped(self) -> None:
-        """Follow the new weights."""
+        """Bound the new weights, and follow them."""
+        if self.limit is not None:
+            self.limit()
         self._average()
         if self.changed is not None:
             self.changed()

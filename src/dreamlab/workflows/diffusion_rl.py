@@ -94,6 +94,7 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
             self.world_network = TargetNetwork(self.slow_world, self.world)
             learnt += self.world.parameters()
         self.critic_opt = self.optimizer("critic", learnt, c.optimizer)
+        self.critic_opt.limit = None if self.world is None else self.world.model.task_limit()
         self.policy_opt = self.optimizer("policy", self.policy.parameters(), c.policy_optimizer)
         self.register_buffer("value_scale", torch.ones(()))
         self.register_buffer("quantiles", torch.tensor([0.05, 0.95]), persistent=False)
@@ -150,7 +151,6 @@ class DiffusionRL(ChunkActor[DiffusionRLConfig]):
         norm = self.critic_opt.step(loss)
         self.critic.follow()
         if self.world is not None:
-            self.world.model.limit_tasks()
             self.world_network.update(self.world.config.tau)
         self.measure_values(t, q)
         return {**metrics, "critic_grad_norm": norm}

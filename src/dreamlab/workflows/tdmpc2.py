@@ -86,6 +86,7 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
         self._build_planner(spec.action.size)
         learnt = [*self.model.parameters(), *self.critics.parameters()]
         self.opt = self.optimizer("model", learnt, c.optimizer)
+        self.opt.limit = self.model.task_limit()
         self.policy_opt = self.optimizer("policy", self.prior.parameters(), c.policy_optimizer)
 
     def _build_planner(self, dim: int) -> None:
@@ -297,7 +298,6 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
             window, next_z, target, None if shift is None else shift[0]
         )
         norm = self.opt.step(loss)
-        self.model.limit_tasks()
         policy_loss, more = self.policy_loss(zs.detach(), window, noise[h:], policy_pair)
         policy_norm = self.policy_opt.step(policy_loss)
         self.target_network.update(self.config.tau)

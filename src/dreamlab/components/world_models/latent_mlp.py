@@ -6,7 +6,9 @@ a step, (z, action), so a latent of the protocol carries the reward that led to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from dreamlab.components.world_models.latent_encoder import (
     LatentEncoderConfig,
 )
 from dreamlab.components.world_models.protocol import Policy, roll_out
+from dreamlab.core import sharding
 from dreamlab.core.limits import Width
 from dreamlab.core.types import ArraySpec, Obs, Spec
 from dreamlab.nn.normed import NormedMLP, SimNorm
@@ -58,6 +61,14 @@ class Followed:
     """Latents of sequences."""
 
     latent: TaskLatent
+
+
+@torch.no_grad()
+def limit_rows(weight: Float[Tensor, "n d"]) -> None:
+    """Limit the norm of each row to 1."""
+    (weight,) = sharding.sharded([weight])
+    norm = weight.norm(dim=1, keepdim=True)
+    weight.mul_((1 / (norm + 1e-7)).clamp(max=1.0))
 
 
 class LatentModel(nn.Module):
@@ -149,15 +160,17 @@ class LatentModel(nn.Module):
         assert self.termination is not None
         return self.termination(self.about(task, z)).float()[..., 0]
 
-    @torch.no_grad()
     def limit_tasks(self) -> None:
-        """Limit the norm of task embeddings to 1.
-
-        The original does so in every forward pass, which a captured graph must not.
-        """
+        """Limit the norm of task embeddings to 1."""
         if self.tasks is not None:
-            norm = self.tasks.weight.norm(dim=1, keepdim=True)
-            self.tasks.weight.mul_((1 / (norm + 1e-7)).clamp(max=1.0))
+            limit_rows(self.tasks.weight)
+
+    def task_limit(self) -> Callable[[], None] | None:
+        """Return `limit_tasks` for the optimizer, which may compute with copies of its weights.
+
+        The original limits them in every forward pass, which a captured graph must not.
+        """
+        return None if self.tasks is None else partial(limit_rows, self.tasks.weight)
 
     # -- the protocol -----------------------------------------------------------------------------
 
