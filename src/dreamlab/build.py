@@ -128,7 +128,7 @@ def build_workflow(config: LabConfig, spec: Spec) -> Workflow[Any]:
     """Return the workflow on its device, with the seed of the run."""
     random.seed_all(config.seed)
     with accelerate.one_thread():  # the weights it starts with are those of its seed alone
-        workflow = _made(config, spec, accelerate.pick_device(config.device))
+        workflow = _made(config, spec, accelerate.take_device(config.device))
     if world.rank() > 0:  # same weights, own random stream
         random.seed_all(world.derive(config.seed, 3))
     for optimizer in workflow.optimizers.values():

@@ -31,6 +31,31 @@ def test_a_seed_gives_the_same_weights_on_any_number_of_threads():
     assert torch.equal(*weights)
 
 
+@pytest.mark.parametrize(
+    ("name", "current"),
+    [("cuda:1", [torch.device("cuda", 1)]), ("cuda", []), ("auto", []), ("cpu", [])],
+)
+def test_a_gpu_that_was_picked_is_the_current_one_before_anything_is_built(
+    name, current, monkeypatch: pytest.MonkeyPatch
+):
+    """Streams and graphs are of the current GPU, wherever the weights are."""
+    said: list[object] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", said.append)
+    made = build._made
+
+    def on_cpu(config: build.LabConfig, spec: Spec, device: torch.device):
+        said.append("built")
+        return made(config, spec, torch.device("cpu"))
+
+    monkeypatch.setattr(build, "_made", on_cpu)
+    config = load_config(compose(["+experiment=ppo_cartpole", f"device={name}"]))
+    spec = Spec({"state": ArraySpec((4,))}, ArraySpec((), "int64", classes=2))
+    build.build_workflow(config, spec)
+    assert said == [*current, "built"]
+
+
 def test_a_run_takes_no_more_cores_than_it_was_given(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for given, taken in (("", 8), ("3", 3), ("3,2", 3), ("64", 8), ("none", 8)):

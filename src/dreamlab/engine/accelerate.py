@@ -75,19 +75,34 @@ def _no_device(name: str) -> str:
     return f"device: there is no device {name!r}.{hint}\n  known: {', '.join(DEVICES)}, cuda:N"
 
 
+def _available() -> dict[str, bool]:
+    mps = torch.backends.mps.is_available()
+    return {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps}
+
+
+def found_device(name: str) -> str:
+    """Return the name of a device; of `auto`, what it means on this machine."""
+    there = _available()
+    return next(d for d in ("cuda", "mps", "cpu") if there[d]) if name == "auto" else name
+
+
+def check_several(name: str, processes: int) -> None:
+    """Raise if so many processes cannot use this device; they share no GPU."""
+    if processes > 1 and name not in ("auto", "cuda", "cpu"):
+        raise ConfigError(
+            f"device: {name} for {processes} processes: use device=cuda for a GPU each, device=cpu,"
+            " or one process"
+        )
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device requested, or raise saying what there is.
 
     With several processes on a machine with GPUs each takes its own.
     """
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if name == "auto":
-        name = next(d for d in ("cuda", "mps", "cpu") if available[d])
+    name = found_device(name)
     kind, _, number = name.partition(":")
+    available = _available()
     if not available[kind]:
         found = [d for d, there in available.items() if there]
         raise ConfigError(f"device: {name} is not available; available: {', '.join(found)}")
@@ -99,11 +114,21 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def take_device(name: str) -> torch.device:
+    """Return the device requested, and make a GPU this process's current one.
+
+    New streams, captured graphs and the counted memory are those of the current GPU.
+    """
+    device = pick_device(name)
+    if device.type == "cuda" and device != torch.device("cuda"):  # it has a number
+        torch.cuda.set_device(device)
+    return device
+
+
 def _own_gpu(name: str) -> torch.device:
     """Return the GPU of this process; two on one would only wait for each other."""
+    check_several(name, world.size())
     there, number = torch.cuda.device_count(), world.local_rank()
-    if name != "cuda":
-        raise ConfigError(f"device: {name} for {world.size()} processes: use device=cuda, or cpu")
     if number >= there:
         raise ConfigError(
             f"device: {there} GPUs here, but there is a process {number + 1}: each needs its own. "
