@@ -27,7 +27,7 @@ from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
-from dreamlab.engine.processes import DistributedConfig
+from dreamlab.engine.processes import DistributedConfig, note_folder
 from dreamlab.engine.signals import PREEMPTED, PREEMPTION
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
@@ -83,6 +83,7 @@ def open_run(
 def _lead(opened: Opened) -> None:
     """Tell the other processes of a run what rank 0 has found."""
     frames, folder = opened.config.training.total_frames, str(opened.run.folder)
+    note_folder(opened.run.folder)
     world.broadcast((folder, opened.found, opened.run.saved, frames))
 
 

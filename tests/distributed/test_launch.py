@@ -18,6 +18,7 @@ from dreamlab import training
 from dreamlab.cli import main
 from dreamlab.commands import several
 from dreamlab.config import to_yaml
+from dreamlab.core import world
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.engine import loop_state, processes
 from dreamlab.engine.accelerate import pick_device
@@ -88,7 +89,8 @@ def test_a_killed_process_ends_all_with_the_reason_and_the_same_command_goes_on(
         assert child.returncode == 2
         assert f"rank {number}" in said
         assert "was killed by signal 9 (SIGKILL)" in said
-        assert "the same command resumes" in said
+        assert f"`dreamlab resume {folder}` resumes" in said or not (trains or checkpoints(folder))
+        assert ("The last checkpoint is complete" in said) == bool(checkpoints(folder))
         assert said.count("LabError") == 1
         assert "Traceback" not in said
         assert all(map(ended, workers))
@@ -140,13 +142,14 @@ def test_a_preempted_launcher_without_time_to_save_asks_to_be_queued_again_too(t
     _, said = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == PREEMPTED, said
     assert all(map(ended, workers))
-    assert "was preempted before it had saved: the same command resumes" in said
+    assert "was preempted before it had saved. The last checkpoint is complete" in said
+    assert f"`dreamlab resume {folder}` resumes" in said
     assert "Traceback" not in said
 
 
 def failed(codes: dict[int, int], folder: Path, *passed: str) -> int:
     failures = {k: SimpleNamespace(exitcode=c, pid=7) for k, c in codes.items()}
-    return processes._failed(failures, str(folder), "again", passed)
+    return processes._failed(failures, str(folder), passed)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +170,43 @@ def test_processes_that_are_stopped_before_they_train_have_not_failed(tmp_path):
     assert failed(codes, tmp_path, "SIGTERM") == processes.INTERRUPTED
     with pytest.raises(LabError, match="was killed by signal 15"):
         failed(codes, tmp_path)
+
+
+LOST = processes.PEER_LOST
+
+
+@pytest.mark.parametrize(
+    ("codes", "text"),
+    [  # in the order in which the agent met them; it ends the others by SIGTERM
+        ({1: 1, 0: -15}, "rank 1 (process 7) ended with exit code 1"),
+        ({0: 1, 1: 1}, "rank 0 (process 7) ended with exit code 1"),
+        ({1: LOST, 0: -15}, "rank 1 (process 7) lost the connection to another process"),
+        ({1: LOST, 0: LOST}, "rank 1 (process 7) lost the connection to another process"),
+        ({0: -15, 1: LOST}, "rank 0 (process 7) was killed by signal 15"),
+        ({1: LOST, 0: -9, 2: -15}, "rank 0 (process 7) was killed by signal 9"),
+    ],
+)
+def test_the_launcher_names_the_process_that_ended_first(codes, text, tmp_path):
+    with pytest.raises(LabError) as error:
+        failed(codes, tmp_path)
+    assert text in str(error.value)
+
+
+def test_the_launcher_speaks_of_a_checkpoint_only_if_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.setenv(processes.OURS, str(tmp_path / "code"))
+    monkeypatch.setattr(world, "launched", lambda: world.World(0, 2))
+    run = tmp_path / "experiments" / "mine"
+
+    def said() -> str:
+        with pytest.raises(LabError) as error:
+            failed({0: -9}, tmp_path)
+        return str(error.value)
+
+    assert said().endswith("The run had not begun")
+    processes.note_folder(run)
+    assert f"No checkpoint had been saved: the same command with run.dir={run}" in said()
+    (run / "checkpoints" / "000000000100").mkdir(parents=True)
+    assert said().endswith(f"The last checkpoint is complete: `dreamlab resume {run}` resumes")
 
 
 @pytest.mark.parametrize(
@@ -232,6 +272,11 @@ def test_compiled_updates_keep_the_weights_of_two_processes_the_same(name, tmp_p
         ("device=gpu", "there is no device 'gpu'. Did you mean 'cuda'"),
         ("devices=2 device=cpu", "devices: has no effect with device=cpu"),
         ("devices=2 distributed.processes=3", "contradict each other"),
+        (
+            "device=cuda:1 distributed.processes=2",
+            "device: cuda:1 for 2 processes: use device=cuda",
+        ),
+        ("device=mps distributed.processes=2", "mps for 2 processes: use device=cuda"),
         ("distributed.timeout_s=5", "timeout_s has no effect with processes=1"),
         ("distributed.check_every_updates=5", "check_every_updates has no effect"),
         ("distributed.processes=0", "distributed.processes: must be between 1 and 4096"),
@@ -254,6 +299,35 @@ def test_more_devices_than_gpus_are_refused_before_anything_is_launched(there, t
     with pytest.raises(ConfigError) as error, several.processes_of(config, ["train"]):
         pass
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize(("there", "device", "text"), [
+    (0, "cuda", "device=cuda with 3 processes: needs 3 GPUs on this machine, which has none. "
+        "Instead use device=cpu"),
+    (2, "cuda", "which has only 2. Instead use distributed.processes=2, or device=cpu"),
+    (1, "auto", "which has only 1. Instead use distributed.processes=1, or device=cpu"),
+])  # fmt: skip
+def test_more_processes_than_gpus_are_refused_before_anything_is_launched(
+    there, device, text, monkeypatch, capsys
+):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: there)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there > 0)
+    monkeypatch.setattr(processes, "launch", lambda *_: pytest.fail("it was launched"))
+    assert main(["train", "ppo_cartpole", "distributed.processes=3", f"device={device}"]) == 2
+    assert capsys.readouterr().err.strip().endswith(text)
+
+
+def test_processes_on_the_cpu_need_no_gpus(monkeypatch):
+    started = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(processes, "launch", lambda *args: started.append(args[1]) or 0)
+    for device in ("cpu", "auto"):
+        config = config_of(
+            "+experiment=ppo_cartpole", "distributed.processes=3", f"device={device}"
+        )
+        with several.processes_of(config, ["train"]) as here:
+            assert not here.mine
+    assert started == [3, 3]
 
 
 def test_options_of_several_processes_have_an_effect_with_devices():
@@ -367,10 +441,10 @@ def test_on_several_machines_each_needs_gpus_for_its_own_processes(monkeypatch):
     here = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     for name, value in here.items():
         monkeypatch.setenv(name, value)
-    processes.check_devices(4)
+    processes.check_devices("auto", 4, 4)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(ConfigError, match="needs 2 GPUs on this machine, which has only 1"):
-        processes.check_devices(4)
+        processes.check_devices("auto", 4, 4)
 
 
 def test_a_gpu_that_is_not_there_is_refused():

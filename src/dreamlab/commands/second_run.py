@@ -97,7 +97,9 @@ def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
 
 def run_again(second: Path, links: int) -> None:
     """Train the prepared folder for a number of links in a separate process."""
-    number = load_config(read_yaml(second / "config.yaml")).processes
+    config = load_config(read_yaml(second / "config.yaml"))
+    number = config.processes
+    processes.check_devices(config.device, config.devices, number)
     agent = [*LAUNCH, str(number)] if number > 1 else []
     command = [sys.executable, *agent, "-m", "dreamlab.commands.again", str(second), str(links)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

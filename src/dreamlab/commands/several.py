@@ -11,8 +11,6 @@ from dreamlab.core import world
 from dreamlab.core.errors import LabError
 from dreamlab.engine import processes
 
-SAME = "the same command resumes"
-
 
 @dataclass
 class Here:
@@ -31,9 +29,9 @@ class Here:
 @contextmanager
 def processes_of(config: LabConfig, words: Sequence[str]) -> Iterator[Here]:
     """Be one of a run's processes inside the block, or start them: each gets these words."""
-    processes.check_devices(config.devices)
+    processes.check_devices(config.device, config.devices, config.processes)
     if processes.wants_launch(config.processes):
-        yield Here(config, False, processes.launch(words, config.processes, SAME))
+        yield Here(config, False, processes.launch(words, config.processes))
         return
     here = Here(config, True)
     options = config.distributed

@@ -11,7 +11,7 @@ from dreamlab.core.affine import Scaling
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow
 from dreamlab.data.source import Buffer
-from dreamlab.engine.accelerate import ComputeConfig
+from dreamlab.engine.accelerate import ComputeConfig, check_several
 from dreamlab.engine.actors.background import BackgroundEvaluator
 from dreamlab.engine.actors.collector import RemoteCollector
 from dreamlab.engine.actors.options import ActorsConfig
@@ -65,6 +65,7 @@ class EngineConfig(ComputeConfig):
                 f"devices={self.devices} and distributed.processes={self.distributed.processes} "
                 "contradict each other: leave one of them out"
             )
+        check_several(self.device, self.processes)
         self.distributed.check_effect(self.processes)
         if self.actors.num and self.processes > 1:
             raise ConfigError(

@@ -27,10 +27,14 @@ from dreamlab.core import world
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.limits import Natural, Positive, Range
 from dreamlab.core.text import print
+from dreamlab.engine.accelerate import check_several, found_device
+from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.signals import HANDLED, PREEMPTED, PREEMPTION
 
 OURS = "DREAMLAB_LAUNCHED"
 """Set for workers of our own launcher: the file in which rank 0 leaves the exit code."""
+RUN = "run"
+"""Beside it: the file in which rank 0 leaves the run directory."""
 INTERRUPTED = 130
 PEER_LOST = 75
 """Exit code of a process that ends because another one did."""
@@ -90,30 +94,44 @@ def wants_launch(processes: int) -> bool:
     return processes > 1 and world.launched() is None
 
 
-def check_devices(devices: int) -> None:
-    """Raise unless this machine has a GPU for each of its processes, if `devices` asks for GPUs."""
+def check_devices(device: str, devices: int, processes: int) -> None:
+    """Raise unless each process has the device it needs: told before any of them is started."""
     place = world.launched()
-    needed = devices if place is None else place.local_size
+    if place is not None:
+        processes = place.size
+    if processes == 1:
+        return
+    name = "cuda" if devices > 1 else found_device(device)
+    check_several(name, processes)
+    needed = processes if place is None else place.local_size
     there = torch.cuda.device_count()
-    if devices > 1 and needed > there:
-        found = "none" if there == 0 else f"only {there}"
-        fewer = f"devices={there}" if there else "devices=1 device=cpu for one process"
-        other = f"use {fewer}, or" if place is None else "use"
-        raise ConfigError(
-            f"devices={devices}: needs {needed} GPUs on this machine, which has {found}. Instead "
-            f"{other} devices=1 device=cpu distributed.processes={devices} for as many processes "
-            "on the CPU"
-        )
+    if name != "cuda" or needed <= there:
+        return
+    asked = f"devices={devices}" if devices > 1 else f"device={device} with {processes} processes"
+    found = "none" if there == 0 else f"only {there}"
+    raise ConfigError(
+        f"{asked}: needs {needed} GPUs on this machine, which has {found}. Instead use "
+        + _remedy(devices, there if place is None else None)
+    )
+
+
+def _remedy(devices: int, there: int | None) -> str:
+    """Return the options that work with so many GPUs; None: others start the processes."""
+    if devices == 1:
+        fewer = f"distributed.processes={there}, or " if there else ""
+        return f"{fewer}device=cpu" + (", or start fewer processes" if there is None else "")
+    fewer = ""
+    if there is not None:
+        fewer = f"devices={there}, or " if there else "devices=1 device=cpu for one process, or "
+    rest = f"devices=1 device=cpu distributed.processes={devices}"
+    return f"{fewer}{rest} for as many processes on the CPU"
 
 
 # -- the launcher ---------------------------------------------------------------------------------
 
 
-def launch(words: Sequence[str], processes: int, resume: str) -> int:
-    """Run `dreamlab` with these arguments in several processes and return its exit code.
-
-    `resume` is the command that resumes the run, shown if a process is killed.
-    """
+def launch(words: Sequence[str], processes: int) -> int:
+    """Run `dreamlab` with these arguments in several processes and return its exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -137,7 +155,7 @@ def launch(words: Sequence[str], processes: int, resume: str) -> int:
         except SignalException:
             return _code(folder, INTERRUPTED)
         except ChildFailedError as error:
-            return _failed(error.failures, folder, resume, passed)
+            return _failed(error.failures, folder, passed)
         finally:
             del os.environ[OURS]
         return _code(folder, 0)
@@ -192,10 +210,11 @@ def _code(folder: str, otherwise: int) -> int:
         return otherwise
 
 
-def _failed(failures: dict[int, Any], folder: str, resume: str, passed: Sequence[str] = ()) -> int:
+def _failed(failures: dict[int, Any], folder: str, passed: Sequence[str] = ()) -> int:
     """Print what went wrong: errors of processes, or which one was killed and how.
 
-    What ends by a signal that was passed on, before it could save, was only stopped.
+    What ends by a signal that was passed on, before it could save, was only stopped. Failures are
+    in the order in which the agent met them.
     """
     texts: dict[str, list[int]] = {}
     for path in sorted(Path(folder).glob("code.*")):
@@ -204,23 +223,56 @@ def _failed(failures: dict[int, Any], folder: str, resume: str, passed: Sequence
         print(text if 0 in ranks else f"rank {ranks[0]}: {text}", file=sys.stderr)
     late = [k for k, f in failures.items() if _preempted(f.exitcode)]
     if late and not texts:
-        print(f"rank {late[0]} was preempted before it had saved: {resume}", file=sys.stderr)
+        how = _goes_on(folder)
+        print(f"rank {late[0]} was preempted before it had saved. {how}", file=sys.stderr)
         return PREEMPTED
     codes = {f.exitcode for f in failures.values()}
     if passed and not texts and codes <= {-signal.SIGTERM, PEER_LOST}:
         return INTERRUPTED
-    killed = {k: f for k, f in failures.items() if f.exitcode < 0}
-    ended = {k: f for k, f in failures.items() if f.exitcode not in (2, PEER_LOST, INTERRUPTED)}
-    if texts or not (killed or ended):
+    if texts or (cause := _cause(failures)) is None:
         return _code(folder, 2)
-    number, failure = next(iter((killed or ended).items()))
-    how = f"ended with exit code {failure.exitcode}"
-    if failure.exitcode < 0:
-        how = f"was killed by signal {-failure.exitcode} ({_signal(-failure.exitcode)})"
-    raise LabError(
-        f"rank {number} (process {failure.pid}) {how}; the other processes were stopped. "
-        f"The last checkpoint is complete: {resume}"
-    )
+    raise LabError(f"{cause}; the other processes were stopped. {_goes_on(folder)}")
+
+
+def _cause(failures: dict[int, Any]) -> str | None:
+    """Return which process ended first and how; None if each has said so itself.
+
+    The agent ends those that are left by SIGTERM: of these only the first was not ended by it.
+    """
+    first = next(iter(failures))
+    own = {k: f for k, f in failures.items() if k == first or f.exitcode != -signal.SIGTERM}
+    killed = {k: f for k, f in own.items() if f.exitcode < 0}
+    ended = {k: f for k, f in own.items() if f.exitcode not in (2, PEER_LOST, INTERRUPTED)}
+    lost = own if {f.exitcode for f in own.values()} == {PEER_LOST} else {}
+    for found in (killed, ended, lost):
+        for number, failure in found.items():
+            return f"rank {number} (process {failure.pid}) {_how(failure.exitcode)}"
+    return None
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was killed by signal {-code} ({_signal(-code)})"
+    if code == PEER_LOST:
+        return "lost the connection to another process, which had ended or did not answer"
+    return f"ended with exit code {code}"
+
+
+def _goes_on(folder: str) -> str:
+    """Return how a run is continued, as far as it has come."""
+    try:
+        run = (Path(folder) / RUN).read_text()
+    except OSError:
+        return "The run had not begun"
+    if not Checkpoints(Path(run) / "checkpoints", CheckpointConfig(), print).names():
+        return f"No checkpoint had been saved: the same command with run.dir={run} starts over"
+    return f"The last checkpoint is complete: `dreamlab resume {run}` resumes"
+
+
+def note_folder(folder: Path) -> None:
+    """Leave the run's folder to our launcher, which says how the run is resumed."""
+    if OURS in os.environ and world.launched() is not None:
+        Path(os.environ[OURS]).with_name(RUN).write_text(str(folder))
 
 
 def _preempted(code: int) -> bool:
@@ -247,7 +299,7 @@ def together(processes: int, device: str, timeout_s: float) -> Iterator[world.Wo
         return
     cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if cuda:
-        torch.cuda.set_device(place.local_rank % max(1, torch.cuda.device_count()))
+        torch.cuda.set_device(place.local_rank)  # before nccl is asked for a group
     if OURS in os.environ:
         _end_with_parent()
     with world.joined(place, cuda, timeout_s):
