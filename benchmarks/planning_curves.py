@@ -6,13 +6,16 @@
 Trains what FOLDER does not have yet, first seeds first, each by a plain `dreamlab train` into
 FOLDER/TASK/EXPERIMENT/seed_N; one that was interrupted goes on. `--minutes` ends that.
 FOLDER/record gets a figure per task, a table and the numbers; `--record` copies them into
-benchmarks/results, together with what is recorded there of other tasks, algorithms and seeds.
+benchmarks/results, together with what is recorded there of other tasks, algorithms and seeds, and
+writes the blocks of pages that show them. Minutes of the processor are those of a run's process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +29,18 @@ import numpy as np
 from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).resolve().parent / "results"
-EVALS = ("eval/return", "eval/overestimation", "eval/policy_return")
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "algorithms"
+BLOCK = re.compile(r"(<!-- planning: (\w+), (.+?) -->).*?(<!-- /planning -->)", re.DOTALL)
+"""A place in a page for what is recorded of a task and some of its algorithms."""
+EVALS = (
+    "eval/return", "eval/policy_return", "eval/overestimation", "eval/policy_overestimation"
+)  # fmt: skip
+"""Planned episodes, the policy's own, and how far the policy's value is above each."""
+TITLES = ("returns", "policy alone", "overestimation", "of the policy alone")
+SECONDS = ("time/wall_s", "time/cpu_s")
+
+Found = dict[str, dict[str, list[dict[str, Any]]]]
+"""By task, name and seed."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ def jobs(only: list[str], seeds: list[int], names: list[str]) -> list[tuple[str,
         (task, experiment, seed)
         for task in only
         for seed in seeds
-        for name, experiment in STUDIES[task].experiments.items()
+        for experiment in STUDIES[task].experiments.values()
         if not names or experiment in names
     ]
 
@@ -92,7 +106,8 @@ def train_one(folder: Path, task: str, experiment: str, seed: int, until: float)
         command += ["device=cpu", "log.terminal=off", "eval.video=false", "compile=true"]
         command += [f"training.total_frames={study.frames}", *study.options]
     print(f"{task} {experiment} seed {seed}", flush=True)
-    process = subprocess.Popen(command)
+    # compilers are processes that the run waits for, so that its seconds hold theirs
+    process = subprocess.Popen(command, env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"})
     while process.poll() is None:
         time.sleep(0.5)
         if time.monotonic() > until:
@@ -100,9 +115,9 @@ def train_one(folder: Path, task: str, experiment: str, seed: int, until: float)
             process.wait()
 
 
-def curves(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def curves(folder: Path) -> Found:
     """Return what every run of each task and name measured, finished or not."""
-    out: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    out: Found = {}
     for task, study in STUDIES.items():
         for name, experiment in study.experiments.items():
             places = sorted((folder / task / experiment).glob("seed_*"))
@@ -112,7 +127,7 @@ def curves(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     return out
 
 
-def with_recorded(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+def with_recorded(found: Found) -> None:
     """Add the recorded runs of tasks, names and seeds that were not found."""
     path = RESULTS / "planning.json"
     recorded = json.loads(path.read_text()) if path.exists() else {}
@@ -127,7 +142,7 @@ def with_recorded(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
 def _curve(run: Run) -> dict[str, Any]:
     m, records = run.manifest, run.metrics()
     points = [
-        {k: r[k] for k in ("env_frames", "time/wall_s", *EVALS) if k in r}
+        {k: r[k] for k in ("env_frames", *SECONDS, *EVALS) if k in r}
         for r in records
         if "eval/return" in r
     ]
@@ -136,10 +151,16 @@ def _curve(run: Run) -> dict[str, Any]:
         "seed": m["seed"],
         "status": m["status"],
         "seconds": records[-1]["time/wall_s"] if records else 0.0,
+        "cpu_seconds": records[-1].get("time/cpu_s") if records else None,
         "commit": m["git"].get("commit", "")[:10],
         "command": " ".join(["dreamlab", *given]),
         "points": points,
     }
+
+
+def has(run: dict[str, Any], key: str) -> bool:
+    """Tell whether a run measured something."""
+    return any(key in point for point in run["points"])
 
 
 def draw(task: str, named: dict[str, list[dict[str, Any]]], path: Path) -> None:
@@ -149,50 +170,105 @@ def draw(task: str, named: dict[str, list[dict[str, Any]]], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    shown = [k for k in EVALS if any(k in p for runs in named.values() for p in runs[0]["points"])]
-    shown = shown if "eval/policy_return" in shown else ["eval/return"]
+    planned = any(has(r, "eval/policy_return") for runs in named.values() for r in runs)
+    shown = [k for k in EVALS if any(has(r, k) for runs in named.values() for r in runs)]
+    shown = shown if planned else ["eval/return"]
     figure, axes = plt.subplots(1, len(shown), figsize=(6 * len(shown), 4), dpi=120, squeeze=False)
     for axis, key in zip(axes[0], shown, strict=True):
-        for name, runs in named.items():
-            lines = [np.array([(p["env_frames"], p[key]) for p in r["points"]]).T for r in runs]
+        for i, (name, runs) in enumerate(named.items()):
+            if not (those := [r for r in runs if has(r, key)]):
+                continue
+            lines = [
+                np.array([(p["env_frames"], p[key]) for p in r["points"] if key in p]).T
+                for r in those
+            ]
             last = min(len(line[0]) for line in lines)
             mean = np.mean([line[:, :last] for line in lines], axis=0)
-            (drawn,) = axis.plot(*mean, lw=2, label=f"{name} ({len(runs)} seeds)")
+            axis.plot(*mean, lw=2, color=f"C{i}", label=f"{name} ({len(those)} seeds)")
             for line in lines:
-                axis.plot(*line, lw=0.8, alpha=0.5, color=drawn.get_color())
+                axis.plot(*line, lw=0.8, alpha=0.5, color=f"C{i}")
         axis.set(xlabel="env frames", ylabel=key, title=task)
         axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=8)
+        axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
 
 
-def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+def table(found: Found) -> str:
     """Return the last measurement of each run, and how long it took."""
     place = f"{hardware()['cpu']}, {hardware()['cpus']} cores"
     lines = [
         "# Agents that plan, on a CPU", "",
         f"`python benchmarks/planning_curves.py FOLDER --record`, {place}, one thread per run,",
-        "beside other work; the last evaluation of each seed, minutes of training and evaluating.",
-        "", "| task | algorithm | frames | returns | policy alone | overestimation | minutes "
-        "| commit |",
-        "|---|---|---|---|---|---|---|---|",
+        "beside other work; the last evaluation of each seed, minutes of training and evaluating",
+        "by the clock and of the processor. Overestimation: the critics' value of the policy at",
+        "the start minus the discounted return, of planned episodes and of the policy's own.", "",
+        *rows([(task, name, runs) for task, named in found.items() for name, runs in named.items()])
     ]  # fmt: skip
-    for task, named in found.items():
-        for name, runs in named.items():
-            ends = [r["points"][-1] for r in runs]
-            cells = [", ".join(f"{e[k]:.4g}" for e in ends if k in e) or "-" for k in EVALS]
-            frames = ", ".join(sorted({f"{e['env_frames']:,}" for e in ends}))
-            minutes = ", ".join(f"{r['seconds'] / 60:.0f}" for r in runs)
-            commits = ", ".join(sorted({r["commit"] for r in runs}))
-            row = [f"[{task}](planning_{task}.png)", name, frames, cells[0], cells[2], cells[1]]
-            lines.append(f"| {' | '.join([*row, minutes, commits])} |")
     return "\n".join(lines) + "\n"
 
 
+def rows(of: list[tuple[str, str, list[dict[str, Any]]]], whole: bool = True) -> list[str]:
+    """Return a table of runs by task and algorithm; columns of nothing only if it is `whole`."""
+    columns: dict[str, list[str]] = {}
+    if whole:
+        columns["task"] = [f"[{task}](planning_{task}.png)" for task, _, _ in of]
+    columns["algorithm"] = [name for _, name, _ in of]
+    columns["frames"] = [_frames(runs) for _, _, runs in of]
+    for title, key in zip(TITLES, EVALS, strict=True):
+        columns[title] = [_ends(runs, key) for _, _, runs in of]
+    columns["minutes"] = [", ".join(f"{r['seconds'] / 60:.0f}" for r in runs) for _, _, runs in of]
+    columns["CPU minutes"] = [_cpu_minutes(runs) for _, _, runs in of]
+    if whole:
+        columns["commit"] = [", ".join(sorted({r["commit"] for r in runs})) for _, _, runs in of]
+    shown = {k: v for k, v in columns.items() if whole or set(v) != {"-"}}
+    lines = [list(shown), ["---"] * len(shown), *zip(*shown.values(), strict=True)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _frames(runs: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{f:,}" for f in sorted({r["points"][-1]["env_frames"] for r in runs}))
+
+
+def _ends(runs: list[dict[str, Any]], key: str) -> str:
+    ends = [r["points"][-1] for r in runs]
+    return ", ".join(f"{e[key]:.4g}" for e in ends if key in e) or "-"
+
+
+def _cpu_minutes(runs: list[dict[str, Any]]) -> str:
+    """Return those of all runs; of older ones they are not known."""
+    known = [r.get("cpu_seconds") for r in runs]
+    return ", ".join("?" if s is None else f"{s / 60:.1f}" for s in known) if any(known) else "-"
+
+
+def placed(text: str, found: Found) -> str:
+    """Return a page with its blocks as they are now: the runs of a task, and the figure."""
+    return BLOCK.sub(lambda m: f"{m[1]}\n{_block(m[2], m[3].split(', '), found)}\n{m[4]}", text)
+
+
+def _block(task: str, names: list[str], found: Found) -> str:
+    those = [(task, n, found[task][n]) for n in names if n in found.get(task, {})]
+    if not those:
+        given = " ".join(STUDIES[task].experiments[n] for n in names)
+        command = f"python benchmarks/planning_curves.py FOLDER --only {task} --names {given}"
+        return f"Not recorded so far: `{command} --record`."
+    figure = f"![{task}](../../benchmarks/results/planning_{task}.png)"
+    return "\n".join([*rows(those, whole=False), "", figure])
+
+
+def record(folder: Path, found: Found) -> None:
+    """Copy what was made into benchmarks/results, and write the blocks of the pages."""
+    for path in folder.iterdir():
+        shutil.copy(path, RESULTS)
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text()
+        if (new := placed(text, found)) != text:
+            path.write_text(new)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", choices=list(STUDIES), default=list(STUDIES))
     parser.add_argument("--names", nargs="*", default=[], help="experiments, if not all of a task")
@@ -204,18 +280,17 @@ def main() -> None:
     for job in jobs(options.only, options.seeds, options.names):
         if time.monotonic() < until:
             train_one(options.folder, *job, until)
-    record = options.folder / "record"
-    record.mkdir(parents=True, exist_ok=True)
+    place = options.folder / "record"
+    place.mkdir(parents=True, exist_ok=True)
     found = curves(options.folder)
     if options.record:
         with_recorded(found)
     for task, named in found.items():
-        draw(task, named, record / f"planning_{task}.png")
-    (record / "planning.md").write_text(table(found))
-    (record / "planning.json").write_text(json.dumps(found, indent=1) + "\n")
+        draw(task, named, place / f"planning_{task}.png")
+    (place / "planning.md").write_text(table(found))
+    (place / "planning.json").write_text(json.dumps(found, indent=1) + "\n")
     if options.record:
-        for path in record.iterdir():
-            shutil.copy(path, RESULTS)
+        record(place, found)
     print(table(found))
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gymnasium import spaces
 from dreamlab.cli import main
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.rng import derive
+from dreamlab.core.types import Mode
 from dreamlab.engine.evaluator import EvalConfig, Evaluator
 from dreamlab.envs.vector import EnvConfig, Envs
 from tests.engine.test_collector import Adder
@@ -267,9 +269,14 @@ def test_ctrl_c_ends_the_verb_eval(trained, tmp_path, capsys):
 
 
 class Expecting(Adder):
-    """Expects a return of 3 at a discount of a half."""
+    """Expects a return of 3 at a discount of a half; without its planner it gets half of that."""
 
     plans = True
+
+    def decide(self, obs: Any, is_first: Any, state: Any, mode: Any) -> Any:
+        decision = super().decide(obs, is_first, state, mode)
+        how = 0.5 if mode is Mode.POLICY else 1.0
+        return replace(decision, action=torch.full_like(decision.action, how))
 
     def expected_return(self, obs: Any) -> Any:
         num = len(next(iter(obs.values())))
@@ -277,7 +284,7 @@ class Expecting(Adder):
 
 
 class Ones(gym.Env[Any, Any]):
-    """Gives 1 in each of three steps."""
+    """Gives what the action says in each of three steps."""
 
     observation_space = spaces.Box(-1, 1, (4,))
     action_space = spaces.Box(-1, 1, (1,))
@@ -289,7 +296,7 @@ class Ones(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        return np.zeros(4, np.float32), 1.0, False, self.steps == 3, {}
+        return np.zeros(4, np.float32), float(action[0]), False, self.steps == 3, {}
 
 
 def test_what_was_expected_is_compared_with_the_discounted_return():
@@ -302,9 +309,11 @@ def test_what_was_expected_is_compared_with_the_discounted_return():
     result = Evaluator(EvalConfig(episodes=4, num_envs=2), make).run(agent, None)
     assert result.excess == [3.0 - 1.75] * 4
     assert result.metrics()["eval/overestimation"] == 1.25
-    assert "eval/policy_return" not in result.metrics()
+    assert not [k for k in result.metrics() if k.startswith("eval/policy_")]
     both = Evaluator(EvalConfig(episodes=4, num_envs=2, policy_alone=True), make).run(agent, None)
-    assert both.metrics()["eval/policy_return"] == 3.0
+    assert both.metrics()["eval/overestimation"] == 1.25
+    assert both.metrics()["eval/policy_return"] == 1.5
+    assert both.metrics()["eval/policy_overestimation"] == 3.0 - 0.875
 
 
 def test_the_policy_alone_is_measured_only_where_there_is_a_planner(tmp_path):

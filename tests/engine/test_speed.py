@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import time
 from io import StringIO
 from pathlib import Path
@@ -11,7 +14,7 @@ from rich.console import Console
 
 from dreamlab.engine.speed import Speed
 from dreamlab.engine.terminal import Terminal
-from tests.helpers import open_loop
+from tests.helpers import open_loop, run_for
 
 
 def test_time_away_is_no_time_of_training() -> None:
@@ -24,6 +27,41 @@ def test_time_away_is_no_time_of_training() -> None:
     assert record["time/frames_per_s"] > 1_000 / 0.5
     assert record["time/frames_per_s"] == pytest.approx(100 * record["time/updates_per_s"])
     assert record["time/wall_s"] >= 0.55
+
+
+def test_seconds_of_the_processor_are_those_of_threads_and_of_ended_processes() -> None:
+    speed = Speed()
+    speed.restart(0, 0)
+    time.sleep(0.3)
+    assert speed.record(1, 1)["time/cpu_s"] < 0.2  # it slept
+    before = speed.cpu_s
+    thread = threading.Thread(target=compute, args=(0.2,))
+    thread.start()
+    thread.join()
+    after = speed.record(2, 2)["time/cpu_s"]
+    assert 0.15 < after - before < 2.0
+    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+    assert speed.record(3, 3)["time/cpu_s"] - after > 0.05
+
+
+def test_seconds_of_the_processor_go_on_with_a_resumed_run(tmp_path: Path) -> None:
+    words = (
+        "ppo_cartpole", "tiny=true", "training.total_frames=300", "env.num_envs=2",
+        "log.every_frames=100", "eval.every_frames=0", "eval.video=false", "device=cpu",
+    )  # fmt: skip
+    first = open_loop(tmp_path / "run", *words)
+    first.speed.cpu_s = 1e4  # of an earlier part
+    assert run_for(first, 5) == "interrupted"
+    again = open_loop(tmp_path / "run", *words)
+    assert again.run() == "finished"
+    assert 1e4 < again.speed.cpu_s < 1.1e4
+
+
+def compute(seconds: float) -> None:
+    """Keep a core busy."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
 
 
 def test_where_nothing_was_trained_since_the_last_rates_hold() -> None:

@@ -136,3 +136,14 @@ def test_both_tell_what_they_expect():
     assert float(gamma[0]) == pytest.approx(0.99)
     assert SMALL.gamma is None
     a.update_agent(stored(), phase=PHASE)
+
+
+@pytest.mark.parametrize("name", ["tdmpc2_pendulum", "tdmpc_square_pendulum"])
+def test_an_evaluation_tells_what_the_policys_own_episodes_lack_of_its_value(name, tmp_path):
+    options = ("eval.policy_alone=true", "eval.episodes=2")
+    loop = make(tmp_path / name, name, options=options)
+    assert loop.parts.evaluator is not None
+    found = loop.parts.evaluator.run(loop.workflow, None).metrics()
+    # zero-initialized critics: what is missing is the whole discounted return, which is negative
+    assert found["eval/policy_overestimation"] > 0
+    assert found["eval/policy_overestimation"] != found["eval/overestimation"]

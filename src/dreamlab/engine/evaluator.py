@@ -36,7 +36,8 @@ class EvalConfig(EveryConfig):
     sample: bool = False
     """Sample actions as in training instead of taking the mode."""
     policy_alone: bool = False
-    """Also evaluate the policy without its planner: `eval/policy_return`."""
+    """Also evaluate the policy without its planner: `eval/policy_return`, and
+    `eval/policy_overestimation` if the agent predicts values."""
     seed: Seed = 10_000
     """Seed of the evaluation episodes, the same at every evaluation."""
     video_frames: PositiveInt = 500
@@ -200,6 +201,8 @@ class Evaluator:
         if self.config.policy_alone:
             alone = self._measure(workflow, statistics, Mode.POLICY, False, stop)
             result.summary["policy_return"] = float(np.mean(alone.returns))
+            if alone.excess:
+                result.summary["policy_overestimation"] = float(np.mean(alone.excess))
         return result
 
     def _measure(

@@ -67,6 +67,7 @@ def _shared(loop: Orchestrator) -> State:
         "score": loop.score,
         "owed": loop.owed,
         "wall_s": loop.speed.wall_s,
+        "cpu_s": loop.speed.cpu_s,
         "device": _device(loop),
     }
 
@@ -96,6 +97,7 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
     loop.score = None if loop.evaluates() else state["score"]
     loop.owed = state.get("owed", False)  # missing in older checkpoints
     loop.speed.wall_s = state["wall_s"]
+    loop.speed.cpu_s = state.get("cpu_s", 0.0)  # missing in older checkpoints
     _tell_moved(loop, state.get("device"))  # missing in older checkpoints
     if "parts" in state:
         regrouping.begin_anew(loop, state)
