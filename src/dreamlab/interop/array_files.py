@@ -27,6 +27,8 @@ from dreamlab.engine.watch import memory_available
 
 CODES = re.compile(r"b1|[iu][1248]|f[248]")
 MOST_DIMS = 8
+MOST_LEVELS = 200
+"""Levels of tuples in a pickle."""
 BROKEN = (
     OSError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError,
     ArithmeticError, MemoryError, RecursionError, NotImplementedError, RuntimeError, struct.error,
@@ -152,16 +154,57 @@ class _Bounded:
 def _read_pickle(file: Path) -> Any:
     with file.open("rb") as stream:
         bounded: Any = _Bounded(stream)
-        check_memo(bounded)
+        check_pickle(bounded)
         stream.seek(0)
         return _filled(ArrayUnpickler(bounded).load())
 
 
-def check_memo(stream: Any) -> None:
-    """Raise if a pickle numbers its objects higher than it can have any: a list would be made."""
+def check_pickle(stream: Any) -> None:
+    """Raise if reading a pickle would take more than it has.
+
+    It may number its objects higher than it can have any: a list of that length would be made. Its
+    tuples may nest so deeply that the hash of one overflows the stack: the process would crash.
+    """
+    levels = _Levels()
     for count, (code, number, _) in enumerate(pickletools.genops(stream)):
         if code.name.endswith("PUT") and int(number or 0) > count:
             raise pickle.UnpicklingError("it refers to objects that it does not contain")
+        if levels.follow(code, number) > MOST_LEVELS:
+            raise pickle.UnpicklingError(f"it is nested deeper than {MOST_LEVELS} levels")
+
+
+class _Levels:
+    """How deeply the tuples of a pickle nest, at most: its stack, with levels as objects."""
+
+    def __init__(self) -> None:
+        self.stack: list[int | None] = []  # None is a mark
+        self.memo: dict[Any, int] = {}
+
+    def follow(self, code: pickletools.OpcodeInfo, number: Any) -> int:
+        """Do what an opcode does; return the levels of what it leaves on the stack."""
+        name = code.name
+        if name == "MARK":
+            self.stack.append(None)
+            return 0
+        if name == "MEMOIZE" or name.endswith("PUT"):
+            number = len(self.memo) if name == "MEMOIZE" else int(number)
+            self.memo[number] = (self.stack[-1] if self.stack else 0) or 0
+            return 0
+        made = self.memo.get(int(number), 0) if name.endswith("GET") else self._take(code)
+        made += "TUPLE" in name or name == "FROZENSET"
+        self.stack += [made] * len(code.stack_after)
+        return made
+
+    def _take(self, code: pickletools.OpcodeInfo) -> int:
+        """Take from the stack what an opcode takes; return the most levels among it."""
+        count, most = len(code.stack_before), 0
+        if pickletools.markobject in code.stack_before:
+            count = code.stack_before.index(pickletools.markobject)
+            while self.stack and (level := self.stack.pop()) is not None:
+                most = max(most, level)
+        for _ in range(min(count, len(self.stack))):
+            most = max(most, self.stack.pop() or 0)
+        return most
 
 
 def _filled(tree: Any) -> Any:
@@ -174,11 +217,20 @@ def _filled(tree: Any) -> Any:
 # -- zip files ------------------------------------------------------------------------------------
 
 
+def check_zip(data: zipfile.ZipFile) -> None:
+    """Raise if a zip file unpacks to more than there is room for, or by a rare method."""
+    need, free = sum(i.file_size for i in data.infolist()), memory_available()
+    if need > free:
+        raise MemoryError(f"it unpacks to {need:,} bytes, but only {free:,} are free")
+    if any(
+        i.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for i in data.infolist()
+    ):
+        raise NotImplementedError("it is compressed by a method that is not read here")
+
+
 def _read_npz(file: Path) -> dict[str, Array]:
     with zipfile.ZipFile(file) as data:
-        need, free = sum(i.file_size for i in data.infolist()), memory_available()
-        if need > free:
-            raise MemoryError(f"it unpacks to {need:,} bytes, but only {free:,} are free")
+        check_zip(data)
         return {i.filename.removesuffix(".npy"): _read_npy(data, i) for i in data.infolist()}
 
 
