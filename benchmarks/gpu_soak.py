@@ -8,8 +8,9 @@ and with images and TD-MPC2 5m, each in a process of its own, all at once; what 
 and reserved on the GPU and what the process has in RAM is read after 100 updates and at the end.
 `busy`: an ordinary run of walker_walk and one of an Atari game at size 12m, one after the other.
 Counted are so many seconds once updates are replayed: utilization of the GPU as nvidia-smi reports
-it five times a second, and how long the host spent in each stage (where it waits for the GPU, that
-is the stage that waits). `--tiny` is for trying it out; `--record` writes table and numbers.
+it five times a second, if it is there, and how long the host spent in each stage (where it waits
+for the GPU, that is the stage that waits). `--tiny` is for trying it out; `--record` writes table
+and numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -134,9 +136,10 @@ class Meter:
     def __init__(self, folder: Path, device: str) -> None:
         self.path, self.device = folder / "utilization", device
         self.process: subprocess.Popen[bytes] | None = None
+        self.read: list[int] = []
 
     def start(self) -> None:
-        if self.device != "cuda":
+        if self.device != "cuda" or shutil.which("nvidia-smi") is None:
             return
         query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
         with self.path.open("wb") as out:
@@ -144,12 +147,13 @@ class Meter:
 
     def stop(self) -> list[int]:
         """Return every percentage that was read."""
-        if self.process is None:
-            return []
-        self.process.terminate()
-        self.process.wait()
-        lines = self.path.read_text().splitlines()
-        return [int(x) for x in lines if x.strip().isdigit()]
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
+            lines = self.path.read_text().splitlines()
+            self.read = [int(x) for x in lines if x.strip().isdigit()]
+        return self.read
 
 
 def train(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -175,7 +179,10 @@ def train(name: str, args: argparse.Namespace) -> dict[str, Any]:
             mark.update(at=now, frames=counters.env_frames, updates=counters.updates)
             stages.seconds.clear()
             meter.start()
-        return bool(mark) and now - mark["at"] >= args.seconds
+        if not mark or now - mark["at"] < args.seconds:
+            return False
+        meter.stop()  # before the last checkpoint is written
+        return True
 
     with training.open_run(config) as opened:
         loop = build.build(opened.config, opened.run, Terminal("off", config.name))
@@ -226,6 +233,8 @@ def measure_all(args: argparse.Namespace) -> list[dict[str, Any]]:
     if "memory" in args.parts:
         rows += rows_of({name: child(name, args) for name in args.memory})
     if "busy" in args.parts:
+        if args.device == "cuda" and shutil.which("nvidia-smi") is None:
+            print("nvidia-smi is missing: utilization is not read", flush=True)
         for name in args.busy:
             rows += rows_of({name: child(name, args)})
     return rows

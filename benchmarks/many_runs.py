@@ -163,7 +163,10 @@ def serve(args: argparse.Namespace) -> None:
                 raise
             failed = f"{type(error).__name__}: {error}"[:300]  # the others can be timed
             break
-    loss = [float(s.launch(0)["loss"]) for s in seeds]
+    launched = [s.launch(0)["loss"] for s in seeds]
+    for s in seeds:
+        s.wait()  # each computes on a stream of its own, where nothing else reads
+    loss = [float(x) for x in launched]
     gib = torch.cuda.max_memory_allocated() / 2**30 if args.device == "cuda" else 0.0
     where = torch.cuda.get_device_name() if args.device == "cuda" else "a CPU"
     ready = {"ready": len(seeds), "failed": failed, "gib": gib, "loss": loss}
@@ -294,9 +297,9 @@ def measure(
 
 def measure_all(args: argparse.Namespace, variables: dict[str, str]) -> list[dict[str, Any]]:
     """Start everything, then time one combination after another."""
-    until = time.monotonic() + args.patience
     if not args.warm:
-        fill_caches(args, until)
+        fill_caches(args, time.monotonic() + args.patience)
+    until = time.monotonic() + args.patience  # what filling took is not theirs
     most, rows = max(args.counts), []
     crews: list[tuple[str, str, list[Child]]] = []
     for way in args.ways:
