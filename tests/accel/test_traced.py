@@ -45,6 +45,12 @@ def test_what_a_gpu_would_compile_can_be_traced_while_shapes_are_checked(tmp_pat
 
 
 @pytest.mark.slow
+def test_plans_that_kernels_do_not_take_can_be_traced_in_bfloat16(tmp_path):
+    """Those of sizes above 5m, and of sizes that are no multiple of a tile."""
+    trace(tmp_path, "bf16", "tdmpc2_cartpole_swingup-one_by_one")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_what_a_gpu_would_compile_for_every_experiment_can_be_traced(name, tmp_path):
     trace(tmp_path, "bf16", name)

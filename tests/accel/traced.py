@@ -44,6 +44,8 @@ SCAN = (
 """Sizes that the kernels of the recurrence take."""
 PLANS = ("workflow.planner.samples=32", "workflow.planner.elites=4")
 """As many as the kernels of TD-MPC2's plans take."""
+ONE_BY_ONE = "-one_by_one"
+"""After a name: with plans that the kernels do not take, so that networks are called one by one."""
 
 
 def unchecked_quantile(x: Tensor, q: Tensor) -> Tensor:
@@ -148,14 +150,16 @@ def updated(loop: Orchestrator) -> list[CompiledMethod]:
 def trace(name: str, folder: Path, precision: str) -> None:
     """Fail unless all methods of an experiment's workflow can be traced."""
     torch._dynamo.reset()
+    single, name = name.endswith(ONE_BY_ONE), name.removesuffix(ONE_BY_ONE)
     with pytest.MonkeyPatch.context() as patch:
         traced = front_end_only(patch)
         cls = next(cls for cls, each in PAIRS if each == name)
         graphs = bool(marked(cls, "capturable"))
         recurrent = graphs and hasattr(cls.Config, "imagine")
-        plans = issubclass(cls, TDMPC2) and precision == "bf16"
+        plans = issubclass(cls, TDMPC2) and precision == "bf16" and not single
         options = PLANS if plans else ()
         loop = make(folder, name, options=SCAN if recurrent else options)
+        assert not issubclass(cls, TDMPC2) or loop.workflow.packable is plans
         methods = captured(loop, patch, precision == "bf16") if graphs else updated(loop)
         assert {m.method for m in methods} <= traced.keys()
         assert methods
