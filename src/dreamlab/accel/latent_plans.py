@@ -2,7 +2,7 @@
 
 Every layer is one kernel in tiles of rows and columns, and so are all critics' and rewards' layers
 of the same depth: 14 launches for a score of three steps instead of a hundred. Norms and
-activations are computed by whoever reads a layer.
+activations are computed by whoever reads a layer. `plan_products` takes over where rows are many.
 """
 
 from __future__ import annotations
