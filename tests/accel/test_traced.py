@@ -57,6 +57,13 @@ def test_what_a_gpu_would_compile_for_every_experiment_can_be_traced(name, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_one_of_two_processes_would_compile_can_be_traced(name, tmp_path):
+    """Averages of gradients and statistics over both are part of what is traced."""
+    trace(tmp_path, "bf16", f"{name}-of_two")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CAPTURED)
 def test_what_a_gpu_would_capture_in_full_precision_can_be_traced(name, tmp_path):
     trace(tmp_path, "fp32", name)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -22,8 +24,10 @@ from dreamlab.accel.bf16_weights import Bf16Weights
 from dreamlab.accel.compile import CompiledMethod, compile_methods, compile_updates
 from dreamlab.accel.cuda_graphs import lay_out
 from dreamlab.components.world_models.dreaming import fusable, output_of
+from dreamlab.core import world
 from dreamlab.core.types import Batch, Mode
 from dreamlab.core.workflow import Workflow, marked
+from dreamlab.core.world import World
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.workflows.dreamer_v3 import DreamerV3
 from dreamlab.workflows.tdmpc2 import TDMPC2
@@ -46,6 +50,8 @@ PLANS = ("workflow.planner.samples=32", "workflow.planner.elites=4")
 """As many as the kernels of TD-MPC2's plans take."""
 ONE_BY_ONE = "-one_by_one"
 """After a name: with plans that the kernels do not take, so that networks are called one by one."""
+OF_TWO = "-of_two"
+"""After a name: as one of two processes, which average gradients and share statistics."""
 
 
 def unchecked_quantile(x: Tensor, q: Tensor) -> Tensor:
@@ -55,8 +61,11 @@ def unchecked_quantile(x: Tensor, q: Tensor) -> Tensor:
     return torch.lerp(ranked[below.long()], ranked[rank.ceil().long()], rank - below)
 
 
-def front_end_only(patch: pytest.MonkeyPatch) -> dict[Any, int]:
-    """Let torch.compile stop before it makes code; return how often each method was traced."""
+def front_end_only(patch: pytest.MonkeyPatch, reductions: set[str]) -> dict[Any, int]:
+    """Let torch.compile stop before it makes code; return how often each method was traced.
+
+    The names of methods that communicate with other processes are added to `reductions`.
+    """
     whole, traced = torch.compile, dict[Any, int]()
 
     def compiled(method: Any, **settings: Any) -> Any:
@@ -64,6 +73,8 @@ def front_end_only(patch: pytest.MonkeyPatch) -> dict[Any, int]:
 
         def backend(graph: Any, inputs: Any) -> Any:
             traced[method] += 1
+            if any("all_reduce" in str(node.target) for node in graph.graph.nodes):
+                reductions.add(method.__name__)
             return aot_eager(graph, inputs)
 
         return whole(method, backend=backend, **settings)
@@ -80,9 +91,24 @@ def prepared(loop: Orchestrator) -> Batch:
     return buffer.sample().map(lambda x: x.clone())
 
 
-def captured(loop: Orchestrator, patch: pytest.MonkeyPatch, bf16: bool) -> list[CompiledMethod]:
+@contextmanager
+def one_of_two(patch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
+    """Let this process, alone in its group, believe that there is another one."""
+    store = dist.FileStore(str(folder / "store"), 1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        with patch.context() as within:
+            within.setattr(world, "_here", World(0, 2, 0, 2))
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def captured(
+    loop: Orchestrator, batch: Batch, patch: pytest.MonkeyPatch, bf16: bool
+) -> list[CompiledMethod]:
     """Run what a GPU would capture, its compiled methods traced."""
-    agent, batch = loop.workflow, prepared(loop)
+    agent = loop.workflow
     launched = gpu_form.take(patch)
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         patch.setattr(torch, "quantile", unchecked_quantile)
@@ -138,9 +164,9 @@ def used_methods(agent: Workflow[Any], bf16: bool) -> set[str]:
     return found if agent.model.rssm.scannable else found | {"follow_step"}
 
 
-def updated(loop: Orchestrator) -> list[CompiledMethod]:
+def updated(loop: Orchestrator, batch: Batch) -> list[CompiledMethod]:
     """Run two whole updates, traced: TD3's actor learns in every second one."""
-    agent, phase, batch = loop.workflow, loop.scheduler.phases[-1], prepared(loop)
+    agent, phase = loop.workflow, loop.scheduler.phases[-1]
     methods = compile_updates(agent)
     for name in phase.update_hooks * 2:
         getattr(agent, name)(batch, phase=phase)
@@ -150,9 +176,11 @@ def updated(loop: Orchestrator) -> list[CompiledMethod]:
 def trace(name: str, folder: Path, precision: str) -> None:
     """Fail unless all methods of an experiment's workflow can be traced."""
     torch._dynamo.reset()
+    two, name = name.endswith(OF_TWO), name.removesuffix(OF_TWO)
     single, name = name.endswith(ONE_BY_ONE), name.removesuffix(ONE_BY_ONE)
-    with pytest.MonkeyPatch.context() as patch:
-        traced = front_end_only(patch)
+    reductions: set[str] = set()
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        traced = front_end_only(patch, reductions)
         cls = next(cls for cls, each in PAIRS if each == name)
         graphs = bool(marked(cls, "capturable"))
         recurrent = graphs and hasattr(cls.Config, "imagine")
@@ -160,11 +188,18 @@ def trace(name: str, folder: Path, precision: str) -> None:
         options = PLANS if plans else ()
         loop = make(folder, name, options=SCAN if recurrent else options)
         assert not issubclass(cls, TDMPC2) or loop.workflow.packable is plans
-        methods = captured(loop, patch, precision == "bf16") if graphs else updated(loop)
+        batch = prepared(loop)
+        if two:
+            stack.enter_context(one_of_two(patch, folder))
+        if graphs:
+            methods = captured(loop, batch, patch, precision == "bf16")
+        else:
+            methods = updated(loop, batch)
         assert {m.method for m in methods} <= traced.keys()
         assert methods
         left = [m.method.__name__ for m in methods if not traced[m.method]]
         assert not left, left
+    assert bool(reductions) == two, reductions
 
 
 def varying_rows(folder: Path) -> None:
@@ -172,7 +207,7 @@ def varying_rows(folder: Path) -> None:
     torch._dynamo.reset()
     sizes: set[int] = set()
     with pytest.MonkeyPatch.context() as patch:
-        traced = front_end_only(patch)
+        traced = front_end_only(patch, set())
         options = ("compile=true", "device=cpu", "workflow.epochs=1", "eval.every_frames=0")
         loop = open_loop(folder, "+experiment=ppo_cartpole", *options, "training.total_frames=6000")
         agent: Any = loop.workflow
