@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dreamlab.accel import dispatch
 from dreamlab.config import LabConfig, to_yaml
 from dreamlab.core import rng as random
 from dreamlab.core import world
@@ -66,9 +67,8 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
             "actors.num: actors feed one learner: leave it out with several processes "
             "(distributed.processes, devices)"
         )
-    frames = training.total_frames
-    each = frames if frames is None else -(-frames // config.processes)
-    check_feasible(training.phases, each, config.buffers, env_of_all(config))
+    frames, env_all = training.total_frames, env_of_all(config)
+    check_feasible(training.phases, frames, config.buffers, env_all, config.processes)
     check_padding(training.phases, config.buffers, cls)
     check_measured(config)
     if config.compile and config.watch.check_every_update:
@@ -142,6 +142,7 @@ def _made(config: LabConfig, spec: Spec, device: torch.device) -> Workflow[Any]:
     if not options.shard or world.all_processes() == 1:
         return config.workflow.build(spec).to(device)
     accelerate.keep_memory(False)
+    dispatch.set_reference(True)  # kernels and fused code read weights by themselves
     workflow = build_sharded(lambda: config.workflow.build(spec), options.shard_least, device)
     workflow.sharded = True
     return workflow
@@ -172,9 +173,10 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
     if config.actors.num:
         collector = build_actors(config, run, workflow, scaling, observers)
     paints = config.env.named and type(workflow).report is not Workflow.report
+    assembles = config.distributed.assemble
     parts = LoopParts(
         workflow, collector, buffers,
-        build_evaluator(config, scaling) if config.env.named else None,
+        build_evaluator(config, scaling) if config.env.named and assembles else None,
         build_logger(config, run, terminal), terminal, run,
         Known(painter(config.env), entry_names(config.env)) if paints else Known(),
         published_floor(config, run), observers, scaling,

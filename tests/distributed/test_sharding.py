@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from dreamlab import build
 from dreamlab.cli import main
 from dreamlab.config import LabConfig
-from dreamlab.core import sharding, world
-from dreamlab.core.errors import ConfigError
+from dreamlab.core import sharded_init, sharding, world
+from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.core.workflow import Workflow
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_equal_batches import Kept, _rows
@@ -117,7 +121,7 @@ def test_sharded_weights_learn_the_same(name, tmp_path):
         (["distributed.processes=2", "distributed.shard_least=5"], "without shard"),
         ([*SHARDED, "compile=true"], "compile"),
         ([*SHARDED, "log.norms=true"], "log.norms"),
-        ([*SHARDED, "distributed.check_every_updates=5"], "check_every_updates"),
+        (["distributed.processes=2", "distributed.assemble=false"], "without shard"),
     ],
 )
 def test_what_does_not_go_with_shards_is_an_error(words, message):
@@ -125,12 +129,120 @@ def test_what_does_not_go_with_shards_is_an_error(words, message):
         config_of("dreamer_cartpole", "tiny=true", *words)
 
 
+DQN = ("dqn_cartpole", *BASE[:-1], "training.total_frames=152", "threads=1", *SHARDED[:2],
+       "distributed.shard_least=16", "eval.every_frames=148", "checkpoint.every_s=0",
+       "eval.num_envs=1", "eval.max_steps=5", "env.num_envs=8")  # fmt: skip
+
+
+def sharded_run(folder: Path, *more: str, before: Any = None) -> list[Any]:
+    """Return what each process of a run says, or the error that ends it."""
+
+    def run(rank: int) -> Any:
+        loop = open_loop(folder, *DQN, *more)
+        if before is not None:
+            before(loop, rank)
+        said: list[str] = []
+        loop.parts.terminal.say = said.append
+        try:
+            return loop.run(), said
+        except LabError as error:
+            return str(error), said
+
+    return run_ranks(run, folder.parent / "ranks")
+
+
+@pytest.mark.parametrize("assemble", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_rank_0_gathers_all_weights_to_evaluate_unless_told_not_to(assemble, tmp_path, monkeypatch):
+    def gathered(workflow: Any) -> Any:
+        pytest.fail("all weights are gathered")
+
+    if not assemble:
+        monkeypatch.setattr(sharding, "assembled", gathered)
+    more = () if assemble else ("distributed.assemble=false",)
+    (status, said), _ = sharded_run(tmp_path / "run", *more)
+    assert status == "finished"
+    records = metrics(tmp_path / "run")
+    assert any("eval/return" in r for r in records) == assemble
+    held, whole, saved = said[:3]
+    assert held.startswith("sharded: this process holds")
+    assert ("distributed.assemble=false: neither" in whole) == assemble
+    assert "host memory on rank 0 while a checkpoint is written" in saved
+    assert (tmp_path / "run" / "checkpoints" / "best").exists(), "else by the training's returns"
+
+
+def test_plan_says_what_evaluating_sharded_weights_takes(capsys):
+    words = ("dreamer_cartpole", "workflow.size=12m", *SHARDED[:2], "device=cpu")
+    assert main(["plan", *words]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    weights = int(rows["parameters"].replace(",", ""))
+    told = float(rows["evaluation"].split()[0])
+    assert told == pytest.approx(4 * weights / 2**30, abs=1e-3)
+    assert "distributed.assemble=false: neither" in rows["evaluation"]
+    assert main(["plan", *words[:2], "distributed.processes=2"]) == 2
+    assert "plan measures one process" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_sharded_are_compared(tmp_path):
+    """`+preset=debug` compares what more than one process has, and says that it is not all."""
+
+    def drift(loop: Any, rank: int) -> None:
+        plain = [p for p in loop.workflow.parameters() if not hasattr(p, "part")]
+        assert any(hasattr(p, "part") for p in loop.workflow.parameters())
+        with torch.no_grad():
+            plain[-1].add_(rank)
+
+    for error, said in sharded_run(tmp_path / "run", "watch.check_every_update=true", before=drift):
+        assert "of rank 1 is not that of rank 0" in error
+        assert any("of the others no process has a second copy" in x for x in said) or not said
+
+
+def held_of(p: Any) -> int:
+    """Return how many numbers of a weight a process holds while a workflow is built."""
+    p = getattr(p, "cut", getattr(p, "_local_tensor", p))
+    return 0 if p.is_meta else p.numel()
+
+
+def test_no_process_ever_holds_all_weights_while_it_builds(tmp_path):
+    """Counted whenever a weight is registered: what has data, and the parts cut off before."""
+    config = config_of(*CASES["tdmpc2"], *SHARDED)
+    spec = open_loop(tmp_path / "run", *CASES["tdmpc2"]).workflow.spec
+    alone = build.build_workflow(config_of(*CASES["tdmpc2"]), spec)
+    every = sum(p.numel() for p in alone.parameters())
+
+    def peak(rank: int) -> int:
+        seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        most = 0
+
+        def registered(module: Any, name: str, new: Any) -> None:
+            nonlocal most
+            if torch.get_default_device().type == "meta":
+                return
+            seen.update({module, new} if isinstance(new, torch.nn.Module) else {module})
+            with torch._C.DisableTorchFunction():
+                weights = {id(p): p for m in seen for p in m.parameters()}
+                new_one = [new] if isinstance(new, torch.nn.Parameter) else []
+                living = [*weights.values(), *(p for p in new_one if id(p) not in weights)]
+                most = max(most, sum(map(held_of, living)))
+
+        with sharded_init._heard(registered):
+            handle = register_module_module_registration_hook(registered)
+            build.build_workflow(config, spec)
+            handle.remove()
+        return most
+
+    for most in run_ranks(peak, tmp_path / "r"):
+        assert every / 2 <= most < 0.95 * every, (most, every)
+
+
 @pytest.mark.slow
-def test_a_sharded_run_is_resumed_and_read_by_one_process(tmp_path):
+def test_a_sharded_run_is_resumed_and_read_by_one_process(tmp_path, capfd):
     words = ["dreamer_cartpole", *BASE, "training.total_frames=400", "log.every_frames=100",
-             "distributed.processes=2", "distributed.shard=true"]  # fmt: skip
+             "distributed.processes=2", "distributed.shard=true", "distributed.shard_least=64",
+             "watch.check_every_update=true"]  # fmt: skip
     folder = tmp_path / "r"
     assert main(["train", *words, f"run.dir={folder}"]) == 0
     assert main(["resume", str(folder), "training.total_frames=600"]) == 0
     assert metrics(folder)[-1]["env_frames"] >= 600
+    held, every = re.findall(r"holds ([\d,]+) of ([\d,]+) weights", capfd.readouterr().out)[0]
+    assert int(held.replace(",", "")) < 0.75 * int(every.replace(",", "")), "it is not sharded"
     assert main(["eval", str(folder), "--episodes", "1"]) == 0

@@ -127,3 +127,13 @@ def test_what_is_just_enough_does_train(tmp_path):
     assert loop.counters.updates > 0
     with pytest.raises(ConfigError, match="no update would happen"):
         open_loop(tmp_path / "s", *small, "tiny=false", (phase + hooks).replace("100", "99"))
+
+
+def test_frames_are_those_of_all_processes_and_steps_those_of_each():
+    phases = [Phase("fill", ("collect",), duration_steps=80), learn(duration_steps=900)]
+    for processes in (1, 2):
+        check_feasible(phases, 160, replay(), EnvConfig(), processes)
+    filled = [learn(duration_steps=100)]
+    check_feasible(filled, None, replay(min_steps=50), EnvConfig(), 2)
+    with pytest.raises(ConfigError, match="holds 33 steps, but the first batch needs 50"):
+        check_feasible(filled, None, replay(min_steps=50), EnvConfig(), 3)

@@ -53,6 +53,13 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
 
     if config.actors.num:
         raise ConfigError("actors: plan measures one process: leave them out")
+    if config.distributed.shard:
+        return _of_shards(config)
+    if config.processes > 1:
+        raise ConfigError(
+            "distributed.processes, devices: plan measures one process, whose figures are those of "
+            "each: leave them out"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         run = Run(Path(scratch) / "run")
         run.folder.mkdir()
@@ -82,4 +89,29 @@ def _costs(config: LabConfig) -> list[tuple[str, str]]:
         ("env frames", f"{result.env_frames:,}"),
         ("updates", f"{result.updates:,.0f}"),
         ("expected time", duration(3600 * result.hours)),
+    ]
+
+
+def _of_shards(config: LabConfig) -> list[tuple[str, str]]:
+    """Return the memory that sharded weights need; nothing is computed, so no times."""
+    import torch
+
+    from dreamlab import build
+    from dreamlab.core import rng, sharding
+    from dreamlab.engine.shards import cost_of_whole
+    from dreamlab.engine.watch import memory_available
+
+    build.check(config)
+    spec = build.find_spec(config)
+    with rng.fork(0), torch.device("meta"):
+        workflow = config.workflow.build(spec)
+    whole, saved = cost_of_whole(workflow, config.distributed.assemble)
+    share = sharding.state_bytes(workflow) / config.processes / GIB
+    return [
+        ("parameters", f"{sum(p.numel() for p in workflow.parameters()):,}"),
+        ("each process", f"at least {share:.3f} GiB of weights and optimizer states"),
+        ("evaluation", whole),
+        ("checkpoint", saved),
+        ("memory free", f"{memory_available() / GIB:.1f} GiB"),
+        ("not measured", "batches, activations, replay buffers, time: leave distributed out"),
     ]

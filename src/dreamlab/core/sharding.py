@@ -216,6 +216,32 @@ def whole_state(workflow: Any) -> dict[str, Any]:
     return state if world.is_main() else {}
 
 
+def replicated_state(workflow: Any) -> dict[str, Any]:
+    """Return what of a workflow's state every process holds itself: all but its parts."""
+    state = workflow.state_dict()
+    if not is_sharded(workflow):
+        return state
+    keep = lambda p, x: x if owner_of(p) is None else None  # noqa: E731
+    own = {k: v for k, v in state.items() if not (isinstance(v, Tensor) and _is_dtensor(v))}
+    return own | {"_extra_state": _of_optimizers(workflow, state["_extra_state"], keep)}
+
+
+def assembled_bytes(workflow: Any) -> int:
+    """Return what one process takes to hold all weights and their averages."""
+    averages = [p for o in workflow.optimizers.values() if o.config.ema for p in o.sources]
+    return sum(p.numel() * p.element_size() for p in [*workflow.parameters(), *averages])
+
+
+def state_bytes(workflow: Any) -> int:
+    """Return what one process takes to hold the state of a workflow, as checkpoints have it."""
+    moments = sum(
+        len(o.inner.names) * p.numel() * p.element_size()
+        for o in workflow.optimizers.values()
+        for p in o.sources
+    )
+    return assembled_bytes(workflow) + moments
+
+
 def take_state(workflow: Any, state: Mapping[str, Any]) -> None:
     """Load this process's part of an unsharded state."""
     if is_sharded(workflow):

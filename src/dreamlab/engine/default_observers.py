@@ -10,6 +10,7 @@ from dreamlab.engine.digest_chain import Chain
 from dreamlab.engine.norms import Norms
 from dreamlab.engine.profiler import Profiler
 from dreamlab.engine.same_weights import CHECK_EVERY, SameWeights
+from dreamlab.engine.shards import TellsShards
 from dreamlab.engine.system import System
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def add_default_observers(loop: Orchestrator, say: Callable[[str], None]) -> Non
         loop.observers.add(SameWeights(every))
     if not world.is_main():
         return
+    if loop.workflow.sharded:
+        loop.observers.add(TellsShards(bool(every)))
     if log.chain and not loop.config.actors.num:  # nobody could repeat what actors did
         _add_sink(loop, Chain(folder / "chain.jsonl", loop.workflow))
     if log.system:
@@ -35,7 +38,7 @@ def add_default_observers(loop: Orchestrator, say: Callable[[str], None]) -> Non
 
 def _checks_weights(loop: Orchestrator) -> int:
     """Return after how many updates the weights of all processes are compared; 0: never."""
-    wanted = 0 if loop.config.distributed.shard else loop.config.distributed.check_every_updates
+    wanted = loop.config.distributed.check_every_updates
     usual = CHECK_EVERY if loop.config.watch.check_every_update else 0
     return (usual if wanted is None else wanted) if world.size() > 1 else 0
 

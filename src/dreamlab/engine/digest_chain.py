@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dreamlab.core import world
+from dreamlab.core import sharding, world
 from dreamlab.core.clock import CLOCK
 from dreamlab.core.types import Array, Step
 from dreamlab.core.workflow import Workflow
@@ -105,9 +105,9 @@ def digest_of_losses(record: Record) -> str:
 def digest_of_weights(workflow: Workflow[Any]) -> str:
     """Return a checksum of all parameters and buffers: each is summed up where it is.
 
-    Only the sums leave a GPU, all at once.
+    Only the sums leave a GPU, all at once. Of sharded weights it is that of this process's part.
     """
-    tensors = [*workflow.parameters(), *workflow.buffers()]
+    tensors = [*sharding.parts(list(workflow.parameters())), *workflow.buffers()]
     sums = [torch.sum(_words(t), dtype=torch.int64) for t in tensors]
     if not sums:
         return f"{0:08x}"

@@ -16,16 +16,23 @@ from dreamlab.envs.vector import EnvConfig
 
 
 def check_feasible(
-    phases: Sequence[Phase], total_frames: int | None, buffers: Mapping[str, Part], env: EnvConfig
+    phases: Sequence[Phase],
+    total_frames: int | None,
+    buffers: Mapping[str, Part],
+    env: EnvConfig,
+    processes: int = 1,
 ) -> None:
-    """Raise if a buffer is too small for its batches, or a phase too short for its first one."""
+    """Raise if a buffer is too small for its batches, or a phase too short for its first one.
+
+    Frames are counted over all processes, and each stores its share of them.
+    """
     configs = {k: c for k, p in buffers.items() if isinstance(c := p.config, BufferConfig)}
     needed = {k: _first_batch(c, k, env.num_envs) for k, c in configs.items()}
     stored = dict.fromkeys((*buffers, *(p.buffer for p in phases)), 0.0)
     learns = False
-    for phase, frames in _reached(phases, total_frames, env):
+    for phase, frames in _reached(phases, total_frames, env, processes):
         _check_phase(configs, phase)
-        stored[phase.buffer] += _steps_of(phase, frames, env)
+        stored[phase.buffer] += _steps_of(phase, frames / processes, env)
         if phase.update_hooks:
             for name in phase.draws_from:
                 _check_filled(phase, name, stored[name], needed.get(name, 0))
@@ -102,7 +109,7 @@ def _check_filled(phase: Phase, name: str, stored: float, needed: int) -> None:
 
 
 def _reached(
-    phases: Sequence[Phase], total_frames: int | None, env: EnvConfig
+    phases: Sequence[Phase], total_frames: int | None, env: EnvConfig, processes: int
 ) -> list[tuple[Phase, float]]:
     """Return the phases that the training comes to, each with the most env frames it has."""
     out: list[tuple[Phase, float]] = []
@@ -115,18 +122,19 @@ def _reached(
         if left <= 0:
             break
         stretched = total_frames is not None and i == extended
-        frames = min(left, math.inf if stretched else _frames_of(phase, env))
+        frames = min(left, math.inf if stretched else _frames_of(phase, env, processes))
         out.append((phase, frames))
         left -= frames
     return out
 
 
-def _frames_of(phase: Phase, env: EnvConfig) -> float:
+def _frames_of(phase: Phase, env: EnvConfig, processes: int) -> float:
     """Return the env frames of a phase; unknown for phases counted in updates."""
     if phase.duration_steps is not None:
         return float(phase.duration_steps)
     if phase.duration_cycles is not None:
-        return float(phase.duration_cycles * phase.collect_ticks * env.num_envs * env.repeat)
+        per_tick = env.num_envs * env.repeat * processes
+        return float(phase.duration_cycles * phase.collect_ticks * per_tick)
     return math.inf
 
 

@@ -320,6 +320,8 @@ class Orchestrator:
 
     def report(self) -> list[Path]:
         """Look inside the algorithm, if it lets us, and write down what is seen."""
+        if not self.config.distributed.assemble:
+            return []
         with sharding.assembled(self.workflow):
             return self._report()
 
@@ -386,7 +388,8 @@ class Orchestrator:
 
     def evaluates(self) -> bool:
         """Return whether the policy is measured while it is trained."""
-        return bool(self.config.eval.every_frames or self.config.eval.every_updates)
+        wanted = self.config.eval.every_frames or self.config.eval.every_updates
+        return bool(wanted) and self.parts.evaluator is not None
 
     def dues(self) -> dict[str, Due]:
         return {

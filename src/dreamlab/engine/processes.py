@@ -55,18 +55,23 @@ class DistributedConfig:
     """Shard weights, optimizer states and averages over the processes."""
     shard_least: Natural = 1_024
     """With `shard`: weights with fewer entries are not sharded."""
+    assemble: bool = True
+    """With `shard`: rank 0 gathers all weights to evaluate and to report. false: neither is done,
+    for models that do not fit in one process.
+    """
     timeout_s: Positive = world.TIMEOUT_S
     """Maximum wait for other processes, for example while rank 0 evaluates."""
     check_every_updates: Natural | None = None
     """Updates between comparisons of the weights of all processes; 0: never. None: 10 if
-    `watch.check_every_update` is on, as in the preset `debug`, else never.
+    `watch.check_every_update` is on, as in the preset `debug`, else never. With `shard` only those
+    that are not sharded are compared.
     """
 
     def __post_init__(self) -> None:
         if self.shard_least != DistributedConfig.shard_least and not self.shard:
             raise ValueError("shard_least has no effect without shard")
-        if self.shard and self.check_every_updates:
-            raise ValueError("check_every_updates: with shard no process has all weights")
+        if not (self.assemble or self.shard):
+            raise ValueError("assemble has no effect without shard")
 
     def check_effect(self, processes: int) -> None:
         """Raise on options without an effect on so many processes, if torchrun starts no more."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dreamlab.core import world
+from dreamlab.core import sharding, world
 from dreamlab.core.errors import LabError
 from dreamlab.core.tree import tree_leaves
 from dreamlab.core.types import Batch, Metrics
@@ -36,8 +36,11 @@ class SameWeights(Observer):
             self.compare()
 
     def compare(self) -> None:
-        """Raise unless parameters, buffers and optimizer states are the same on all processes."""
-        found = list(tree_leaves(self.loop.workflow.state_dict()))
+        """Raise unless parameters, buffers and optimizer states are the same on all processes.
+
+        Of sharded weights no process has what another has.
+        """
+        found = list(tree_leaves(sharding.replicated_state(self.loop.workflow)))
         named = [(k, v) for k, v in found if isinstance(v, Tensor)]
         all_of_them = world.gather(digests([v for _, v in named]))
         for rank, theirs in enumerate(all_of_them):
