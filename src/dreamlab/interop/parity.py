@@ -12,9 +12,9 @@ policy for given noise, and every loss for given targets.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,14 @@ from torch import Tensor
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.components.world_models.rssm import Latent
 from dreamlab.components.world_models.world_model import Posterior
+from dreamlab.core.errors import CheckpointError, LabError
 from dreamlab.core.optim import LaProp
-from dreamlab.core.text import print
+from dreamlab.core.readers import read_json
+from dreamlab.core.text import one_line, print
 from dreamlab.core.types import Array
 from dreamlab.interop import dreamerv3, parity_tdmpc2
-from dreamlab.interop.parity_lines import Line, compare
+from dreamlab.interop.array_files import BROKEN
+from dreamlab.interop.parity_lines import Line, compare, load_arrays, not_compared
 from dreamlab.workflows.dreamer_v3 import Dream, DreamerV3, DreamerV3Config
 
 NEAR, SHARE = 1e-5, 0.96
@@ -50,7 +53,7 @@ class Fixture:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        self.meta: dict[str, Any] = read_json(folder / "meta.json")
         self.weights = self.load("weights.npz")
         inputs = self.load("inputs.npz")
         self.obs = {k[4:]: v for k, v in inputs.items() if k.startswith("obs/")}
@@ -67,8 +70,7 @@ class Fixture:
 
     def load(self, name: str) -> Arrays:
         """Return the arrays of one file."""
-        with np.load(self.folder / name) as file:
-            return dict(file)
+        return load_arrays(self.folder / name)
 
     def agent(self) -> DreamerV3:
         """Return our agent with the fixture's weights."""
@@ -176,7 +178,7 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
         if name in found:
             yield compare(prefix + name, found[name], theirs)
         else:
-            yield Line(prefix + name, np.inf, np.inf, False, "not computed by dreamlab")
+            yield not_compared(prefix + name, "dreamlab does not compute it")
     after = fixture.load(f"weights_step{number}.npz")
     names = dreamerv3.official_names(agent)
     params = dict(agent.named_parameters())
@@ -194,9 +196,23 @@ def check_update(agent: DreamerV3, fixture: Fixture, number: int) -> Iterator[Li
 
 def check(folder: Path) -> Iterator[Line]:
     """Compare everything in a fixture, line by line; its files determine the algorithm."""
+    with usable(folder):
+        compared = 0
+        for line in _check(folder):
+            compared += line.compared
+            yield line
+        if not compared:
+            raise CheckpointError("nothing in it can be compared")
+
+
+def _check(folder: Path) -> Iterator[Line]:
     if (folder / parity_tdmpc2.CHECKPOINT).is_file():
         yield from parity_tdmpc2.check(folder)
         return
+    if not (folder / "weights.npz").is_file():
+        raise CheckpointError(
+            f"it has neither {parity_tdmpc2.CHECKPOINT} (TD-MPC2) nor weights.npz (DreamerV3)"
+        )
     fixture = Fixture(folder)
     agent = fixture.agent()
     yield from check_update(agent, fixture, 1)
@@ -208,19 +224,41 @@ def check(folder: Path) -> Iterator[Line]:
     yield from check_update(agent, fixture, 2)
 
 
+@contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Say in one line why a folder cannot be compared: anything can be in its files."""
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(f"{folder} cannot be compared: it lacks {error}") from None
+    except (LabError, *BROKEN) as error:
+        reason = (
+            one_line(" ".join(str(error).split()).removeprefix("import: "))[:400]
+            or type(error).__name__
+        )
+        raise CheckpointError(f"{folder} cannot be compared: {reason}") from error
+
+
 def main() -> int:
-    """Print a line per tensor; return 0 if all agree."""
+    """Print a line per tensor; return 0 if all agree, 2 if a folder could not be compared."""
     parser = argparse.ArgumentParser(prog="python -m dreamlab.interop.parity", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="+")
-    wrong = total = 0
+    lines: list[Line] = []
+    broken = False
     for folder in parser.parse_args().folder:
         print(f"# {folder.name}")
-        for line in check(folder):
-            print(line)
-            total += 1
-            wrong += not line.ok
-    print(f"{total - wrong} of {total} agree")
-    return 1 if wrong else 0
+        try:
+            for line in check(folder):
+                print(line)
+                lines.append(line)
+        except LabError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            broken = True
+    compared = [line for line in lines if line.compared]
+    wrong = sum(not line.ok for line in compared)
+    rest = f", {len(lines) - len(compared)} not compared" if len(compared) < len(lines) else ""
+    print(f"{len(compared) - wrong} of {len(compared)} agree{rest}")
+    return 2 if broken else 1 if wrong else 0
 
 
 if __name__ == "__main__":

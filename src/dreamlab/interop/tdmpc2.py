@@ -22,9 +22,8 @@ from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
 Weights = Mapping[str, Array]
 FIELDS = ("weight", "bias", "ln.weight", "ln.bias")
 ONLINE, TARGET = "_Qs.params", "_target_Qs_params"
-NOT_WEIGHTS = re.compile(
-    r"_detach_Qs_params\..*|.*\.__(batch_size|device)|log_std_(min|dif)|_action_masks"
-)
+NOT_WEIGHTS = re.compile(r"_detach_Qs[._]params\..*|log_std_(min|dif)|_action_masks")
+NOT_TENSORS = re.compile(r".*\.__(batch_size|device)|_(detach_|target_)?Qs\.module\..*")
 # ours, theirs; the number of a layer follows, that of the last one too
 NETS = {
     "model.encoder.net": "_encoder.state", "model.dynamics": "_dynamics",
@@ -39,7 +38,7 @@ def canonical(found: Mapping[str, Any]) -> dict[str, Array]:
     """Return the weights of a checkpoint under the newer names, and nothing else of it."""
     out: dict[str, Array] = {}
     for name, value in found.items():
-        if re.fullmatch(r".*\.__(batch_size|device)", name):
+        if NOT_TENSORS.fullmatch(name):
             continue
         if not isinstance(value, np.ndarray):
             raise CheckpointError(f"import: {name[:80]!r} is not a tensor")
@@ -52,8 +51,8 @@ def canonical(found: Mapping[str, Any]) -> dict[str, Array]:
 def _newer(name: str) -> str:
     """Return what a weight is called since 2024."""
     old = re.fullmatch(r"(_Qs\.params|_target_Qs\.params)\.(\d+)", name)
-    if old is None:
-        return name
+    if old is None:  # some of 2024 and 2025 have the target critics under both names
+        return re.sub(r"^_target_Qs\.params", TARGET, name)
     layer, field = divmod(int(old[2]), len(FIELDS))
     return f"{ONLINE if old[1] == ONLINE else TARGET}.{layer}.{FIELDS[field]}"
 
@@ -83,7 +82,8 @@ def _official(agent: TDMPC2, name: str) -> str:
 
 def to_ours(value: Array, like: Tensor, name: str) -> Tensor:
     """Return an original tensor in our layout."""
-    tensor = torch.from_numpy(np.array(value, np.float32))
+    with np.errstate(over="ignore"):  # it is infinite then
+        tensor = torch.from_numpy(np.array(value, np.float32))
     if name.startswith((ONLINE, TARGET)):
         tensor = tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
         tensor = tensor[:, None] if like.ndim == 3 and tensor.ndim == 2 else tensor
@@ -92,6 +92,8 @@ def to_ours(value: Array, like: Tensor, name: str) -> Tensor:
         raise CheckpointError(
             f"import: {name!r} has the shape {tuple(value.shape)}, which does not fit"
         )
+    if not tensor.isfinite().all():
+        raise CheckpointError(f"import: {name!r} has numbers that are infinite or not a number")
     return tensor.contiguous()
 
 
@@ -166,6 +168,20 @@ def action_dim(weights: Weights) -> int:
     return weights["_pi.2.weight"].shape[0] // 2
 
 
+def action_dims(weights: Weights) -> list[int]:
+    """Return the entries of an action that each task has; none if the checkpoint does not tell."""
+    masks = weights.get("_action_masks")
+    if masks is None or "_task_emb.weight" not in weights:
+        return []
+    shape = (weights["_task_emb.weight"].shape[0], action_dim(weights))
+    dims = masks.sum(-1, dtype=np.int64)
+    if masks.shape != shape or (masks != (np.arange(shape[1]) < dims[:, None])).any():
+        raise CheckpointError(
+            f"import: '_action_masks' must have the shape {shape}, and 1 in the first entries"
+        )
+    return dims.tolist()
+
+
 def obs_dim(weights: Weights) -> int | None:
     """Return how many numbers the encoder reads; None if it reads images."""
     if "_encoder.state.0.weight" not in weights:
@@ -185,7 +201,7 @@ def spec_of(weights: Weights, image: tuple[int, ...] = (64, 64, 9)) -> Spec:
     tasks: tuple[TaskSpec, ...] = ()
     if "_task_emb.weight" in weights:
         count = weights["_task_emb.weight"].shape[0]
-        masks = weights.get("_action_masks", np.ones((count, dim), np.float32))
-        tasks = tuple(TaskSpec(str(i), int(m.sum())) for i, m in enumerate(masks))
+        dims = action_dims(weights)
+        tasks = tuple(TaskSpec(str(i), n) for i, n in enumerate(dims or [dim] * count))
         seen["task"] = ArraySpec((), "int64", classes=count)
     return Spec(seen, ArraySpec((dim,), low=-1.0, high=1.0), None, tasks)
