@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from dreamlab import cli, training
 from dreamlab.core.config import load
 from dreamlab.core.errors import CheckpointError, ConfigError
 from dreamlab.core.types import ArraySpec, Mode, Spec
+from dreamlab.envs import dummy
 from dreamlab.envs.vector import EnvConfig, make_env, spec_of
 from dreamlab.interop import import_tdmpc2, parity, parity_tdmpc2, tdmpc2
 from dreamlab.interop.torch_files import read_tensors
@@ -31,6 +33,7 @@ ENV = ("env=dummy", "env.id=identity", "env.options.continuous=true")
 QUICK = (
     "device=cpu", "threads=1", "workflow.planner={iterations: 2, samples: 12, elites: 4}",
     "workflow.num_pi_plans=4", "buffers.replay.batch=4", "buffers.replay.min_steps=30",
+    "buffers.replay.capacity=1000",
     "training.phases=[{name: learn, duration_steps: 60, train_ratio: 4,"
     " workflow_hooks: [collect, update_agent]}]",
     "eval.episodes=2", "eval.num_envs=1", "eval.video=false", "log.every_frames=30",
@@ -196,6 +199,90 @@ def test_an_imported_agent_evaluates_and_goes_on_learning(form, tmp_path):
     assert cli.main(["resume", str(folder)]) == 0
     assert Run(folder).manifest["status"] == "finished"
     assert any("train/loss" in line for line in metrics(folder))
+
+
+class Dots(dummy.Pixels):
+    """Images of 64x64, and actions of two entries."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 8)
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, action):
+        entry = int(np.abs(action).argmax())
+        return super().step(2 * entry + int(action[entry] > 0))
+
+
+class Wide(dummy.Identity):
+    """Copies four numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 8, True)
+
+
+class Narrow(dummy.Identity):
+    """Copies two numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 8, True)
+
+
+TASKS = ("env=multitask", "env.id=wide+narrow", "env.options={suite: dummy}", "env.repeat=1")
+WORLDS = {"images": ("env=dummy", "env.id=dots", "env.frame_stack=3"), "tasks": TASKS}
+
+
+@pytest.fixture
+def worlds(monkeypatch):
+    for kind in (Dots, Wide, Narrow):
+        monkeypatch.setitem(dummy.DUMMIES, kind.__name__.lower(), kind)
+
+
+def grown(world: str) -> TDMPC2:
+    """Return an agent for one of these environments that has learned something."""
+    config = EnvConfig("wide+narrow", "multitask", {"suite": "dummy"})
+    config = EnvConfig("dots", "dummy", frame_stack=3) if world == "images" else config
+    env = make_env(config, 0, 0)
+    torch.manual_seed(0)
+    more = {"latent_dim": 64, "channels": 4} if world == "images" else {"task_dim": 6}
+    agent = TDMPC2(load(TDMPC2Config, {**TINY, **more}, ""), spec_of(env))
+    env.close()
+    with torch.no_grad():
+        for p in agent.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    agent.model.limit_tasks()
+    return agent
+
+
+@pytest.mark.parametrize(("world", "form"), [("images", newer), ("tasks", older)])
+@pytest.mark.usefixtures("worlds")
+def test_agents_of_images_and_of_several_tasks_evaluate_and_go_on_learning(world, form, tmp_path):
+    agent = grown(world)
+    folder = tmp_path / "run"
+    args = [str(write(tmp_path / "a.pt", form(agent))), *WORLDS[world], *QUICK, f"run.dir={folder}"]
+    assert cli.main(["import", "tdmpc2", *args]) == 0
+    found = training.load_policy(folder).workflow
+    assert isinstance(found, TDMPC2)
+    for (name, a), (_, b) in zip(agent.named_parameters(), found.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert torch.equal(found.masks, agent.masks)
+    assert cli.main(["eval", str(folder)]) == 0
+    assert cli.main(["resume", str(folder)]) == 0
+    assert Run(folder).manifest["status"] == "finished"
+    assert any("train/loss" in line for line in metrics(folder))
+    after = training.load_policy(folder).workflow
+    assert not torch.equal(after.get_parameter("prior.net.out.weight"), agent.prior.net.out.weight)
+
+
+@pytest.mark.usefixtures("worlds")
+def test_tasks_in_another_order_are_refused(tmp_path):
+    agent = grown("tasks")
+    weights = parity_tdmpc2.read_checkpoint(
+        write(tmp_path / "a.pt", newer(agent) | {"_action_masks": agent.masks})
+    )
+    swapped = [arg.replace("wide+narrow", "narrow+wide") for arg in TASKS]
+    config = import_tdmpc2.config_for(weights, swapped)
+    with pytest.raises(ConfigError, match=r"by task: the weights have \[4, 2\].*\[2, 4\]"):
+        import_tdmpc2.check_fit(weights, config)
 
 
 def test_weights_that_do_not_fit_the_environment_are_refused(tmp_path):

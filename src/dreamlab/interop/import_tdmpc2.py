@@ -92,7 +92,7 @@ def misfits(weights: Weights, spec: Spec) -> list[str]:
     seen = {k: s for k, s in spec.obs.items() if not spec.tasks or k != TASK}
     channels = [s.shape[2] for s in seen.values() if s.is_image]
     conv = weights.get(f"_encoder.rgb.{tdmpc2.FIRST_CONV}.weight")
-    pairs = {
+    pairs: dict[str, tuple[Any, Any]] = {
         "actions": (tdmpc2.action_dim(weights), spec.action.size),
         "tasks": (tasks, len(spec.tasks)),
         "observation dimensions": (
@@ -100,6 +100,8 @@ def misfits(weights: Weights, spec: Spec) -> list[str]:
         ),
         "image channels": (0 if conv is None else conv.shape[1], sum(channels)),
     }  # fmt: skip
+    if dims := tdmpc2.action_dims(weights):
+        pairs["entries of actions by task"] = (dims, [t.action_dim for t in spec.tasks])
     return [
         f"{name}: the weights have {theirs}, the environment {ours}"
         for name, (theirs, ours) in pairs.items()
