@@ -24,12 +24,8 @@ def trace(folder: Path, precision: str, *names: str, script: str = "traced") -> 
     assert done.stdout.splitlines()[-1:] == ["same"], done.stdout[-500:] + done.stderr[-3000:]
 
 
-def test_what_a_gpu_would_compile_can_be_traced(tmp_path):
-    trace(tmp_path, "bf16", *QUICK)
-
-
-def test_minibatches_of_any_size_are_compiled_once(tmp_path):
-    trace(tmp_path, "fp32", "varying_rows")
+def test_what_a_gpu_would_compile_can_be_traced_and_minibatches_of_any_size_once(tmp_path):
+    trace(tmp_path, "bf16", *QUICK, "varying_rows")
 
 
 def test_no_kernel_is_where_shapes_are_checked():
