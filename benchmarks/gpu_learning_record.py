@@ -1,5 +1,7 @@
 """What `gpu_learning.py` writes down: our curves over the published ones, a table, raw numbers.
 
+    python benchmarks/gpu_learning_record.py    rewrite table and page from the recorded numbers
+
 A published point is the mean of the training episodes inside the stretch that ends there, so ours
 is taken over a stretch of the same length; between two points the published curve is a line.
 """
@@ -11,12 +13,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import yaml
 
+from dreamlab.config import compose, load_config, to_yaml
 from dreamlab.core.files import write_atomic, write_json, write_text
-from dreamlab.core.readers import FileError
+from dreamlab.core.readers import FileError, read_json
 from dreamlab.core.text import print
 from dreamlab.results.figures import look, render, short_number
 from dreamlab.results.groups import Member
@@ -37,8 +41,9 @@ Made by `python benchmarks/gpu_learning.py FOLDER --minutes M`. A score is the m
 training episodes in the stretch that ends at these env frames, as long as one of the published
 curve; `published` is that curve at the same frames, mean and deviation over its seeds
 ({SOURCES["dreamerv3"]}). TD-MPC2's curves are evaluations ({SOURCES["tdmpc2"]}): ours are the
-mean of those in the last {EVAL_STRETCH:,} frames. `inside`: the mean of our seeds is
-within one deviation. Which experiment claims which protocol: docs/gpu.md. Raw numbers: {NAME}.json.
+mean of those in {EVAL_STRETCH:,} frames up to the last one, whose env frames are given, however far
+training went on. `inside`: the mean of our seeds is within one deviation. Which experiment claims
+which protocol: docs/gpu.md. Raw numbers: {NAME}.json.
 """
 
 
@@ -52,6 +57,13 @@ class Curve:
     episodes: np.ndarray
     """How many a return is the mean of."""
     reached: int
+    evaluated: bool = False
+    """The returns are those of evaluations, not of training episodes."""
+
+    @property
+    def end(self) -> int:
+        """Return the env frames of the last score: those of an evaluation, if it is one."""
+        return int(self.frames[-1]) if self.evaluated and self.frames.size else self.reached
 
     def score(self, at: int, stretch: float) -> float | None:
         """Return the mean return of the episodes that ended in the stretch before a moment."""
@@ -115,7 +127,8 @@ def curve_of(member: Member, evaluated: bool = False) -> Curve:
     reached = member.frames if member.records else 0
     if evaluated:
         frames, returns = member.curve("eval/return")
-        return Curve(int(member.seed), frames, returns, np.ones(len(frames), np.int64), reached)
+        ones = np.ones(len(frames), np.int64)
+        return Curve(int(member.seed), frames, returns, ones, reached, evaluated=True)
     frames, returns = member.curve("episode/return")
     counts = {0: 0}
     for record in member.records:
@@ -156,12 +169,12 @@ def read_member(folder: Path) -> Member | None:
 
 def rows_of(result: Result) -> list[Row]:
     """Return a line where all seeds were, and one for those that were a stretch further."""
-    ordered = sorted(result.curves, key=lambda c: c.reached)
+    ordered = sorted(result.curves, key=lambda c: c.end)
     rows: list[Row] = []
     for i, slowest in enumerate(ordered):
-        if rows and slowest.reached < rows[-1].frames + result.stretch:
+        if rows and slowest.end < rows[-1].frames + result.stretch:
             continue
-        rows.append(_row(result, sorted(ordered[i:], key=lambda c: c.seed), slowest.reached))
+        rows.append(_row(result, sorted(ordered[i:], key=lambda c: c.seed), slowest.end))
     return rows
 
 
@@ -245,30 +258,57 @@ def write_record(folder: Path) -> str:
     results = read_results(folder)
     place = folder / "record"
     place.mkdir(parents=True, exist_ok=True)
-    rows = [row for result in results for row in rows_of(result)]
-    tasks = list(dict.fromkeys(r.task for r in results))
+    tasks = list(dict.fromkeys(row.task for result in results for row in rows_of(result)))
     for task in tasks:
         picture = draw(task, [r for r in results if r.task == task])
         write_atomic(place / f"{NAME}_{task}.png", lambda file, data=picture: file.write(data))
+    return _write(place, results, [one for result in results for one in raw(result)])
+
+
+def rewrite(place: Path) -> str:
+    """Write table and page anew from the raw numbers that are recorded; return the table."""
+    runs = read_json(place / f"{NAME}.json")["results"]
+    named: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in runs:
+        named.setdefault((one["task"], one["name"]), []).append(one)
+    return _write(place, [_recorded(*key, those) for key, those in named.items()], runs)
+
+
+def _recorded(task: str, name: str, runs: Sequence[dict[str, Any]]) -> Result:
+    """Return what was measured, from its raw numbers."""
+    config = yaml.safe_load(to_yaml(load_config(compose(runs[0]["options"][2:]))))
+    published = find_published(Member(cast("Run", None), flatten(config), []), None)
+    curves = tuple(
+        Curve(
+            one["seed"], *(np.array(one[k]) for k in ("frames", "returns", "episodes")),
+            one["reached"], is_evaluated(published),
+        )
+        for one in runs
+    )  # fmt: skip
+    return Result(task, name, (), curves, published)
+
+
+def _write(place: Path, results: Sequence[Result], runs: Sequence[dict[str, Any]]) -> str:
+    """Write the numbers and the page."""
+    rows = [row for result in results for row in rows_of(result)]
     write_json(place / f"{NAME}.json", {
-        "table": [{**vars(r), "inside": r.verdict} for r in rows],
-        "results": [one for result in results for one in raw(result)],
+        "table": [{**vars(r), "inside": r.verdict} for r in rows], "results": runs,
     })  # fmt: skip
+    tasks = dict.fromkeys(r.task for r in rows)
     figures = "\n".join(f"![{task}]({NAME}_{task}.png)" for task in tasks)
     lines = table(rows)
-    text = f"# Learning beside the published curves\n\n{INTRO}\n{_machines(results)}\n\n{lines}\n"
+    text = f"# Learning beside the published curves\n\n{INTRO}\n{_machines(runs)}\n\n{lines}\n"
     write_text(place / f"{NAME}.md", f"{text}\n{figures}\n" if figures else text)
     return lines
 
 
-def _machines(results: Sequence[Result]) -> str:
+def _machines(runs: Sequence[dict[str, Any]]) -> str:
     """Return on what, and from which code, the runs were made."""
     seen: dict[str, None] = {}
-    for member in (m for r in results for m in r.members):
-        about, machine = member.run.manifest, member.run.manifest.get("hardware", {})
+    for one in runs:
+        machine = one["hardware"] or {}
         where = ", ".join(machine.get("gpus") or []) or machine.get("cpu", "")
-        torch = about.get("versions", {}).get("torch", "")
-        commit = about.get("git", {}).get("commit", "")[:10]
+        torch, commit = (one["versions"] or {}).get("torch", ""), (one["commit"] or "")[:10]
         seen[f"{where}, torch {torch}, commit {commit or 'unknown'}"] = None
     return "; ".join(seen) + "." if seen else "No run has measured anything yet."
 
@@ -283,3 +323,7 @@ def publish(folder: Path, results: Path) -> list[Path]:
             shutil.copyfile(path, results / path.name)
             copied.append(results / path.name)
     return copied
+
+
+if __name__ == "__main__":
+    print(rewrite(Path(__file__).parent / "results"))

@@ -45,7 +45,22 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
 }
 
 
-KEYS = ("env_frames", "episode/return", "eval/return", "time/wall_s")
+KEYS = ("env_frames", "episode/return", "eval/return", "time/wall_s", "time/cpu_s")
+
+
+def evaluated_at(curve: list[dict[str, Any]]) -> int:
+    """Return the env frames of the last evaluation: training may have gone on after it."""
+    return ([r["env_frames"] for r in curve if "eval/return" in r] or [curve[-1]["env_frames"]])[-1]
+
+
+def evaluations_per_s(records: list[dict[str, Any]]) -> float | None:
+    """Return the evaluations of controllers per second, the median of the last half of records.
+
+    An evaluation is one candidate in one episode, dreamt or real; None where none is evolved.
+    """
+    key = "train/controller_evaluations"
+    rates = [r[key] * r["time/updates_per_s"] for r in records if key in r]
+    return float(np.median(rates[len(rates) // 2 :])) if rates else None
 
 
 def published(which: str) -> list[tuple[int, float, float]]:
@@ -65,11 +80,20 @@ def train_one(name: str, seed: int, overrides: list[str]) -> dict[str, Any]:
         config = load_config(compose(options))
         began = time.monotonic()
         run, status = training.train(config)
-        seconds = time.monotonic() - began
-        curve = [{k: r[k] for k in KEYS if k in r} for r in run.metrics()]
+        seconds, records = time.monotonic() - began, run.metrics()
         final, best = run.manifest["final_eval"], measure_best(run.folder)
-    return {"seed": seed, "status": status, "seconds": seconds, "final": final, "best": best,
-            "curve": curve}  # fmt: skip
+    return {"seed": seed, "status": status, "seconds": seconds, **measured(records),
+            "final": final, "best": best}  # fmt: skip
+
+
+def measured(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a run's records tell: seconds of the processor, and its curve."""
+    rate = evaluations_per_s(records)
+    return {
+        "cpu_seconds": records[-1].get("time/cpu_s"),
+        **({} if rate is None else {"evaluations_per_s": rate}),
+        "curve": [{k: r[k] for k in KEYS if k in r} for r in records],
+    }
 
 
 def measure_best(folder: Path) -> dict[str, float]:
@@ -87,12 +111,11 @@ def collect(options: argparse.Namespace) -> None:
     for folder in options.overrides:
         run = Run(Path(folder))
         records, m = run.metrics(), run.manifest
-        curve = [{k: r[k] for k in KEYS if k in r} for r in records]
-        last = [r["eval/return"] for r in curve if "eval/return" in r]
+        last = [r["eval/return"] for r in records if "eval/return" in r]
         final = m.get("final_eval") or {"eval/return": last[-1] if last else 0.0}
         seconds = records[-1]["time/wall_s"]
         runs.append({"seed": m["seed"], "status": m["status"], "seconds": seconds,
-                     "final": final, "curve": curve})  # fmt: skip
+                     "final": final, **measured(records)})  # fmt: skip
     m = Run(Path(options.overrides[0])).manifest
     machine = m["hardware"]
     place = ", ".join(machine["gpus"]) or f"{machine['cpu']}, {machine['cpus']} cores"
@@ -184,9 +207,12 @@ def table() -> None:
         "`benchmarks/learning.py`; the curves are in the JSON files and pictures beside this page.",
         "A commit marked * was filled in afterwards; the JSON file says why.",
         "`best` is the checkpoint that was best on the way, in 20 other episodes.",
+        "`frames` are those of the last evaluation. CPU minutes are those of the run's process,",
+        "evaluations included; a run without them is older than their measurement.",
         "",
-        "| experiment | frames | wanted | returns | best | seconds | commit, machine | command |",
-        "|---|---|---|---|---|---|---|---|",
+        "| experiment | frames | wanted | returns | best | seconds | CPU minutes "
+        "| commit, machine | command |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for path in sorted(RESULTS.glob("*.json")):
         r = json.loads(path.read_text())
@@ -196,11 +222,13 @@ def table() -> None:
         known = [x["best"]["eval/return"] for x in r["runs"] if "best" in x]
         best = ", ".join(f"{x:.1f}" for x in known) or "-"
         seconds = ", ".join(f"{x['seconds']:.0f}" for x in r["runs"])
-        mark = "*" if "commit_note" in r else ""
-        frames = r["runs"][0]["curve"][-1]["env_frames"]
+        cpu = [x["cpu_seconds"] for x in r["runs"] if x.get("cpu_seconds") is not None]
+        cpu_minutes = ", ".join(f"{s / 60:.1f}" for s in cpu) or "-"
+        code = f"{r['commit']}{'*' if 'commit_note' in r else ''}"
+        frames = evaluated_at(r["runs"][0]["curve"])
         lines.append(
             f"| [{r['experiment']}]({r['experiment']}.png) | {frames:,} | {r['threshold']} "
-            f"| {finals} | {best} | {seconds} | {r['commit']}{mark}, {r['hardware']} "
+            f"| {finals} | {best} | {seconds} | {cpu_minutes} | {code}, {r['hardware']} "
             f"| `{r['command']}` |"
         )
     (RESULTS / "learning.md").write_text("\n".join(lines) + "\n")

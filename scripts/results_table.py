@@ -53,12 +53,17 @@ def row(algorithm: str, page: str, task: str, frames: int, scores: list[float]) 
     return f"| {' | '.join(cells)} | {mean}{spread} |\n"
 
 
+def evaluated_at(curve: list[dict[str, Any]]) -> int:
+    """Return the env frames of the last evaluation: training may have gone on after it."""
+    return [r["env_frames"] for r in curve if "eval/return" in r][-1]
+
+
 def table() -> str:
     """Return the table: final evaluations of finished runs, and what was measured on a GPU."""
     lines: list[str] = []
     for name, about in RECORDED.items():
         runs: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["runs"]
-        frames = max(r["curve"][-1]["env_frames"] for r in runs)
+        frames = max(evaluated_at(r["curve"]) for r in runs)
         lines.append(row(*about, frames, [r["final"]["eval/return"] for r in runs]))
     planned: dict[str, Any] = json.loads((RESULTS / "planning.json").read_text())
     for task, named in planned.items():

@@ -270,6 +270,29 @@ def test_episodes_of_a_record_are_those_since_the_one_before(recording, tmp_path
     assert curve.reached == 300
 
 
+def test_a_score_of_evaluations_names_the_frames_of_the_last_one(recording):
+    """Training may have gone on: what it is compared with is the published curve at these."""
+    evals = [(s, np.array(at), np.array([9.0] * len(at)), np.ones(len(at), np.int64), 35_000, True)
+             for s, at in ((1, [10_000, 20_000]), (2, [20_000, 30_000]))]  # fmt: skip
+    curves = [recording.Curve(*x) for x in evals]
+    points = [np.array(x) for x in ([10_000.0, 40_000.0], [100.0, 400.0], [10.0, 10.0])]
+    published = Published("s", "t", "tdmpc2", 3, "tdmpc2", *points)
+    rows = recording.rows_of(recording.Result("t", "n", (), tuple(curves), published))
+    assert [(r.frames, r.scores, r.mean) for r in rows] == [(20_000, {1: 9.0, 2: 9.0}, 200.0)]
+    none = recording.Curve(1, np.zeros(0), np.zeros(0), np.zeros(0), 5_000, True)
+    assert none.end == 5_000
+
+
+def test_the_recorded_page_is_that_of_the_recorded_numbers(recording, tmp_path):
+    results = BENCHMARKS / "results"
+    for name in ("gpu_learning.json", "gpu_learning.md"):
+        (tmp_path / name).write_bytes((results / name).read_bytes())
+    recording.rewrite(tmp_path)
+    for name in ("gpu_learning.json", "gpu_learning.md"):
+        same = (tmp_path / name).read_text() == (results / name).read_text()
+        assert same, "run: python benchmarks/gpu_learning_record.py"
+
+
 @pytest.mark.parametrize(("ours", "verdict"), [(105.0, "yes"), (111.0, "above"), (89.0, "below")])
 def test_inside_is_within_one_deviation_of_the_published_mean(recording, ours, verdict):
     row = recording.Row("t", "n", 1, {1: ours}, 100.0, 10.0)
