@@ -5,7 +5,9 @@
 
 Every seed is a plain `dreamlab train +experiment=world_models_cartpole`: a controller that is
 evolved in dreams alone. For each other temperature a further run takes its V, M and data, and
-evolves a controller from nothing. Real scores are means over 100 episodes of at most 500 steps.
+evolves a controller from nothing, and one does so in the environment. What chance scores is told
+twice: uniformly random actions, and controllers as the search first draws them, on the V and M of
+the seed. Real scores are means over 100 episodes of at most 500 steps.
 Results go to results/world_models.json, .png and .md.
 """
 
@@ -22,47 +24,88 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dreamlab import build, training
 from dreamlab.config import compose, load_config
+from dreamlab.engine.evaluator import Evaluator
+from dreamlab.engine.speed import cpu_seconds
 from dreamlab.runs.git_state import git_state
 from dreamlab.runs.run import Run, hardware
 
 RESULTS = Path(__file__).parent / "results"
 EXPERIMENT = "world_models_cartpole"
 EPISODES = 100
+CHANCE, CHANCE_EPISODES = 16, 20
+"""Random controllers per seed, and episodes of each."""
+REAL_FRAMES = 641_280
+"""20 generations of one episode per candidate."""
 DREAM = (
     "training.phases=[{name: dream, type: offline, duration_updates: 50, "
     "workflow_hooks: [update_controller_in_dream]}]"
 )
+REAL = (
+    "training.phases=[{name: evolve, buffer: episodes, workflow_hooks: [collect, "
+    f"update_controller], collect_ticks: 501, duration_steps: {REAL_FRAMES}, "
+    "fresh_episodes: true}]"
+)
+ROLLOUT = "buffers={episodes: {_target_: rollout, length: 501, keep_obs: false}}"
 
 
-def real_score(folder: Path) -> dict[str, float]:
+def evaluator_of(trained: training.Trained, episodes: int, seed: int) -> Evaluator:
+    """Return what plays new episodes of a run's environment, all at once."""
+    options = replace(trained.config.eval, episodes=episodes, num_envs=episodes, seed=seed)
+    return build.build_evaluator(replace(trained.config, eval=options))
+
+
+def real_score(folder: Path, seed: int = 30_000) -> dict[str, float]:
     """Return how a run's last controller does in new episodes of the environment."""
     trained = training.load_policy(folder)
-    options = replace(trained.config.eval, episodes=EPISODES, num_envs=EPISODES, seed=30_000)
-    evaluator = build.build_evaluator(replace(trained.config, eval=options))
+    evaluator = evaluator_of(trained, EPISODES, seed)
     found = evaluator.run(trained.workflow, trained.statistics).metrics()
     return {k.removeprefix("eval/"): v for k, v in found.items() if k.startswith("eval/return")}
 
 
-def train_one(folder: Path, options: list[str]) -> dict[str, Any]:
-    """Train a run and return its real score, its last dreamt one, and how fast it was.
+@torch.no_grad()
+def random_controllers(folder: Path, seed: int) -> list[float]:
+    """Return the mean real return of each of some controllers of the search's first generation.
 
-    Evaluations per second are those of records that hold nothing but dreams.
+    They act on the V and M that a run trained.
     """
-    began = time.monotonic()
+    trained = training.load_policy(folder)
+    weights, sigma = (
+        trained.workflow.controller.weights,
+        trained.workflow.config.evolution.config.sigma,
+    )
+    draws, returns = torch.Generator().manual_seed(seed), []
+    for _ in range(CHANCE):
+        weights.copy_(sigma * torch.randn(weights.shape, generator=draws))
+        evaluator = evaluator_of(trained, CHANCE_EPISODES, 40_000 + seed)
+        returns.append(evaluator.run(trained.workflow, trained.statistics).mean)
+    return returns
+
+
+def train_one(folder: Path, options: list[str]) -> dict[str, Any]:
+    """Train a run and return its real score, its last fitness, and how fast it was.
+
+    Evaluations per second (an evaluation is one candidate in one episode, dreamt or real) are
+    those of records of nothing but the search.
+    """
+    began, computed = time.monotonic(), cpu_seconds()
     fixed = [f"run.dir={folder}", "device=cpu", "log.terminal=off", "eval.every_updates=0",
              "log.every_updates=10", "threads=1"]  # fmt: skip
     run, _ = training.train(load_config(compose([f"+experiment={EXPERIMENT}", *fixed, *options])))
-    seconds = time.monotonic() - began
+    seconds, cpu = time.monotonic() - began, cpu_seconds() - computed
     records = [r for r in run.metrics() if "train/fitness" in r]
     rates = [r["time/updates_per_s"] * r["train/controller_evaluations"] for r in records]
-    return {"seconds": seconds, "real": real_score(folder), "dream": records[-1]["train/fitness"],
+    return {"seconds": seconds, "cpu_seconds": cpu, "real": real_score(folder),
+            "dream": records[-1]["train/fitness"],
             "evaluations_per_s": float(np.median(rates))}  # fmt: skip
 
 
-def at_temperature(scratch: Path, seed: int, temperature: float) -> dict[str, Any]:
+def at_temperature(
+    scratch: Path, seed: int, temperature: float, overrides: list[str]
+) -> dict[str, Any]:
     """Evolve a controller in dreams of this temperature, with the V, M and data of a seed."""
     first = scratch / f"seed{seed}"
     options = [
@@ -71,10 +114,21 @@ def at_temperature(scratch: Path, seed: int, temperature: float) -> dict[str, An
         "batch: 32, length: 16, sampler: passes}",
         "log.every_frames=0",
     ]  # fmt: skip
-    return train_one(scratch / f"seed{seed}_{temperature}", options)
+    return train_one(scratch / f"seed{seed}_{temperature}", [*overrides, *options])
 
 
-def random_score(seeds: list[int]) -> list[float]:
+def in_the_environment(scratch: Path, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Evolve a controller in the environment itself, on the V and M of a seed."""
+    options = [
+        REAL, ROLLOUT, f"seed={seed}", f"+start.run={scratch / f'seed{seed}'}",
+        "+start.modules=[model]", "log.every_updates=0", "log.every_frames=1",
+        "eval.every_updates=0", "workflow.controller.rollouts=1",
+    ]  # fmt: skip
+    found = train_one(scratch / f"seed{seed}_real", [*overrides, *options])
+    return {**{k: v for k, v in found.items() if k != "dream"}, "frames": REAL_FRAMES}
+
+
+def random_actions(seeds: list[int]) -> list[float]:
     """Return what uniformly random actions score, one mean per seed."""
     out: list[float] = []
     for seed in seeds:
@@ -82,41 +136,52 @@ def random_score(seeds: list[int]) -> list[float]:
             options = ["+experiment=random_cartpole", f"seed={seed}", f"run.dir={scratch}/run",
                        "log.terminal=off", "training.total_frames=100"]  # fmt: skip
             training.train(load_config(compose(options)))
-            out.append(real_score(Path(scratch) / "run")["return"])
+            out.append(real_score(Path(scratch) / "run", 40_000 + seed)["return"])
     return out
 
 
-def train_seed(seed: int, temperatures: list[float]) -> dict[str, Any]:
+def train_seed(seed: int, temperatures: list[float], options: list[str]) -> dict[str, Any]:
     """Train the whole curriculum, then a controller for each temperature."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        whole = train_one(scratch / f"seed{seed}", [f"seed={seed}"])
+        whole = train_one(scratch / f"seed{seed}", [f"seed={seed}", *options])
         frames = Run(scratch / f"seed{seed}").metrics()[-1]["env_frames"]
         own = load_config(compose([f"+experiment={EXPERIMENT}"])).workflow.config.dream.temperature
-        by_heat = {own: whole} | {t: at_temperature(scratch, seed, t) for t in temperatures}
-    return {"frames": frames, "whole": whole, "temperatures": by_heat}
+        by_heat = {own: whole} | {
+            t: at_temperature(scratch, seed, t, options) for t in temperatures
+        }
+        chance = random_controllers(scratch / f"seed{seed}", seed)
+        real = in_the_environment(scratch, seed, options)
+    return {
+        "frames": frames, "whole": whole, "temperatures": by_heat, "chance": chance, "real": real,
+    }  # fmt: skip
 
 
-def record(seeds: list[int], temperatures: list[float], jobs: int) -> dict[str, Any]:
+def record(options: argparse.Namespace) -> dict[str, Any]:
     """Train everything and return what came of it."""
-    commit = git_state().get("commit", "")[:10]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(train_seed, seed, temperatures) for seed in seeds]
+    seeds, commit = options.seeds, git_state().get("commit", "")[:10]
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        given = (options.temperatures, options.overrides)
+        waiting = [pool.submit(train_seed, seed, *given) for seed in seeds]
         found = [job.result() for job in waiting]
     return {
-        "command": f"python benchmarks/world_models.py --seeds {' '.join(map(str, seeds))}",
+        "command": " ".join(
+            ["python benchmarks/world_models.py --seeds", *map(str, seeds), *options.overrides]
+        ),
         "commit": commit,
         "hardware": f"{hardware()['cpu']}, {hardware()['cpus']} cores",
         "frames": found[0]["frames"],
         "seeds": {s: x["whole"] for s, x in zip(seeds, found, strict=True)},
-        "random": random_score(seeds),
+        "random_actions": random_actions(seeds),
+        "random_controllers": {s: x["chance"] for s, x in zip(seeds, found, strict=True)},
+        "in_the_environment": {s: x["real"] for s, x in zip(seeds, found, strict=True)},
         "temperatures": {
             t: [x["temperatures"][t] for x in found] for t in found[0]["temperatures"]
         },
     }
 
 
-def draw(result: dict[str, Any]) -> None:
+def draw(result: dict[str, Any], folder: Path) -> None:
     """Draw real and dreamt scores over the temperature of the dreams."""
     import matplotlib as mpl
 
@@ -133,7 +198,12 @@ def draw(result: dict[str, Any]) -> None:
     for y, color, label in ((real, "tab:blue", "real"), (dream, "tab:orange", "dreamt")):
         axes.plot(x, y.mean(1), "-", color=color, label=f"{label}, mean of {y.shape[1]} seeds")
         axes.plot(np.repeat(x, y.shape[1]), y.ravel(), "o", color=color, ms=3, alpha=0.6)
-    axes.axhline(np.mean(result["random"]), color="grey", ls="--", lw=1, label="random actions")
+    axes.axhline(
+        np.mean(result["random_actions"]), color="grey", ls="--", lw=1, label="random actions"
+    )
+    if chance := result.get("random_controllers"):
+        mean = np.mean([*chance.values()])
+        axes.axhline(mean, color="grey", ls=":", lw=1, label="random controllers")
     axes.set(xscale="log", xlabel="temperature of the dream",
              ylabel="return (real: at most 500, dreamt: at most 300)",
              title="Controllers evolved in dreams of CartPole")  # fmt: skip
@@ -142,12 +212,12 @@ def draw(result: dict[str, Any]) -> None:
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(RESULTS / "world_models.png")
+    figure.savefig(folder / "world_models.png")
     plt.close(figure)
 
 
 def speed(result: dict[str, Any]) -> float:
-    """Return the controllers measured per second, the median over runs that only dream."""
+    """Return the evaluations per second in dreams, the median over runs that only dream."""
     own = [r["evaluations_per_s"] for r in result["seeds"].values()]  # V and M learn in them too
     every = [r["evaluations_per_s"] for runs in result["temperatures"].values() for r in runs]
     rates = [r for r in every if r not in own]
@@ -160,21 +230,20 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         "# World Models on CartPole", "",
         f"Made by `{result['command']}` at {result['commit']}, {result['hardware']}.",
-        f"A core measures {speed(result):.0f} controllers per second, each in a dream of at most "
+        f"A core evaluates {speed(result):.0f} candidates per second, each in one dream of at most "
         "300 steps.",
         f"Controllers are evolved in dreams alone; V and M saw {int(result['frames']):,} frames of "
         f"random actions and random controllers. Means over {EPISODES} real episodes of at most "
         "500 steps.", "",
-        "| seed | real return | deviation | dreamt return | seconds |", "|---|---|---|---|---|",
+        "| seed | real return | deviation | dreamt return | seconds | CPU seconds |",
+        "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for seed, r in whole.items():
         lines.append(
             f"| {seed} | {r['real']['return']:.1f} | {r['real']['return_std']:.1f} "
-            f"| {r['dream']:.1f} | {r['seconds']:.0f} |"
+            f"| {r['dream']:.1f} | {r['seconds']:.0f} | {_rounded(r.get('cpu_seconds'))} |"
         )
-    shown = ", ".join(f"{x:.1f}" for x in result["random"])
-    lines += [
-        "", f"Uniformly random actions: {shown}.", "", "![temperature](world_models.png)", "",
+    lines += ["", *_beside(result), "", "![temperature](world_models.png)", "",
         "| temperature | real returns | mean | dreamt returns | mean |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for heat in sorted(result["temperatures"], key=float):
@@ -186,20 +255,48 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _beside(result: dict[str, Any]) -> list[str]:
+    """Return what is told beside the dreams: chance, and the search in the environment."""
+    lines = [
+        f"Uniformly random actions: {', '.join(f'{x:.1f}' for x in result['random_actions'])}."
+    ]
+    if chance := result.get("random_controllers"):
+        each = ", ".join(
+            f"{np.mean(v):.1f} ({min(v):.0f} to {max(v):.0f})" for v in chance.values()
+        )
+        lines += ["", f"{CHANCE} random controllers per seed, as the search first draws them, mean "
+                  f"and range over {CHANCE_EPISODES} episodes of each: {each}."]  # fmt: skip
+    if real := result.get("in_the_environment"):
+        rate = np.median([r["evaluations_per_s"] for r in real.values()])
+        scores = ", ".join(f"{r['real']['return']:.0f}" for r in real.values())
+        frames = next(iter(real.values()))["frames"]
+        lines += ["", f"Evolved in the environment, on the same V and M, for {frames:,} frames: "
+                  f"{scores}. A core evaluates {rate:.0f} candidates per second there, each in one "
+                  "episode of at most 500 steps."]  # fmt: skip
+    return lines
+
+
+def _rounded(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.0f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.1, 0.5, 1.0, 2.0])
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.1, 0.5, 1.0, 2.0])
     parser.add_argument("--jobs", type=int, default=1, help="seeds trained at the same time")
     parser.add_argument("--draw", action="store_true")
-    options = parser.parse_args()
-    path = RESULTS / "world_models.json"
+    parser.add_argument("overrides", nargs="*", default=[], help="options of the curriculum")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of what is written")
+    options = parser.parse_intermixed_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "world_models.json"
     if not options.draw:
-        result = record(options.seeds, options.temperatures, options.jobs)
+        result = record(options)
         path.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(path.read_text())
-    draw(result)
-    (RESULTS / "world_models.md").write_text(page(result))
+    draw(result, options.out)
+    (options.out / "world_models.md").write_text(page(result))
     print(page(result))
 
 

@@ -224,10 +224,11 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         self.total.index_add_(0, who, returns)
         self.played.index_add_(0, who, torch.ones_like(who))
         self.turn += returns.shape[0]
+        counted = {"controller_evaluations": torch.tensor(float(returns.shape[0]))}
         # one device synchronization per thousands of environment steps
         if bool((self.played >= self.config.controller.rollouts).all()):
-            return self._evolve(self.total / self.played, self.played.sum())
-        return {}
+            return {**self._evolve(self.total / self.played), **counted}
+        return counted
 
     @hook
     @torch.no_grad()
@@ -240,8 +241,9 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
             )
         start, awake = self.dream_starts(batch)
         returns = self.dream_returns(start, awake)
-        lengths = torch.tensor(float(returns.numel()))
-        return self._evolve(world.mean(returns.mean(1)), world.total(lengths))
+        dreamt = world.total(torch.tensor(float(returns.numel())))
+        found = self._evolve(world.mean(returns.mean(1)))
+        return {**found, "controller_evaluations": dreamt}
 
     def dream_starts(self, batch: Batch) -> tuple[Latent, Bool[Tensor, " k"]]:
         """Return dream start states, one per rollout, and which of them can continue."""
@@ -272,7 +274,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
                 going = going * (seen.done <= 0)
         return total.view(p, k)
 
-    def _evolve(self, fitness: Float[Tensor, " p"], episodes: Shaped[Tensor, ""]) -> Metrics:
+    def _evolve(self, fitness: Float[Tensor, " p"]) -> Metrics:
         """Update the search with the candidates' fitness, and act with its new mean."""
         self.evolution.tell(fitness)
         self.controller.weights.copy_(self.evolution.mean())
@@ -281,7 +283,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
         self.turn.zero_()
         return {
             "fitness": fitness.mean(), "fitness_best": fitness.max(), "fitness_std": fitness.std(),
-            "controller_evaluations": episodes.float(), "step_size": self.evolution.step_size(),
+            "step_size": self.evolution.step_size(),
         }  # fmt: skip
 
 
