@@ -135,5 +135,5 @@ def test_frames_are_those_of_all_processes_and_steps_those_of_each():
         check_feasible(phases, 160, replay(), EnvConfig(), processes)
     filled = [learn(duration_steps=100)]
     check_feasible(filled, None, replay(min_steps=50), EnvConfig(), 2)
-    with pytest.raises(ConfigError, match="holds 33 steps, but the first batch needs 50"):
+    with pytest.raises(ConfigError, match="holds 34 steps, but the first batch needs 50"):
         check_feasible(filled, None, replay(min_steps=50), EnvConfig(), 3)
