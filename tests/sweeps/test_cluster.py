@@ -25,7 +25,7 @@ from dreamlab.sweeps.job import SingleJob, program
 from dreamlab.sweeps.job_pool import JobPool, make_launcher
 from dreamlab.sweeps.launch import local
 from dreamlab.sweeps.launch import ray as ray_launch
-from dreamlab.sweeps.launch.local import Attempt, BufferContext, carry_out, children
+from dreamlab.sweeps.launch.local import Attempt, BufferContext, carry_out, children, place
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
 from dreamlab.sweeps.launch.ranks import Ranks, Report
 from dreamlab.sweeps.launch.ray import Sent
@@ -121,6 +121,38 @@ def test_the_processes_of_the_limits_are_those_of_the_run():
     check_processes(config_of("+experiment=ppo_cartpole", "distributed.processes=3"), Limits())
     with pytest.raises(ConfigError, match=r"distributed.processes: 3, but .* start 4"):
         check_processes(config_of("+experiment=ppo_cartpole", "distributed.processes=3"), limits)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "words", "text"),
+    [
+        (4, 2, "", "limits.gpus: 4 per node, but the processes per node are 2, with a GPU each: "
+         "use limits.gpus=2, or limits.processes_per_node=4"),
+        (1, 4, "", "use limits.gpus=4"),
+        (2, 1, "", "use limits.gpus=1, or limits.processes_per_node=2"),
+        (2, 1, "distributed.processes=4", "use limits.gpus=4"),
+        (4, 4, "", ""), (2, 1, "devices=2", ""), (0.5, 1, "", ""), (0, 4, "", ""),
+        (4, 2, "device=cpu", ""), (None, 4, "", ""),
+    ],
+)  # fmt: skip
+def test_each_process_of_a_job_has_a_gpu(gpus, processes, words, text):
+    limits = Limits(gpus=gpus, nodes=2 if processes > 1 else 1, processes_per_node=processes)
+    config = config_of("+experiment=ppo_cartpole", *for_limits(limits, words.split()))
+    if not text:
+        check_processes(config, limits)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_processes(config, limits)
+    assert text in str(error.value)
+
+
+def test_the_cores_of_a_local_job_are_those_of_all_its_processes(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    limits = Limits(cpus=2, processes_per_node=2)
+    assert [place(limits, slot, 2).cores for slot in (0, 1)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert place(limits, 0, 3).cores == (), "twelve are more than there are"
+    assert place(Limits(cpus=2), 2, 3).cores == (4, 5)
+    assert place(limits, 0, 2).variables["OMP_NUM_THREADS"] == "2", "each process has its own"
 
 
 def test_options_of_several_processes_need_no_second_count(tmp_path, capsys):

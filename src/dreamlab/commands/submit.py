@@ -67,12 +67,20 @@ def for_limits(limits: Limits, words: Sequence[str]) -> list[str]:
 
 
 def check_processes(config: LabConfig, limits: Limits) -> None:
-    """Raise if a run wants another number of processes than `limits` start."""
+    """Raise if a run wants another number of processes than `limits` start, or has GPUs for."""
     if 1 not in (limits.processes, config.processes) and config.processes != limits.processes:
         raise ConfigError(
             f"distributed.processes: {config.processes}, but limits.nodes and "
             f"limits.processes_per_node start {limits.processes}: leave one of them out"
         )
+    here = limits.processes_per_node if limits.processes > 1 else config.processes
+    gpus = limits.gpus or 0
+    if config.device == "cpu" or gpus in (0, here) or (gpus < 1 and here == 1):
+        return
+    raise ConfigError(
+        f"limits.gpus: {gpus:g} per node, but the processes per node are {here}, with a GPU each: "
+        f"use limits.gpus={here}" + (f", or limits.processes_per_node={gpus:g}" if gpus > 1 else "")
+    )
 
 
 def submit(place: Place, words: Sequence[str], config: LabConfig) -> int:

@@ -98,14 +98,17 @@ class BufferContext:
 def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> BufferContext:
     """Return the resources of slot `slot` of `slots`; cores are assigned only if they suffice.
 
+    All processes of a job share its cores.
+
     `gpus` lists the visible GPUs of each slot; without it the run decides.
     """
     shown = "" if limits.gpus == 0 else gpus[slot] if gpus else None
     cores: tuple[int, ...] = ()
     if limits.cpus and hasattr(os, "sched_getaffinity"):
         every = sorted(os.sched_getaffinity(0))
-        if slots * limits.cpus <= len(every):
-            cores = tuple(every[slot * limits.cpus : (slot + 1) * limits.cpus])
+        own = limits.cpus * limits.processes_per_node
+        if slots * own <= len(every):
+            cores = tuple(every[slot * own : (slot + 1) * own])
     return BufferContext(limits, cores, shown)
 
 
