@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dreamlab.core.phase import Phase
-from dreamlab.core.tree import tree_map
+from dreamlab.core.tree import tree_leaves, tree_map
 from dreamlab.core.types import Batch, Metrics
 from dreamlab.core.workflow import Workflow
 from dreamlab.engine.observer import Observer
@@ -30,6 +30,8 @@ from tests.helpers import run_for
 GRADIENT, LATER, BUFFER = 1e-4, 1e-3, 1e-4
 """Largest distance, relative to the length: of the first gradient of an optimizer, of later ones
 (weights differ in their last digits by then, and Adam divides by small numbers), of a buffer."""
+STEP = 1e-3
+"""Of what the state has changed by, tensor by tensor: weights, moments, averages."""
 BATCHES = 2
 QUICK = ("dqn_cartpole", "ppo_acrobot", "dreamer_cartpole")
 WHOLE = {"PPO": {"minibatch": 10**6}}
@@ -58,6 +60,7 @@ def _rows(batch: Batch, which: slice) -> Batch:
 
 def learn(workflow: Workflow[Any], kept: Kept, which: slice) -> dict[str, Any]:
     """Learn from a part of every batch; return all gradients that were followed and the state."""
+    before = {k: v.clone() for k, v in tensors_of(workflow.state_dict()).items()}
     grads: dict[str, list[Tensor]] = {name: [] for name in workflow.optimizers}
     for name, opt in workflow.optimizers.items():
         zero = [torch.zeros_like(p) for p in opt.params]
@@ -72,9 +75,18 @@ def learn(workflow: Workflow[Any], kept: Kept, which: slice) -> dict[str, Any]:
             for batch in batches:
                 for hook in phase.update_hooks:
                     getattr(workflow, hook)(_rows(batch, which), phase=phase)
-    tensors = {**dict(workflow.named_parameters()), **dict(workflow.named_buffers())}
-    named = {k: v.detach().clone() for k, v in tensors.items()}
-    return {"grads": grads, "tensors": named, "digest": digests(list(named.values()))}
+    named = {k: v.detach().clone() for k, v in tensors_of(workflow.state_dict()).items()}
+    return {
+        "grads": grads,
+        "tensors": named,
+        "before": before,
+        "digest": digests([*named.values()]),
+    }
+
+
+def tensors_of(state: Any) -> dict[str, Tensor]:
+    """Return the tensors of a state by their place: weights, buffers, moments, averages, steps."""
+    return {k: v for k, v in tree_leaves(state) if isinstance(v, Tensor)}
 
 
 def prepared(name: str, folder: Any) -> tuple[Workflow[Any], Kept]:
@@ -115,9 +127,19 @@ def test_two_processes_learn_what_one_learns_from_twice_the_batch(cls, name, tmp
         assert len(found) == len(expected)
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
             assert distance(a, b) < (LATER if i else GRADIENT), (optimizer, i)
-    for key, _ in workflow.named_buffers():
-        gap = distance(halves[0]["tensors"][key], whole["tensors"][key])
-        assert gap < BUFFER, key
+    for optimizer, followed in whole["grads"].items():
+        assert followed, f"{optimizer} did not step"
+    buffers, learned = {k for k, _ in workflow.named_buffers()}, whole["before"]
+    assert halves[0]["tensors"].keys() == whole["tensors"].keys()
+    for key, expected in whole["tensors"].items():
+        found, first = halves[0]["tensors"][key], learned[key]
+        if key in buffers:
+            assert distance(found, expected) < BUFFER, key
+        elif expected.is_floating_point() and not torch.equal(first, expected):
+            step, wanted = found.double() - first, expected.double() - first
+            assert distance(step, wanted) < STEP, (key, distance(step, wanted))
+        else:
+            assert torch.equal(found, expected), key
 
 
 def distance(a: Tensor, b: Tensor) -> float:

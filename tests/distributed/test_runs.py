@@ -14,7 +14,7 @@ import torch
 
 from dreamlab import training
 from dreamlab.core.errors import LabError
-from dreamlab.engine.observer import StopWhen
+from dreamlab.engine.observer import Observer, StopWhen
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.same_weights import digests
 from dreamlab.engine.signals import PREEMPTED
@@ -177,6 +177,43 @@ def test_a_weight_that_differs_is_found_and_named(tmp_path):
 
     for text in run_ranks(run, tmp_path / "r"):
         assert "'critic.bias' of rank 1 is not that of rank 0" in text
+
+
+class Drift(Observer):
+    """Changes a weight of rank 1 after some update, as an error in the last digit would."""
+
+    def __init__(self, loop: Orchestrator, rank: int, update: int) -> None:
+        self.loop, self.rank, self.update = loop, rank, update
+
+    def updated(self, batch, metrics) -> None:
+        if self.loop.counters.updates == self.update:
+            with torch.no_grad():
+                dict(self.loop.workflow.named_parameters())["critic.bias"].add_(1e-3 * self.rank)
+
+
+@pytest.mark.parametrize(
+    ("every", "drifts", "found"), [(4, 6, 8), (4, 8, 12), (3, 7, 9), (0, 3, 0)]
+)
+def test_weights_that_drift_apart_are_found_at_the_next_comparison(every, drifts, found, tmp_path):
+    short = ("training.total_frames=700", "eval.every_frames=0",
+             "distributed.processes=2", f"distributed.check_every_updates={every}")  # fmt: skip
+
+    def run(rank: int):
+        loop = open_loop(tmp_path / "run", *options("ppo_cartpole"), *short)
+        loop.observers.add(Drift(loop, rank, drifts))
+        try:
+            loop.run()
+        except LabError as error:
+            return str(error), loop.counters.updates
+        return "", loop.counters.updates
+
+    for text, updates in run_ranks(run, tmp_path / "r"):
+        assert updates > drifts or found == drifts, "it ended before"
+        if not found:
+            assert text == ""
+            continue
+        assert text.startswith(f"after update {found}: 'critic.bias' of rank 1")
+        assert updates == found
 
 
 def test_a_digest_tells_where_a_number_is():
