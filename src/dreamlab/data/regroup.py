@@ -44,6 +44,22 @@ def regroup(replay: Replay, parts: Sequence[dict[str, Any]], rank: int, size: in
     return " and ".join(lost)
 
 
+def keep_place(buffer: Any, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
+    """Go on where this process was in data that each of them reads whole; say what is lost.
+
+    A process that is new begins as in a new run; what a former one knew is dropped.
+    """
+    if rank < len(parts):
+        buffer.load(parts[rank])
+    if size == len(parts):
+        return ""
+    learns = getattr(getattr(buffer, "sampler", None), "learns", False)
+    written = getattr(getattr(buffer, "place", None), "extras", {})
+    what = ["position", *(["priorities"] if learns else []), *(["extras"] if written else [])]
+    num, kind = abs(size - len(parts)), "new" if size > len(parts) else "former"
+    return f"{', '.join(what)} of {num} {kind} process{'es' if num > 1 else ''}"
+
+
 def _count(part: dict[str, Any]) -> int:
     """Return how many ticks a process had stored."""
     return min(int(part["added"]) - int(part.get("first", 0)), int(part["ticks"]))
@@ -89,4 +105,4 @@ def _append(replay: Replay, piece: Piece) -> None:
         replay.announce()
 
 
-__all__ = ["regroup"]
+__all__ = ["keep_place", "regroup"]

@@ -16,6 +16,7 @@ from dreamlab.core.errors import CheckpointError, ConfigError
 from dreamlab.core.names import check_word
 from dreamlab.core.types import Spec
 from dreamlab.data.chunks import ChunkFiles
+from dreamlab.data.regroup import keep_place
 from dreamlab.data.replay import Replay, ReplayConfig
 from dreamlab.data.source import BufferContext
 
@@ -132,9 +133,7 @@ class RunReplay(Replay):
 
     def regroup(self, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
         """Go on where this process was; each reads all of the other run's steps."""
-        if rank < len(parts):
-            self.load(parts[rank])
-        return ""
+        return keep_place(self, parts, rank, size)
 
     def load(self, state: dict[str, Any]) -> None:
         """Come back to a state; refuse if the steps of then are not there any more."""

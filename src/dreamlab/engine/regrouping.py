@@ -6,10 +6,12 @@ import re
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dreamlab.core import rng as random
 from dreamlab.core import world
+from dreamlab.data.regroup import keep_place
 from dreamlab.data.source import Buffer
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 ALWAYS = ("running episodes", "random streams")
 """Always lost: environments and random streams depend on the number of processes."""
+OF_OTHERS = ("metrics of ranks above 0 since the last record",)
+"""Lost if there were several: all begin with those of rank 0, or none."""
 
 
 def share(buffers: Mapping[str, Buffer], parts: Sequence[State]) -> list[str]:
@@ -26,11 +30,9 @@ def share(buffers: Mapping[str, Buffer], parts: Sequence[State]) -> list[str]:
     lost: list[str] = []
     for name, buffer in buffers.items():
         states = [p["buffers"][name] for p in parts]
-        divide: Any = getattr(buffer, "regroup", None)
-        if divide is None:  # external data: each process reads all of it, in its own order
-            if world.rank() < len(states):
-                buffer.load(states[world.rank()])
-        elif missing := divide(states, world.rank(), world.size()):
+        # external data: each process reads all of it, in its own order
+        divide: Any = getattr(buffer, "regroup", None) or partial(keep_place, buffer)
+        if missing := divide(states, world.rank(), world.size()):
             lost.append(f"{missing} of buffer {name!r}")
     return lost
 
@@ -43,7 +45,7 @@ def begin_anew(loop: Orchestrator, state: State) -> None:
     seed = zlib.crc32(state["rng"]["torch"].numpy().tobytes())
     random.seed_all(random.derive(seed, world.size(), world.rank()))
     found = list(dict.fromkeys(x for lost in world.gather(state["lost"]) for x in lost))
-    lost = [*ALWAYS, *found]
+    lost = [*ALWAYS, *(OF_OTHERS if then > 1 else ()), *found]
     told = {"from": then, "to": world.size(), "lost": lost}
     text = (
         f"continuing with {world.size()} processes instead of {then}: weights, optimizers, "
