@@ -20,9 +20,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dreamlab.runs.git_state import git_state
+from dreamlab.runs.run import hardware
+
 RESULTS = Path(__file__).parent / "results"
 RUNS = {"PPO": "ppo_cartpole", "SAC": "sac_pendulum", "DreamerV3": "dreamer_cartpole"}
 WARM_S, MEASURED_S = 3.0, 20.0
+CORES = 2
+"""For as many processes as are measured."""
 COMMON = (
     "device=cpu", "threads=1", "log.terminal=off", "log.every_frames=0", "log.every_updates=0",
     "eval.episodes=1", "eval.every_frames=0", "eval.video=false", "checkpoint.every_s=0",
@@ -107,17 +112,24 @@ def measure(experiment: str, num: int) -> dict[str, Any]:
         return {"processes": num, **json.loads(Path(out).read_text())}
 
 
+def _made(rows: list[dict[str, Any]]) -> str:
+    """Return where the rows come from; older ones do not say."""
+    made = {f"{r['commit']}, {r['machine']}" if r["commit"] else "not written down" for r in rows}
+    return f"Commit and machine: {'; '.join(sorted(made))}."
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     """Return the table as a page."""
     lines = [
         "# One run in 1 and 2 processes",
         "",
-        f"{os.cpu_count()} cores, gloo, one thread each. Each process has the environments and the "
+        f"{CORES} cores, gloo, one thread each. Each process has the environments and the "
         "batch of the experiment, so that two learn from twice as much per update. Measured for "
         f"{MEASURED_S:.0f} s of training, {WARM_S:.0f} s after the first update. `load` is the "
         "machine's load average (1 min) when a row was begun: where it is above the number of "
         "cores, others used them as well, processes waited for each other, and a row tells more "
-        "of the machine than of the program. `python benchmarks/distributed.py` writes this page.",
+        "of the machine than of the program. `python benchmarks/distributed.py` writes this page. "
+        + _made(rows),
         "",
         "| workflow | processes | load | frames/s | updates/s | collect | update "
         "| neither | of all: reduce | wait |",
@@ -136,10 +148,12 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     rows: list[dict[str, Any]] = []
+    machine, commit = hardware(), str(git_state().get("commit"))[:10]
+    about = {"commit": commit, "machine": f"{machine.get('cpu')}, {machine.get('cpus')} cores"}
     for workflow, experiment in RUNS.items():
         for num in (1, 2):
             load = os.getloadavg()[0]
-            rows.append({"workflow": workflow, "load": load, **measure(experiment, num)})
+            rows.append({"workflow": workflow, **about, "load": load, **measure(experiment, num)})
             print(json.dumps(rows[-1]), flush=True)
             (RESULTS / "distributed.json").write_text(json.dumps(rows, indent=1) + "\n")
             (RESULTS / "distributed.md").write_text(page(rows))

@@ -20,7 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dreamlab.runs.git_state import git_state
+from dreamlab.runs.run import hardware
+
 RESULTS = Path(__file__).parent / "results" / "sharding"
+ABOUT = "about"
+"""Beside the numbers of processes: commit and machine, empty where they were not recorded."""
 BATCH, LENGTH, UPDATES = 2, 8, 2
 GIB = 2**30
 UNET = (
@@ -30,12 +35,12 @@ UNET = (
 MODELS = {
     "dreamer_v3_400m": ("dreamer_dmc_proprio", "workflow.size=400m"),
     "tdmpc2_317m": ("tdmpc2_pendulum", "workflow.size=317m"),
-    "unet_251m": ("imitation_pendulum", UNET),
+    "unet_248m": ("imitation_pendulum", UNET),
 }
 SMALL = {
     "dreamer_v3_400m": ("dreamer_cartpole", "workflow.size=1m"),
     "tdmpc2_317m": ("tdmpc2_pendulum", "workflow.size=1m"),
-    "unet_251m": ("imitation_pendulum", UNET.replace("[512, 1024, 2048]", "[64, 128]")),
+    "unet_248m": ("imitation_pendulum", UNET.replace("[512, 1024, 2048]", "[64, 128]")),
 }
 """The same code in seconds: `--small`."""
 
@@ -125,20 +130,37 @@ def started(words: tuple[str, ...], size: int) -> list[dict[str, Any]]:
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def table(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+def about() -> dict[str, str]:
+    """Return what is measured, and where."""
+    machine = hardware()
+    place = f"{machine.get('cpu')}, {machine.get('cpus')} cores"
+    return {"commit": str(git_state().get("commit"))[:10], "machine": place}
+
+
+def _made(rows: dict[str, Any]) -> str:
+    """Return where the rows come from; older ones do not say."""
+    made: dict[str, list[str]] = {}
+    for model, sizes in rows.items():
+        of = sizes[ABOUT]
+        told = f"at {of['commit']}, {of['machine']}" if of["commit"] else "not written down"
+        made.setdefault(told, []).append(model)
+    return "Commit and machine: " + "; ".join(f"{', '.join(m)}: {k}" for k, m in made.items()) + "."
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
     """Return the table of what was measured."""
     lines = [
         "# Memory of a process, whole and sharded", "",
         f"`python benchmarks/sharding.py --record`: float32 on CPU, {BATCH} windows of {LENGTH} "
         f"steps, {UPDATES} updates, gloo. GiB of the",
         "process that needs most, beyond what it held before. Numbers: weights that it holds, "
-        "frozen copies included.", "",
+        f"frozen copies included. {_made(rows)}", "",
         "| model | processes | numbers | of | built | at most while building "
         "| at most in updates | s/update |",
         "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for model, sizes in rows.items():
-        for size, ranks in sizes.items():
+        for size, ranks in ((k, v) for k, v in sizes.items() if k != ABOUT):
             most = {k: max(r[k] for r in ranks) for k in ranks[0]}
             lines.append(
                 f"| {model} | {size} | {most['held'] / 1e6:.1f} M "
@@ -163,7 +185,8 @@ def main() -> None:
     rows: dict[str, Any] = json.loads(file.read_text()) if args.record and file.exists() else {}
     for model, words in (SMALL if args.small else MODELS).items():
         if args.only in (None, model):
-            rows[model] = {str(size): started(words, size) for size in (1, 2)}
+            measured = {str(size): started(words, size) for size in (1, 2)}
+            rows[model] = {ABOUT: about(), **measured}
             print(json.dumps({model: rows[model]}, indent=1), flush=True)
     rows = {k: rows[k] for k in MODELS if k in rows}
     print(table(rows))

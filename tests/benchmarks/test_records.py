@@ -1,0 +1,53 @@
+"""Pages of recorded benchmarks say what the numbers beside them say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Return the function that imports a benchmark, which imports its neighbours by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def record(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def test_the_model_of_many_gpus_is_made_of_the_recorded_updates(program):
+    model = program("scaling_model")
+    page = (RESULTS / "scaling_model.md").read_text()
+    assert page == model.table(model.rows()), "run python benchmarks/scaling_model.py"
+    taken = {r["size"]: r["ms"] for r in record("dreamer_update")
+             if r["kind"] == "images" and r["form"] == "default"}  # fmt: skip
+    shown = {row.split(" | ")[0].strip("| "): row.split(" | ")[4] for row in page.splitlines()
+             if row.startswith("| ") and "NVLink" in row}  # fmt: skip
+    assert {k: v for k, v in shown.items() if k in taken} == {
+        k: f"{taken[k]:.1f}" for k in shown if k in taken
+    }
+    assert "captured updates of one process" in page
+    assert "not a measurement" in page
+
+
+@pytest.mark.parametrize(("name", "script"), [("sharding", "table"), ("distributed", "page")])
+def test_a_page_is_that_of_its_record(name, script, program):
+    page = (RESULTS / f"{name}.md").read_text()
+    assert page == getattr(program(name), script)(record(name))
+    assert "Commit and machine:" in page
+
+
+def test_a_model_is_named_for_its_size():
+    for model, sizes in record("sharding").items():
+        if model.startswith("unet_"):
+            (whole,) = sizes["1"]
+            assert model == f"unet_{whole['parameters'] / 1e6:.0f}m"
