@@ -96,8 +96,8 @@ def table(measured: dict[str, dict[str, float]]) -> str:
     lines = [
         "# A model of 8 and 64 GPUs",
         "",
-        "This is a model, not a measurement: several GPUs never trained a run. Update times are those"
-        " of captured updates of one process on one NVIDIA H200, without anything to reduce"
+        "This is a model, not a measurement: several GPUs never trained a run. Update times are"
+        " those of captured updates of one process on one NVIDIA H200, without anything to reduce"
         " (`dreamer_update.json`, images; that of 400m is extrapolated from 50m and 200m), links"
         " are assumed. A batch is N times as large on N GPUs."
         " `python benchmarks/scaling_model.py` writes this page and the figure.",
