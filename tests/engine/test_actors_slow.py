@@ -41,7 +41,16 @@ KINDS = {
     "dreamer_v2": ("+experiment=dreamer_v2_cartpole",),
     "tdmpc2": ("+experiment=tdmpc2_pendulum",),
     "mpc": ("+experiment=mpc_pendulum",),
+    "mpc_in_latents": ("+experiment=mpc_tdmpc2_pendulum",),
+    "tdmpc": ("+experiment=tdmpc_pendulum",),
+    "dreamer_v1": ("+experiment=dreamer_v1_cartpole_swingup", "env=Pendulum-v1"),
+    "planet": ("+experiment=planet_cartpole_swingup", "env=Pendulum-v1"),
+    "offline_to_online": ("+experiment=iql_pendulum",),
 }
+
+
+SHARE = 0.85
+"""Of K times the frames of the default loop, what K actors must at least give."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +117,8 @@ def test_slow_environments_give_nearly_as_many_times_the_frames(tmp_path):
         frames = [r["env_frames"] for r in read_metrics(tmp_path / str(num)).records]
         last = -2  # the last one holds the final evaluation
         speeds[num] = (frames[last] - frames[0]) / (seconds[last] - seconds[0])
-    assert speeds[4] > 2.5 * speeds[0], speeds
+    # a step takes 50 ms; the default loop adds its update to that, so four may give more than four
+    assert speeds[4] > SHARE * 4 * speeds[0], speeds
 
 
 # -- what dies ------------------------------------------------------------------------------------

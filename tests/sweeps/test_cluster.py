@@ -406,6 +406,30 @@ def test_a_preempted_training_is_queued_again_and_ends_as_if_nothing_was(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("grace", "saves"), [(90.0, True), (0.001, False)])
+def test_a_training_that_is_ended_by_sigterm_goes_on_by_the_same_command(grace, saves, tmp_path):
+    """It saves, if it can until its deadline; nobody queues it again, as after `scancel`."""
+    need("submitit")
+    folder = tmp_path / "r"
+    often = (*LONGER, "checkpoint.every_frames=5_000")
+    command = ["train", *often, "launcher.name=slurm", "launcher.cluster=local",
+               f"launcher.grace_s={grace}", f"run.dir={folder}"]  # fmt: skip
+    assert main(command) == 0
+    job = SingleJob(folder, (), {})
+    wait_for(lambda: [*folder.glob("checkpoints/0*/meta.json")])
+    (task,) = children(int(job.record()["queue_id"]))
+    os.kill(task, signal.SIGTERM)
+    wait_for(lambda: not psutil.pid_exists(task) and not job.run_lock.held())
+    events = [json.loads(e) for e in (folder / "events.jsonl").read_text().splitlines()]
+    assert [e["event"] for e in events].count("interrupted") == saves
+    assert job.manifest_status() != "finished"
+    assert job.record()["attempts"] == 1
+    assert main(command) == 0
+    wait_for(lambda: job.manifest_status() == "finished" and not job.run_lock.held(), 180)
+    assert metrics(folder) == uninterrupted(tmp_path, *often)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["limits.processes_per_node=2", "distributed.processes=2"])
 def test_two_processes_that_are_preempted_go_on_together(option, tmp_path):
     need("submitit")
