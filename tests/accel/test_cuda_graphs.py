@@ -146,6 +146,24 @@ def test_graphs_of_a_process_alone_live_as_long_as_their_method(told):
     assert told == ["global", "replayed"]
 
 
+def test_a_capture_that_failed_is_not_replayed(told):
+    calls: list[int] = []
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(calls))
+        if calls[-1] == 2:
+            raise RuntimeError("out of memory")
+        return x + 1
+
+    method = GraphedMethod(add)
+    for _ in range(2):
+        method(torch.ones(2))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        method(torch.ones(2))
+    assert torch.equal(method(torch.ones(2)), torch.full((2,), 2.0))
+    assert told == ["global", "global", "replayed"]
+
+
 def test_graphs_that_nobody_holds_need_no_end(told, tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 1)
     with world.joined(World(), cuda=True, store=store):

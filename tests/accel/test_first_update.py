@@ -324,6 +324,14 @@ def test_gradients_are_averaged_once_in_a_group(loop, tmp_path, monkeypatch):
         dist.destroy_process_group()
 
 
+def test_a_fault_that_another_process_sees_ends_this_one_too(loop, monkeypatch):
+    asked: list[bool] = []
+    monkeypatch.setattr(world, "any_of", lambda flag: asked.append(flag) or True)
+    with pytest.raises(LabError, match="seen by another process"):
+        Updates(loop).compare()
+    assert asked == [False]
+
+
 @pytest.mark.slow
 def test_bfloat16_is_compared_with_bfloat16(tmp_path):
     loop = open_loop(tmp_path / "r", *OPTIONS, *MEDIUM)

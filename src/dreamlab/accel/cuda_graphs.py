@@ -147,13 +147,13 @@ class GraphedMethod:
     ) -> None:
         captured.inputs = [t.clone() for t in tensors]
         args = rebuild(captured.inputs)
-        captured.graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         # a thread of nccl's asks for finished work, which a capture may otherwise take for an error
         mode = "thread_local" if world.in_group() else "global"
         world.reset_before_leaving(self)
-        graph = torch.cuda.graph(captured.graph, stream=self.stream, capture_error_mode=mode)
-        with graph, self.around():
+        recording = torch.cuda.graph(graph, stream=self.stream, capture_error_mode=mode)
+        with recording, self.around():
             out = self.method(*args)
             outputs, captured.rebuild, _ = tree_split(out)
             small = [x.detach() for x in outputs if _is_number(x)]
@@ -163,6 +163,7 @@ class GraphedMethod:
         for scalar in map(_is_number, outputs):
             captured.order.append((scalar, counts[scalar]))
             counts[scalar] += 1
+        captured.graph = graph  # now that it is whole: a failed capture must not be replayed
 
     def reset(self) -> None:
         """Drop all graphs; later calls warm up and capture anew."""
