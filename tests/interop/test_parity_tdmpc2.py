@@ -466,6 +466,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no norm": (lambda f: model_of(f, **{"_pi.1.ln.bias": None}), "lacks '_pi.1.ln.bias'"),
     "no encoder": (lambda f: model_of(f, **{"_encoder.state.0.weight": None}), "_encoder"),
     "no critics": (lambda f: model_of(f, **{"_Qs.params.0.weight": None}), "_Qs.params.0.weight"),
+    "a hidden size that nothing fits": (
+        lambda f: model_of(f, **{"_dynamics.0.weight": torch.ones(1, 1).expand(60_000, 17)}),
+        "_dynamics.0.weight.*does not fit",
+    ),
     "a scalar": (lambda f: model_of(f, **{"_reward.2.weight": torch.ones(())}), "unexpected"),
     "another size": (lambda f: model_of(f, **{"_pi.0.bias": torch.ones(9)}), "_pi.0.bias.*fit"),
     "a hidden size of 0": (

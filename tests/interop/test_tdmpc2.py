@@ -295,6 +295,14 @@ def test_weights_that_do_not_fit_the_environment_are_refused(tmp_path):
         import_tdmpc2.check_fit(weights, config)
 
 
+def test_a_size_that_the_other_weights_do_not_have_is_refused_before_it_takes_memory(tmp_path):
+    state = newer(made()) | {"_dynamics.0.weight": torch.ones(1, 1).expand(50_000, 20)}
+    weights = parity_tdmpc2.read_checkpoint(write(tmp_path / "a.pt", state))
+    config = import_tdmpc2.config_for(weights, ENV)
+    with pytest.raises(CheckpointError, match=r"_dynamics\.0\.bias.*does not fit"):
+        import_tdmpc2.check_fit(weights, config)
+
+
 # -- parity ---------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dreamlab.components.world_models.codec import width
 from dreamlab.components.world_models.latent_mlp import TASK
 from dreamlab.config import LabConfig, load_config
@@ -84,6 +86,8 @@ def check_fit(weights: Weights, config: LabConfig) -> None:
             f"import: the weights do not fit the environment {config.env.id!r}:\n  "
             + "\n  ".join(found)
         )
+    with odd_shapes(), torch.device("meta"):  # shapes are checked before there is room for them
+        tdmpc2.check_weights(config.workflow.build(spec), weights)
 
 
 def misfits(weights: Weights, spec: Spec) -> list[str]:

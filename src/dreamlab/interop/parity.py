@@ -6,7 +6,7 @@ DreamerV3: the folder holds weights, inputs, the original's random samples and e
 computed from them. The samples are fed in where the original drew them; all the rest is compared:
 the forward pass, every loss, and the weights after each of two updates (the second starts with the
 original's weights and our optimizer's moments). TD-MPC2 (`parity_tdmpc2`): the forward pass, the
-policy for given noise, and every loss for given targets.
+policy for given noise, and every loss for given targets. What only one side has is listed.
 """
 
 from __future__ import annotations

@@ -93,7 +93,10 @@ class Fixture:
             **self._options(rho="rho", simnorm_dim="simnorm_dim", entropy_coef="entropy"),
         }
         config = tdmpc2.config_of(self.weights, **more, dropout=0.0, gamma=0.99)
-        agent = TDMPC2(config, tdmpc2.spec_of(self.weights, self._images().shape[2:]))
+        spec = tdmpc2.spec_of(self.weights, self._images().shape[2:])
+        with torch.device("meta"):  # shapes are checked before there is room for them
+            tdmpc2.check_weights(TDMPC2(config, spec), self.weights)
+        agent = TDMPC2(config, spec)
         tdmpc2.load_weights(agent, self.weights)
         return agent
 

@@ -82,19 +82,27 @@ def _official(agent: TDMPC2, name: str) -> str:
 
 def to_ours(value: Array, like: Tensor, name: str) -> Tensor:
     """Return an original tensor in our layout."""
+    _check_shape(value, like, name)  # before it is copied
     with np.errstate(over="ignore"):  # it is infinite then
         tensor = torch.from_numpy(np.array(value, np.float32))
+    if not tensor.isfinite().all():
+        raise CheckpointError(f"import: {name!r} has numbers that are infinite or not a number")
+    return _arranged(tensor, like, name).contiguous()
+
+
+def _arranged(tensor: Tensor, like: Tensor, name: str) -> Tensor:
     if name.startswith((ONLINE, TARGET)):
         tensor = tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
         tensor = tensor[:, None] if like.ndim == 3 and tensor.ndim == 2 else tensor
         tensor = tensor.flatten() if like.ndim == 1 else tensor
-    if tensor.shape != like.shape:
+    return tensor
+
+
+def _check_shape(value: Array, like: Tensor, name: str) -> None:
+    if _arranged(torch.empty(value.shape, device="meta"), like, name).shape != like.shape:
         raise CheckpointError(
             f"import: {name!r} has the shape {tuple(value.shape)}, which does not fit"
         )
-    if not tensor.isfinite().all():
-        raise CheckpointError(f"import: {name!r} has numbers that are infinite or not a number")
-    return tensor.contiguous()
 
 
 def to_theirs(value: Tensor, name: str, critics: int) -> Array:
@@ -107,19 +115,27 @@ def to_theirs(value: Tensor, name: str, critics: int) -> Array:
     return out.contiguous().numpy()
 
 
-@torch.no_grad()
-def load_weights(agent: TDMPC2, weights: Weights) -> None:
-    """Copy the official weights; names must match one to one."""
+def check_weights(agent: TDMPC2, weights: Weights) -> None:
+    """Raise unless names and shapes match one to one; the agent needs no memory (`meta`)."""
     names = official_names(agent)
     for ours, param in agent.named_parameters():
         theirs = names[ours]
         if theirs not in weights:
             raise CheckpointError(f"import: the checkpoint lacks {theirs!r}")
-        param.copy_(to_ours(weights[theirs], param, theirs))
+        _check_shape(weights[theirs], param, theirs)
     known = set(names.values())
     for name in weights:
         if name not in known and not NOT_WEIGHTS.fullmatch(name):
             raise CheckpointError(f"import: {name[:80]!r} has no counterpart in our agent")
+
+
+@torch.no_grad()
+def load_weights(agent: TDMPC2, weights: Weights) -> None:
+    """Copy the official weights; names must match one to one."""
+    check_weights(agent, weights)
+    names = official_names(agent)
+    for ours, param in agent.named_parameters():
+        param.copy_(to_ours(weights[names[ours]], param, names[ours]))
     agent.model.limit_tasks()
 
 
@@ -153,6 +169,8 @@ def sizes_of(weights: Weights) -> dict[str, Any]:
     layers = [k for k in shape if re.fullmatch(r"_encoder\.state\.\d+\.weight", k)]
     if layers:
         out |= {"enc_dim": shape["_encoder.state.0.weight"][0], "enc_layers": len(layers)}
+    elif f"_encoder.rgb.{FIRST_CONV}.weight" not in shape:
+        raise CheckpointError("import: the checkpoint lacks an encoder of vectors or of images")
     else:
         out["channels"] = shape[f"_encoder.rgb.{FIRST_CONV}.weight"][0]
     if "_task_emb.weight" in shape:
@@ -174,12 +192,13 @@ def action_dims(weights: Weights) -> list[int]:
     if masks is None or "_task_emb.weight" not in weights:
         return []
     shape = (weights["_task_emb.weight"].shape[0], action_dim(weights))
-    dims = masks.sum(-1, dtype=np.int64)
-    if masks.shape != shape or (masks != (np.arange(shape[1]) < dims[:, None])).any():
-        raise CheckpointError(
-            f"import: '_action_masks' must have the shape {shape}, and 1 in the first entries"
-        )
-    return dims.tolist()
+    if masks.shape == shape:
+        dims = masks.sum(-1, dtype=np.int64)
+        if (masks == (np.arange(shape[1]) < dims[:, None])).all():
+            return dims.tolist()
+    raise CheckpointError(
+        f"import: '_action_masks' must have the shape {shape}, and 1 in the first entries"
+    )
 
 
 def obs_dim(weights: Weights) -> int | None:

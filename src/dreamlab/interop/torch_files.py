@@ -31,8 +31,11 @@ BFLOAT16 = "BFloat16Storage"
 ZIP = b"PK"
 """How a zip file starts."""
 OLD_MAGIC, OLD_VERSION = 0x1950A86A20F9469CFC6C, 1001
-MOST_PICKLE = 1 << 22
+MOST_PICKLE = 1 << 21
 """Bytes of a pickle; each tensor takes about a hundred."""
+
+MOST_REPEATED = 1 << 20
+"""Numbers of a tensor that repeats those of its storage; copies of it need room."""
 
 
 class StandIn:
@@ -119,7 +122,8 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Arra
     have = storage.numbers.size
     stride = [s if n > 1 else 0 for n, s in zip(shape, stride, strict=True)]
     last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else -1
-    if type(offset) is not int or offset < 0 or offset + last >= have or math.prod(shape) > have:
+    most = max(have, MOST_REPEATED)
+    if type(offset) is not int or offset < 0 or offset + last >= have or math.prod(shape) > most:
         raise pickle.UnpicklingError(f"a tensor of shape {shape} exceeds its storage of {have}")
     step, rest = storage.numbers.itemsize, storage.numbers[offset:]
     if 0 in shape:
@@ -209,6 +213,8 @@ def read_tensors(file: Path) -> Any:
             start = stream.read(len(ZIP))
         if start != ZIP:
             return _read_old(file)
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is truncated")
         with zipfile.ZipFile(file) as data:
             return _read(data)
     except BROKEN as error:
