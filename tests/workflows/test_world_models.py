@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from functools import partial
 
 import numpy as np
@@ -309,6 +310,26 @@ def test_cma_es_finds_the_top_of_a_hill_and_goes_on_exactly_where_it_was():
     for _ in range(30):
         again.tell(-(again.candidates - top).square().sum(1))
     assert torch.equal(again.candidates, after)
+
+
+def test_a_fitness_that_is_not_finite_counts_as_the_worst_and_is_said_once():
+    need("cmaes")
+    from dreamlab.components.evolution import CMAES, CMAESConfig, as_worst
+
+    torch.manual_seed(0)
+    search, other = (CMAES(CMAESConfig(population=6), 3) for _ in range(2))
+    other.candidates.copy_(search.candidates)
+    odd = torch.tensor([3.0, math.nan, 1.0, math.inf, 2.0, -math.inf])
+    assert as_worst(odd).tolist() == [3.0, 1.0, 1.0, 1.0, 2.0, 1.0]
+    assert as_worst(odd[[1, 3, 5]]).tolist() == [0.0, 0.0, 0.0]  # there is no other
+    with pytest.warns(UserWarning, match="3 of 6 candidates is not finite"):
+        search.tell(odd)
+    other.tell(torch.tensor([3.0, 1.0, 1.0, 1.0, 2.0, 1.0]))
+    assert torch.equal(search.mean(), other.mean())
+    assert search.candidates.isfinite().all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search.tell(odd)
 
 
 def _copied(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
@@ -26,7 +27,10 @@ class Evolution(Protocol):
     """Current candidates."""
 
     def tell(self, fitness: Float[Tensor, " p"]) -> None:
-        """Update the search with the candidates' fitness (higher is better); sample new ones."""
+        """Update the search with the candidates' fitness (higher is better); sample new ones.
+
+        A fitness that is not finite has to count as the worst: see `as_worst`.
+        """
         ...
 
     def mean(self) -> Float[Tensor, " n"]:
@@ -36,6 +40,13 @@ class Evolution(Protocol):
     def step_size(self) -> Float[Tensor, ""]:
         """Return the step size of the search."""
         ...
+
+
+def as_worst(fitness: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+    """Return the fitness with NaN and infinities replaced by the lowest that is finite."""
+    fine = fitness.isfinite()
+    lowest = torch.where(fine, fitness, torch.inf).amin()
+    return torch.where(fine, fitness, torch.where(lowest.isfinite(), lowest, 0.0))
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,7 @@ class CMAES(nn.Module):
         self.search: Any = library.CMA(
             np.zeros(dim), config.sigma, seed=0, population_size=config.population
         )
+        self.told = False  # that some fitness was not finite
         self.register_buffer("candidates", torch.zeros(config.population, dim))
         self._draw()
 
@@ -79,7 +91,12 @@ class CMAES(nn.Module):
     @torch.no_grad()
     def tell(self, fitness: Float[Tensor, " p"]) -> None:
         """Update the search and sample new candidates; the package minimizes."""
-        tried, cost = self.candidates.double().cpu().numpy(), (-fitness).tolist()
+        odd = int((~fitness.isfinite()).sum())
+        if odd and not self.told:
+            self.told = True
+            text = "the fitness of {} of {} candidates is not finite: it counts as the worst"
+            warnings.warn(text.format(odd, len(fitness)), stacklevel=2)
+        tried, cost = self.candidates.double().cpu().numpy(), (-as_worst(fitness)).tolist()
         self.search.tell(list(zip(tried, cost, strict=True)))
         self._draw()
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from dreamlab.components.evolution import EVOLUTIONS, Evolution
+from dreamlab.components.evolution import EVOLUTIONS, Evolution, as_worst
 from dreamlab.components.world_models.codec import width
 from dreamlab.components.world_models.mdn_rnn import Latent, MDNConfig, Target, VMModel
 from dreamlab.components.world_models.protocol import map_latent
@@ -277,6 +277,7 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
     def _evolve(self, fitness: Float[Tensor, " p"]) -> Metrics:
         """Update the search with the candidates' fitness, and act with its new mean."""
         self.evolution.tell(fitness)
+        fitness = as_worst(fitness)
         self.controller.weights.copy_(self.evolution.mean())
         self.total.zero_()
         self.played.zero_()
