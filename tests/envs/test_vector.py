@@ -9,10 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dreamlab.core.errors import EnvError
 from dreamlab.core.types import ArraySpec, Step
 from dreamlab.envs.check import _copy, _same
+from dreamlab.envs.in_turn import InTurn
 from dreamlab.envs.normalize import NormalizeConfig
 from dreamlab.envs.vector import EnvConfig, Envs, array_spec, make_env, spec_of
 
@@ -215,3 +217,45 @@ def test_pictures_come_from_the_first_environment_or_not_at_all():
     silent = Envs(COUNT, seed=0)
     silent.reset()
     assert silent.render() is None
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Blackjack-v1"])
+def test_steps_in_turn_as_gymnasium_does(name: str) -> None:
+    """Observations, rewards, ends and reports of 300 steps with many episodes."""
+    makers = [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make(name)) for _ in range(3)]
+    ours = InTurn(makers)
+    theirs = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
+    ours.action_space.seed(1)
+    assert_close(ours.reset(seed=5), theirs.reset(seed=5))
+    ends = 0
+    for _ in range(300):
+        action = ours.action_space.sample()
+        a, b = ours.step(action), theirs.step(action)
+        for info in (a[-1], b[-1]):
+            info.get("episode", {}).pop("t", None)  # seconds
+        assert_close(a, b)
+        ends += int((a[2] | a[3]).sum())
+    assert ends >= 3
+
+
+def test_an_observation_of_another_shape_is_refused() -> None:
+    """It is not copied to every entry."""
+    envs = InTurn([lambda: gym.make("CartPole-v1", disable_env_checker=True)])
+    envs.reset()
+    envs.envs[0].step = lambda action: (np.zeros(1, np.float32), 0.0, False, False, {})
+    with pytest.raises(ValueError, match="shape"):
+        envs.step(np.zeros(1, np.int64))
+
+
+def assert_close(a: Any, b: Any) -> None:
+    """Compare what two vectors returned."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        a, b = list(a.values()), list(b.values())
+    if isinstance(a, tuple | list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_close(x, y)
+    else:
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+        np.testing.assert_array_equal(a, b)

@@ -47,7 +47,7 @@ def compile_methods(
         for name in marked(type(module), "compilable"):
             if module is workflow and name in except_for:
                 continue
-            found.append(CompiledMethod(getattr(module, name)))
+            found.append(CompiledMethod(getattr(module, name), workflow.device.type == "cpu"))
             object.__setattr__(module, name, found[-1])
     return found
 
@@ -55,10 +55,12 @@ def compile_methods(
 class CompiledMethod:
     """A compiled method; unless `enabled`, it runs uncompiled."""
 
-    def __init__(self, method: Callable[..., Any]) -> None:
+    def __init__(self, method: Callable[..., Any], on_cpu: bool = True) -> None:
         self.method, self.enabled = method, True
         self.varying = bool(getattr(method, "is_varying_rows", False))
-        self.compiled = torch.compile(method, fullgraph=True, dynamic=False)
+        native = on_cpu and getattr(method, "is_many_kernels", False)
+        options: Any = {"cpp_wrapper": True} if native else None  # kernels are called from C++
+        self.compiled = torch.compile(method, fullgraph=True, dynamic=False, options=options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.enabled:

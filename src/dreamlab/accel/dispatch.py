@@ -48,7 +48,7 @@ def use_fused() -> bool:
 
 def use_cpu_kernels(x: Tensor) -> bool:
     """Return whether to use the CPU form for a tensor."""
-    return x.device.type == "cpu" and not Forms.reference
+    return x.is_cpu and not Forms.reference
 
 
 def use_gpu_kernels(x: Tensor) -> bool:

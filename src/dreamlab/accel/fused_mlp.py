@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 from dreamlab.accel import cpu_fast
 from dreamlab.accel.dispatch import use_cpu_kernels
@@ -57,8 +58,9 @@ def layers(x: Tensor, act: str, head: bool, params: Sequence[Tensor]) -> list[Te
     last = len(params) - 2
     for i in range(0, len(params), 2):
         weight, bias = params[i], params[i + 1]
-        weight = weight if weight.ndim == 3 else weight.t()
-        if weight.shape[-1] <= NARROW:
+        if len(x) == 1 and weight.ndim == 2:  # a decision: a product with a vector
+            y = linear(outputs[-1], weight, bias)
+        elif (weight := weight if weight.ndim == 3 else weight.t()).shape[-1] <= NARROW:
             y = product(outputs[-1], weight).add_(bias)
         elif weight.ndim == 3:
             y = torch.baddbmm(bias, outputs[-1], weight)
@@ -149,5 +151,6 @@ def _compiled_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.bmm(x, weight) + bias
     if weight.shape[1] <= NARROW:
         # a copy: the weight's gradient is then x.T @ grad, four times faster than grad.T @ x
-        return torch.addmm(bias, x, weight.t().contiguous())
-    return torch.addmm(bias, x, weight.t())
+        weight = weight.t().contiguous().t()
+    # x + y, as the compiler would turn a sum into addmm, which copies the bias first
+    return torch.mm(x, weight.t()) - (-bias)

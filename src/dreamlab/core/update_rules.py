@@ -264,13 +264,14 @@ class Adam(Rule):
         count = self.count
         assert count is not None
         beta1, beta2 = group.options.betas
-        pace, scale = computed_once(rate / (1 - beta1**count)), computed_once(1 - beta2**count)
+        pace = computed_once(rate / (1 - beta1**count))
+        scale = computed_once((1 - beta2**count).rsqrt())  # a division per weight less
         for p, g, mean, square in zip(*rows, strict=True):
             if self.decay(group):
                 p.mul_(1 - rate * self.decay(group))
             mean.lerp_(g, 1 - beta1)
             square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            p.sub_(pace * mean / ((square / scale).sqrt() + group.options.eps))
+            p.sub_(pace * mean / (square.sqrt() * scale + group.options.eps))
 
 
 class AdamW(Adam):

@@ -56,6 +56,12 @@ def varying_rows(method: F) -> F:
     return method
 
 
+def many_kernels(method: F) -> F:
+    """Mark a compilable method of many short kernels: on a CPU, what calls them is compiled too."""
+    method.is_many_kernels = True  # type: ignore[attr-defined]
+    return method
+
+
 def capturable(method: F) -> F:
     """Mark a workflow's method whose kernels a GPU may capture once and then replay.
 

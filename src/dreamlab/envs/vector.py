@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dreamlab.core.affine import ACTION, Scaling, scaled_spec
 from dreamlab.core.errors import ConfigError, EnvError
@@ -21,6 +20,7 @@ from dreamlab.core.limits import NonNegative, PositiveInt, Range, Side
 from dreamlab.core.types import Array, ArraySpec, Spec, Step, TaskSpec
 from dreamlab.envs import suites, wrappers
 from dreamlab.envs.guard import Guarded, making
+from dreamlab.envs.in_turn import InTurn
 from dreamlab.envs.limits import episode_length
 from dreamlab.envs.normalize import NormalizeConfig, Normalizer
 from dreamlab.envs.workers import Workers
@@ -374,7 +374,7 @@ def _arrays(state: dict[str, Any]) -> dict[str, Any]:
 
 def _vector(config: EnvConfig, makers: list[Callable[[], Any]]) -> Any:
     if config.vector == "sync":
-        return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        return InTurn(makers)
     return Workers(makers, _context(), config.step_timeout_s)
 
 
