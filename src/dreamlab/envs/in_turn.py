@@ -42,10 +42,11 @@ class InTurn(SyncVectorEnv):
     def _together(self) -> Any:
         """Return the observations of all environments as one."""
         out: Any = self._observations
-        if not self.plain or any(np.shape(obs) != out.shape[1:] for obs in self._env_obs):
+        each: list[Any] = self._env_obs
+        if not self.plain or any(np.shape(obs) != out.shape[1:] for obs in each):
             space = self.single_observation_space
-            self._observations = gym.vector.utils.concatenate(space, self._env_obs, out)
+            self._observations = gym.vector.utils.concatenate(space, each, out)
             return self._observations
-        for i, obs in enumerate(self._env_obs):
+        for i, obs in enumerate(each):
             out[i] = obs
         return out
