@@ -212,7 +212,7 @@ def test_a_task_is_an_observation_where_asked(tmp_path: Path):
 # -- exact resume ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampler", ["shuffled", "uniform", "prioritised", "passes"])
+@pytest.mark.parametrize("sampler", ["shuffled", "uniform", "prioritised", "passes", "episodes"])
 @pytest.mark.parametrize("pad", ["none", "edge"])
 def test_it_comes_back_to_a_checkpoint_exactly(sampler: str, pad: str, tmp_path: Path):
     folder = write_v3(tmp_path / "set", "image")

@@ -12,4 +12,5 @@ PARTS = {
     "online": "dreamlab.data.samplers.Online",
     "shuffled": "dreamlab.data.shuffled.Shuffled",
     "passes": "dreamlab.data.passes.Passes",
+    "episodes": "dreamlab.data.episodes.Episodes",
 }
