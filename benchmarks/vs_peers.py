@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,10 @@ def in_process(python: Path | str, script: str, *arguments: str) -> dict[str, An
 
 
 def measure(name: str, rounds: int, python: Path, threads: int) -> dict[str, Any]:
-    """Alternate all systems and return, for each, the run of median speed."""
+    """Alternate all systems and return, for each, the run of median speed.
+
+    Peers run with one thread and with two; the better median counts.
+    """
 
     def mine(compiled: str) -> dict[str, Any]:
         return in_process(sys.executable, "vs_peers.py", "--one", name, compiled, str(threads))
@@ -134,21 +137,19 @@ def measure(name: str, rounds: int, python: Path, threads: int) -> dict[str, Any
         return in_process(python, "peers.py", system, name, str(threads))
 
     choices = (threads,) if threads else (1, 2)
-    best = {s: _best(choices, lambda t, s=s: peer(s, t)["speed"]) for s in PEERS}
-    runs: dict[str, list[dict[str, Any]]] = {k: [] for k in ("compiled", "plain", *PEERS)}
+    runs: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for _ in range(rounds):
         runs["compiled"].append(mine("true"))
-        runs["sbx"].append(peer("sbx", best["sbx"]))
+        for n in choices:
+            runs["sbx", n].append(peer("sbx", n))
         runs["plain"].append(mine("false"))
-        runs["sb3"].append(peer("sb3", best["sb3"]))
+        for n in choices:
+            runs["sb3", n].append(peer("sb3", n))
     for system, done in runs.items():
         print(name, system, " ".join(f"{r['speed']:,.0f}" for r in done), flush=True)
-    return {"threads": best, **{k: _median(v) for k, v in runs.items()}}
-
-
-def _best(choices: tuple[int, ...], speed: Callable[[int], float]) -> int:
-    """Return the fastest of several choices; one needs no trial."""
-    return max(choices, key=speed) if len(choices) > 1 else choices[0]
+    found = {k: _median(v) for k, v in runs.items()}
+    best = {s: max(choices, key=lambda n, s=s: found[s, n]["speed"]) for s in PEERS}
+    return {"threads": best, **found, **{s: found[s, n] for s, n in best.items()}}
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
