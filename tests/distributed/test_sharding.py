@@ -33,6 +33,7 @@ UNET = (
 )
 CASES = {
     "dreamer": ("dreamer_cartpole", *BASE, "training.total_frames=300"),
+    "dqn": ("dqn_cartpole", *BASE, "training.total_frames=300"),
     "tdmpc2": ("tdmpc2_pendulum", *BASE, "training.total_frames=300"),
     "unet": ("imitation_pendulum", *BASE, "eval.every_updates=0", UNET,
              "++workflow.optimizer.ema=0.99", "++workflow.optimizer.agc=0.3"),
@@ -105,7 +106,7 @@ def test_sharded_weights_learn_the_same(name, tmp_path):
             worst = max((gap(a[k], b[k]), k) for k in a if "loss" in k or "norm" in k)
             assert worst[0] < TOLERANCE, worst
         for kind, numbers in rank["whole"].items():
-            assert rank["part"][kind] <= 0.75 * numbers, (kind, rank["part"][kind], numbers)
+            assert rank["part"][kind] <= 0.8 * numbers, (kind, rank["part"][kind], numbers)
     state = torch.load(io.BytesIO(ranks[0]["state"]), weights_only=True)
     alone = build.build_workflow(plain, loop.workflow.spec)
     alone.load_state_dict(state)  # one process reads what two have written
