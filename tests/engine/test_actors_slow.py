@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -275,6 +276,52 @@ def test_a_ray_machine_that_is_lost_with_large_blocks_ends_in_one_message(tmp_pa
     said = [e for line in lines if (e := json.loads(line))["event"] == "actor_replaced"]
     assert any("what it had collected is lost with its machine" in e["why"] for e in said), said
     assert saved(tmp_path / "r") >= 100
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_ray_machine_that_no_longer_answers_ends_in_one_message(tmp_path, cluster, large):
+    """A partition: connections stay open, nothing comes through, and nothing has died.
+
+    Large blocks are still on that machine when the learner asks for them.
+    """
+    made, node = cluster
+    options = (*SAC, *ACTORS, "actors.where=ray", f"actors.address={made.address}")
+    slow = ("env.id=slow", "env.options.seconds=0.02")
+    wide = ("env.id=identity", "env.options={continuous: true, classes: 4096}",
+            "buffers.replay.capacity=400")  # fmt: skip
+    longer = ("actors.wait_s=6", "checkpoint.every_frames=100", "training.total_frames=4000")
+    loop = open_loop(tmp_path / "r", *options, *(wide if large else slow), *longer)
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    frozen: list[psutil.Process] = []
+
+    def partition():
+        time.sleep(2 if large else 0)  # actors fill their queues
+        frozen.extend([raylet, *raylet.children(recursive=True)])
+        for process in frozen:
+            process.suspend()
+
+    loop.observers.add(KillOnce(200, partition))
+    began = time.monotonic()
+    try:
+        with pytest.raises(LabError, match="did not respond for 6 s") as told:
+            loop.run()
+    finally:
+        for process in frozen:
+            process.kill()
+    assert frozen
+    assert time.monotonic() - began < 60
+    assert "its machine is lost" in str(told.value)
+    assert "same command resumes" in str(told.value)
+    reached = saved(tmp_path / "r")
+    assert reached >= 100
+    if large:
+        return
+    made.add_node(num_cpus=2)
+    end = f"training.total_frames={reached + 100}"
+    again = open_loop(tmp_path / "r", *options, *slow, *longer[:-1], end)
+    assert again.counters.env_frames == reached
+    assert again.run() == "finished"
+    check_streams(stored(again))
 
 
 def broken_actor(index: int, generation: int) -> Worker:
