@@ -77,6 +77,7 @@ def front_end_only(patch: pytest.MonkeyPatch, reductions: set[str]) -> dict[Any,
                 reductions.add(method.__name__)
             return aot_eager(graph, inputs)
 
+        settings.pop("options", None)  # of the code that is not made
         return whole(method, backend=backend, **settings)
 
     patch.setattr(torch, "compile", compiled)
