@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -45,8 +44,8 @@ class Phase:
 
     def at(self, progress: float) -> Phase:
         """Return this phase at `progress` of training."""
-        seen = copy.copy(self)
-        object.__setattr__(seen, "progress", progress)
+        seen = object.__new__(Phase)  # several per step: copy.copy takes five times as long
+        seen.__dict__.update(self.__dict__, progress=progress)
         return seen
 
     @property

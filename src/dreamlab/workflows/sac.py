@@ -30,7 +30,7 @@ from dreamlab.core.limits import Finite, Positive, Share, SomeShare, Width
 from dreamlab.core.optim import optimizer_field, optional_optimizer, without_groups
 from dreamlab.core.phase import Phase
 from dreamlab.core.types import ArraySpec, Batch, Decision, Metrics, Mode, Obs, Spec, Tree
-from dreamlab.core.workflow import Workflow, compilable, hook
+from dreamlab.core.workflow import Workflow, compilable, hook, many_kernels
 from dreamlab.nn.dists import Categorical, TanhGaussian
 from dreamlab.nn.mlp import MLP, Act, MLPConfig
 from dreamlab.nn.target import TargetNetwork, frozen_copy
@@ -192,6 +192,7 @@ class SAC(Workflow[SACConfig]):
         return self.learn(transitions(batch, self.config.gamma))
 
     @compilable
+    @many_kernels
     def learn(self, t: Transitions) -> Metrics:
         """Take the three gradient steps, then update the target critics."""
         alpha = self.log_alpha.detach().exp()
