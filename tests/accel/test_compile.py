@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dreamlab import build
-from dreamlab.accel.compile import CompiledMethod
+from dreamlab.accel.compile import CompiledMethod, _only_ours
 from dreamlab.core.errors import ConfigError
 from dreamlab.engine.accelerate import ComputeConfig, speed_up
 from tests.helpers import config_of, open_loop
@@ -29,6 +31,31 @@ def test_compiled_updates_move_the_weights_alike(name, tmp_path):
     command = [sys.executable, "-m", "tests.accel.compiled", name, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["sac_pendulum", "log.norms=true", "workflow.optimizer.agc=0.3"],
+        ["dqn_rainbow_cartpole", "log.norms=true", "workflow.optimizer.ema=0.99"],
+    ],
+)
+def test_all_of_an_update_can_be_called_from_cpp(options, tmp_path):
+    """What cannot may end the process; torch warns of it only when it compiles anew."""
+    command = [sys.executable, "-m", "dreamlab", "train", *options, "tiny=true", "compile=true",
+               "device=cpu", "training.total_frames=1500", f"run.dir={tmp_path / 'r'}"]  # fmt: skip
+    fresh = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=fresh)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "c-shim" not in done.stderr
+
+
+def test_parts_of_ones_own_are_not_called_from_cpp(tmp_path):
+    loop = open_loop(tmp_path / "a", "+experiment=dqn_cartpole", "tiny=true", "device=cpu")
+    assert _only_ours(loop.workflow)
+    loop.workflow.own = type("Own", (torch.nn.Linear,), {"__module__": "own"})(1, 1)
+    assert not _only_ours(loop.workflow)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

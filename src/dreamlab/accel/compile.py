@@ -43,23 +43,32 @@ def compile_methods(
     # each agent in a process compiles the method again, which counts as a recompilation
     dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
     found: list[CompiledMethod] = []
+    native = workflow.device.type == "cpu" and _only_ours(workflow)
     for module in workflow.modules():
         for name in marked(type(module), "compilable"):
             if module is workflow and name in except_for:
                 continue
-            found.append(CompiledMethod(getattr(module, name), workflow.device.type == "cpu"))
+            found.append(CompiledMethod(getattr(module, name), native))
             object.__setattr__(module, name, found[-1])
     return found
+
+
+def _only_ours(workflow: Workflow[Any]) -> bool:
+    """Return whether all modules are known to work where C++ calls the kernels.
+
+    In torch 2.13 operations that C++ cannot call by itself (`_foreach_norm`) may end the process.
+    """
+    return all(type(m).__module__.startswith(("dreamlab.", "torch.")) for m in workflow.modules())
 
 
 class CompiledMethod:
     """A compiled method; unless `enabled`, it runs uncompiled."""
 
-    def __init__(self, method: Callable[..., Any], on_cpu: bool = True) -> None:
+    def __init__(self, method: Callable[..., Any], native: bool = False) -> None:
         self.method, self.enabled = method, True
         self.varying = bool(getattr(method, "is_varying_rows", False))
-        native = on_cpu and getattr(method, "is_many_kernels", False)
-        options: Any = {"cpp_wrapper": True} if native else None  # kernels are called from C++
+        from_cpp = native and getattr(method, "is_many_kernels", False)
+        options: Any = {"cpp_wrapper": True} if from_cpp else None
         self.compiled = torch.compile(method, fullgraph=True, dynamic=False, options=options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

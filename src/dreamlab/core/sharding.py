@@ -104,7 +104,12 @@ def mean_gradients(params: Sequence[Tensor], grads: Grads) -> list[Tensor | None
 
 
 def norms(params: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    """Compute the norm of each tensor [n], over the parts on all processes if sharded."""
+    """Compute the norm of each tensor [n], over the parts on all processes if sharded.
+
+    Sharded weights are not compiled.
+    """
+    if torch.compiler.is_compiling():  # loops that the compiler can fuse
+        return torch.stack([t.square().sum() for t in tensors]).sqrt()
     local = torch.stack(torch._foreach_norm(list(tensors)))
     split = [owner_of(p) is not None for p in params]
     if not any(split):
