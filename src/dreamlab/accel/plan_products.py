@@ -110,6 +110,7 @@ class Products(Layers):
         """
         n, (r, q) = self.n, (self.nets.reward, self.nets.critics)
         x = self.rows_of(n.horizon + 2, size=n.w)
+        assert self.pair is not None
         weight = q.first.index_select(0, self.pair)[:, : n.d]
         torch.bmm(states[-1].expand(2, -1, -1), weight, out=x[:2])
         acts = Acts(last, n.a, q.first[:, n.step - n.a :])
