@@ -231,7 +231,7 @@ class DatasetSource:
         else:
             ids, weight, pictures = drawn.ids, drawn.weight, drawn.pictures.result()
         batch = self._batch(ids, weight, pictures)
-        if self.config.prefetch and self.cameras and not self.sampler.learns:
+        if self.config.prefetch and self.cameras and not self.sampler.prioritises:
             self.ahead = self._draw_ahead(num)
         return batch
 

@@ -30,6 +30,7 @@ class Episodes:
 
     Config = EpisodesConfig
     learns = True
+    prioritises = False
 
     def __init__(self, config: EpisodesConfig, capacity: int) -> None:
         self.fresh: list[Array] = []

@@ -29,6 +29,7 @@ class Passes:
 
     Config = PassesConfig
     learns = False
+    prioritises = False
 
     def __init__(self, config: PassesConfig, capacity: int) -> None:
         self.next = 0

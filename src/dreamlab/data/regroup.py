@@ -39,7 +39,7 @@ def regroup(replay: Replay, parts: Sequence[dict[str, Any]], rank: int, size: in
     replay.recount()
     lost = [f"{_dropped(replay, begin, end):,} of the oldest steps, for which there is no room"]
     lost = lost if _dropped(replay, begin, end) else []
-    if replay.sampler is not None and replay.sampler.learns:
+    if replay.sampler is not None and replay.sampler.prioritises:
         lost.append("priorities")
     return " and ".join(lost)
 
@@ -53,9 +53,9 @@ def keep_place(buffer: Any, parts: Sequence[dict[str, Any]], rank: int, size: in
         buffer.load(parts[rank])
     if size == len(parts):
         return ""
-    learns = getattr(getattr(buffer, "sampler", None), "learns", False)
+    prioritised = getattr(getattr(buffer, "sampler", None), "prioritises", False)
     written = getattr(getattr(buffer, "place", None), "extras", {})
-    what = ["position", *(["priorities"] if learns else []), *(["extras"] if written else [])]
+    what = ["position", *(["priorities"] if prioritised else []), *(["extras"] if written else [])]
     num, kind = abs(size - len(parts)), "new" if size > len(parts) else "former"
     return f"{', '.join(what)} of {num} {kind} process{'es' if num > 1 else ''}"
 

@@ -48,6 +48,8 @@ class Sampler(Protocol):
 
     learns: bool
     """Whether `insert` has an effect; checked at every stored step."""
+    prioritises: bool
+    """Whether `update` has an effect."""
 
     def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         """Return `num` ids of valid starts and their importance weights, if it has any.
@@ -73,6 +75,7 @@ class _Stateless:
     """A sampler that learns nothing."""
 
     learns = False
+    prioritises = False
 
     def insert(self, ids: Array, usable: Array) -> None: ...
 
@@ -170,6 +173,7 @@ class Prioritised:
 
     Config = PrioritisedConfig
     learns = True
+    prioritises = True
 
     def __init__(self, config: PrioritisedConfig, capacity: int) -> None:
         self.config = config
@@ -293,6 +297,7 @@ class Mixture:
         }
         self.shares = np.array([shares[k] for k in self.members]) / sum(shares.values())
         self.learns = any(s.learns for s in self.members.values())
+        self.prioritises = any(s.prioritises for s in self.members.values())
 
     def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         counts = rng.multinomial(num, self.shares)
@@ -346,7 +351,7 @@ class Online:
     def __init__(self, config: OnlineConfig, capacity: int) -> None:
         self.every = config.every
         self.base: Sampler = config.base.build(capacity)
-        self.learns = self.base.learns
+        self.learns, self.prioritises = self.base.learns, self.base.prioritises
         self.next = 0
 
     def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:

@@ -26,6 +26,7 @@ class Shuffled:
 
     Config = ShuffledConfig
     learns = False
+    prioritises = False
 
     def __init__(self, config: ShuffledConfig, capacity: int) -> None:
         self.seed, self.passed, self.next = -1, 0, 0
