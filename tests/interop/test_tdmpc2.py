@@ -132,6 +132,22 @@ def test_what_is_missing_or_unknown_is_named():
         tdmpc2.load_weights(agent, {**weights, "_surprise": np.zeros(3)})
 
 
+@pytest.mark.parametrize(
+    ("has", "lacks"), [("log_std_min", "log_std_dif"), ("log_std_dif", "log_std_min")]
+)
+def test_half_of_the_bounds_of_deviations_is_refused(has, lacks, tmp_path):
+    agent = made(log_std=(-5.0, 1.0))
+    model = {k: v for k, v in newer(agent).items() if k != lacks}
+    file = write(tmp_path / "a.pt", model)
+    with pytest.raises(CheckpointError, match=f"lacks '{lacks}'.*'{has}'"):
+        import_tdmpc2.config_for(import_tdmpc2.read_weights(file), ENV)
+
+
+def test_a_checkpoint_without_bounds_of_deviations_has_the_originals():
+    weights = tdmpc2.canonical({k: v.numpy() for k, v in older(made()).items()})
+    assert tdmpc2.config_of(weights).log_std == (-10.0, 2.0)
+
+
 # -- safety ---------------------------------------------------------------------------------------
 
 

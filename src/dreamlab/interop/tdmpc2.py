@@ -23,6 +23,7 @@ Weights = Mapping[str, Array]
 FIELDS = ("weight", "bias", "ln.weight", "ln.bias")
 ONLINE, TARGET = "_Qs.params", "_target_Qs_params"
 NOT_WEIGHTS = re.compile(r"_detach_Qs[._]params\..*|log_std_(min|dif)|_action_masks")
+LOG_STD = ("log_std_min", "log_std_dif")
 NOT_TENSORS = re.compile(r".*\.__(batch_size|device)|_(detach_|target_)?Qs\.module\..*")
 # ours, theirs; the number of a layer follows, that of the last one too
 NETS = {
@@ -175,10 +176,22 @@ def sizes_of(weights: Weights) -> dict[str, Any]:
         out["channels"] = shape[f"_encoder.rgb.{FIRST_CONV}.weight"][0]
     if "_task_emb.weight" in shape:
         out["task_dim"] = shape["_task_emb.weight"][1]
-    if "log_std_min" in weights and "log_std_dif" in weights:
-        low = float(weights["log_std_min"])
-        out["log_std"] = (low, low + float(weights["log_std_dif"]))
+    if bounds := _log_std(weights):
+        out["log_std"] = bounds
     return out
+
+
+def _log_std(weights: Weights) -> tuple[float, float] | None:
+    """Return the bounds of the policy's log-deviation; checkpoints of 2023 do not have them."""
+    there = [k for k in LOG_STD if k in weights]
+    if not there:
+        return None
+    if missing := [k for k in LOG_STD if k not in weights]:
+        raise CheckpointError(
+            f"import: the checkpoint lacks {missing[0]!r}, which belongs to its {there[0]!r}"
+        )
+    low, size = (float(weights[k]) for k in LOG_STD)
+    return low, low + size
 
 
 def action_dim(weights: Weights) -> int:
