@@ -26,7 +26,7 @@ from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.ops.returns import lambda_return
 from tests.accel.nowhere import SHARED, Nowhere
 
-KERNELS, OF_DREAMS = 15, 6
+KERNELS, OF_DREAMS = 16, 6
 
 SIZES = {
     "1m": {"deter": 512, "hidden": 64, "classes": 4},

@@ -8,13 +8,18 @@ import torch
 from dreamlab.accel.phase_conv import conv_pool, double_conv
 from dreamlab.nn.image import DoubleConv, PoolConv
 
-FORMS = [(PoolConv, conv_pool, (2, 12, 16, 3)), (DoubleConv, double_conv, (2, 5, 7, 3))]
+FORMS = [
+    (PoolConv, conv_pool, (2, 12, 16, 3), 8),
+    (DoubleConv, double_conv, (2, 5, 7, 3), 8),
+    (DoubleConv, double_conv, (2, 6, 8, 5), 3),
+    (DoubleConv, double_conv, (2, 5, 8, 5), 3),
+]
 
 
-@pytest.mark.parametrize(("layer", "form", "shape"), FORMS)
-def test_both_forms_agree(layer, form, shape):
+@pytest.mark.parametrize(("layer", "form", "shape", "out"), FORMS)
+def test_both_forms_agree(layer, form, shape, out):
     torch.manual_seed(0)
-    conv = layer(3, 8)
+    conv = layer(shape[-1], out)
     conv.bias.data.normal_()
     x = torch.randn(shape, requires_grad=True)
     plain, fast = conv(x), form(x, conv.weight, conv.bias)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dreamlab.accel.dispatch import kernels
+from dreamlab.accel.side_stream import SideStream
 from dreamlab.core.update_rules import LaProp, LaPropConfig
 
 ALIGN = 64
@@ -97,11 +98,13 @@ class FusedLaProp(LaProp):
         k = kernels("laprop")
         c, count = self.config, self.allocate()
         assert self.rate is not None
-        half, full = self._packed(grads, low=True), self._packed(grads, low=False)
         beta1, beta2 = c.betas
-        rate = self.rate * self.pace(count)
-        count += 1
-        scalars = torch.stack([1 - beta2**count, -rate / (1 - beta1**count)]).float()
+        side = SideStream(self.rate.device, urgent=False)
+        with side:  # a dozen operations on single numbers, which wait for no gradient
+            rate = self.rate * self.pace(count)
+            count += 1
+            scalars = torch.stack([1 - beta2**count, -rate / (1 - beta1**count)]).float()
+        half, full = self._packed(grads, low=True), self._packed(grads, low=False)
         chunks, flat = len(self.owners), self.layout.flat
         data = (flat, half, full, self.halves)
         k.squares_kernel[(chunks,)](
@@ -112,6 +115,7 @@ class FusedLaProp(LaProp):
             MOST=1 << (self.most - 1).bit_length(),
         )  # fmt: skip
         norm = self.sums.sum().sqrt()
+        side.join()
         if c.clip:  # the stricter limit applies
             torch.maximum(self.limits, (norm + 1e-6) / c.clip, out=self.limits)
         if c.weight_decay:

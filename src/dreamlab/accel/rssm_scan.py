@@ -44,6 +44,8 @@ TUNING = {
 """Chosen on an H200 by benchmarks/scan_kernels.py."""
 LAYER_ROWS = 64
 """Rows summed by one tile of `layer_kernel`."""
+BLOCK = 64
+"""Rows and columns that a tile of `turn_kernel` transposes."""
 SPLIT = 4
 """Splits of a sum over all blocks, so that no tile has to read them all."""
 
@@ -124,7 +126,14 @@ def launch(kernel: str, **sizes: int) -> dict[str, int]:
 
 def turned(weight: Tensor) -> Tensor:
     """Transpose the last two dimensions of a weight, contiguously."""
-    return weight.transpose(-1, -2).contiguous()
+    assert weight.stride(-1) == 1, weight.stride()
+    *lead, rows, cols = weight.shape
+    out = weight.new_empty(*lead, cols, rows)
+    first = weight.stride(0) if lead else 0
+    kernels("rssm_scan").turn_kernel[(-(-rows // BLOCK), -(-cols // BLOCK), math.prod(lead))](
+        weight, out, rows, cols, weight.stride(-2), first, BLOCK=BLOCK, num_warps=4
+    )
+    return out
 
 
 def power(size: int) -> int:
@@ -292,8 +301,8 @@ def layer_grads(
 
 def weight_grads(
     w: Weights, n: Sizes, v: Saved, x2: Tensor, keep: Tensor, d: Slopes
-) -> tuple[Tensor, list[Tensor]]:
-    """Compute the gradients of the action's layer and of every weight, from all steps at once."""
+) -> list[Tensor]:
+    """Compute the gradient of every weight, from all steps at once."""
     num, dtype = n.steps * n.rows, v.q.dtype
     flat = lambda x: x.reshape(num, -1)  # noqa: E731
     kept = keep.reshape(num, 1).to(dtype)
@@ -310,8 +319,7 @@ def weight_grads(
     dq = flat(d.q)
     by_block = lambda x: x.reshape(num, n.g, -1).transpose(0, 1)  # noqa: E731
     memories, dqs = by_block(memory), by_block(dq)
-    action = w.hidden[:, n.w + 2 * n.u :].transpose(1, 2).reshape(n.d, n.u)
-    return dq @ action, [
+    return [
         flat(d.p0).t() @ memory, memory_bias, memory_scale,
         flat(d.p1).t() @ stoch, stoch_bias, stoch_scale,
         _hidden_grad(memories, torch.cat([x0, x1, flat(x2)], -1), dqs),
@@ -331,13 +339,40 @@ def _hidden_grad(memories: Tensor, shared: Tensor, dq: Tensor) -> Tensor:
     return torch.cat([own, common.transpose(0, 1)], 1)
 
 
+@dataclass
+class Found:
+    """What the gradients of weights are computed from, once a sequence was followed back."""
+
+    saved: tuple[Any, ...] = ()
+
+
+class _Weights(torch.autograd.Function):
+    """A node of its own, so that these gradients need not be ready before those of the tokens.
+
+    Autograd computes them on the stream on which this was called, after `_Scan`'s backward pass,
+    whose tensors `found` keeps until the graph is dropped.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, found: Found, *weights: Tensor) -> Tensor:
+        ctx.found = found
+        return weights[0].new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, *weight_grads(*ctx.found.saved)
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, n: Sizes, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, n: Sizes, found: Found, mark: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         x2, tokens, keep, noise, h0, z0, *weights = tensors
         w = Weights(*weights)
         v = forward(w, n, (x2, tokens, keep, noise), h0, z0)
-        ctx.n = n
+        ctx.n, ctx.found = n, found
         ctx.save_for_backward(x2, keep, *weights, *v.all())
         return v.h[1:], v.z[1:], v.logit
 
@@ -350,12 +385,30 @@ class _Scan(torch.autograd.Function):
         w, v = Weights(*rest[:size]), Saved(*rest[size:])
         gh, gz, gl = (g.contiguous() for g in grads)
         d = backward(w, n, v, keep, (gh, gz, gl))
-        dx2, dw = weight_grads(w, n, v, x2, keep, d)
-        return None, dx2.view_as(x2), d.o, None, None, None, None, *dw
+        ctx.found.saved = (w, n, v, x2, keep, d)
+        action = w.hidden[:, n.w + 2 * n.u :].transpose(1, 2).reshape(n.d, n.u)
+        dx2 = d.q.view(-1, n.d) @ action
+        nothing = x2.new_zeros(())
+        return None, None, nothing, dx2.view_as(x2), d.o, *[None] * (4 + size)
+
+
+class Layers(NamedTuple):
+    """The weights, and what links them to the graph; see `_Weights`."""
+
+    weights: Weights
+    found: Found
+    mark: Tensor
+
+
+def linked(w: Weights) -> Layers:
+    """Return weights whose gradients are computed on the current stream."""
+    found = Found()
+    mark: Any = _Weights.apply(found, *w)
+    return Layers(Weights(*(x.detach() for x in w)), found, mark)
 
 
 def scan(
-    w: Weights, n: Sizes, x2: Tensor, tokens: Tensor, keep: Tensor, noise: Tensor,
+    layers: Layers, n: Sizes, x2: Tensor, tokens: Tensor, keep: Tensor, noise: Tensor,
     start: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Follow sequences; return memories, samples and logits, [steps, rows, ...] each.
@@ -364,7 +417,6 @@ def scan(
     both [steps, rows, u]; `keep` [steps, rows] is 0 where an episode starts; `noise` is Gumbel
     noise [steps, rows, s, c]. No gradient goes to the start.
     """
-    out: Any = _Scan.apply(
-        n, x2.contiguous(), tokens.contiguous(), keep.contiguous(), noise.contiguous(), *start, *w
-    )
+    inputs = (x.contiguous() for x in (x2, tokens, keep, noise))
+    out: Any = _Scan.apply(n, layers.found, layers.mark, *inputs, *start, *layers.weights)
     return out

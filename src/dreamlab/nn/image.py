@@ -14,6 +14,10 @@ from dreamlab.accel.phase_conv import conv_pool, double_conv
 from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, dense, norm, trunc_normal_
 
 
+NARROW = 16
+"""Input channels below which blocks of pixels are convolved."""
+
+
 class Conv(nn.Module):
     """A 5x5 convolution with same padding."""
 
@@ -33,7 +37,7 @@ class PoolConv(Conv):
 
     def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n h//2 w//2 k"]:
         # few channels leave tensor cores idle; four times as many do not
-        if use_gpu_kernels(x) and self.weight.shape[1] < 16:
+        if use_gpu_kernels(x) and self.weight.shape[1] < NARROW:
             return conv_pool(x, self.weight, self.bias)
         return pool(super().forward(x))
 

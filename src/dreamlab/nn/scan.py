@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from dreamlab.accel import rssm_scan
 from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.rssm_scan import fits
+from dreamlab.accel.side_stream import SideStream
 
 STYLE = ("rms", "silu")
 """Norm and activation implemented by the kernels."""
@@ -20,9 +22,8 @@ class Layers(NamedTuple):
     """The modules of a step, in this style."""
 
     memory: Any
-    """`NormAct` of the deterministic part; `stoch` of the stochastic, `action` of the action."""
+    """`NormAct` of the deterministic part; `stoch` of the stochastic."""
     stoch: Any
-    action: Any
     hidden: Any
     """`BlockLinear`, then `hidden_norm`, then the gates' `BlockLinear`."""
     hidden_norm: Any
@@ -48,41 +49,44 @@ def available(x: Shaped[Tensor, " ..."]) -> bool:
 def scan(
     layers: Layers,
     choices: Choices,
-    inputs: tuple[Float[Tensor, "b t a"], Float[Tensor, "b t e"], Bool[Tensor, "b t"]],
+    inputs: tuple[Float[Tensor, "b t u"], Float[Tensor, "b t e"], Bool[Tensor, "b t"]],
     noise: Float[Tensor, "t b num classes"],
     start: tuple[Float[Tensor, "b d"], Float[Tensor, "b s"]],
 ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t s"], Float[Tensor, "b t s"]]:
-    """Filter sequences of action, tokens and is_first from an initial state.
+    """Filter sequences from an initial state; `inputs` are the action's layer, tokens, is_first.
 
     Return deterministic states, samples and logits. `noise` is Gumbel noise.
     """
-    action, tokens, is_first = inputs
+    x2, tokens, is_first = inputs
     dtype, deter = rssm_scan.dtype_of(tokens), start[0].shape[-1]
+    side = SideStream(tokens.device, urgent=False)
+    with side:  # gradients of weights are computed there, beside those of what comes before
+        linked = rssm_scan.linked(weights(layers, dtype, deter))
+    side.join()
     keep = (~is_first).to(dtype)
-    x2 = layers.action(action * keep[..., None])
-    w = weights(layers)
-    seen = F.linear(tokens.to(dtype), w.look[:, deter:].to(dtype))
-    cast = rssm_scan.Weights(
-        *(x if k.endswith("_scale") else x.to(dtype) for k, x in w._asdict().items())
-    )
-    cast = cast._replace(look=cast.look[:, :deter])
+    look = layers.look.linear.weight[:, deter:]
+    seen = F.linear(tokens.to(dtype), look.to(dtype))
+    w = linked.weights
     (b, t), (blocks, width) = is_first.shape, (len(w.hidden_bias), len(w.memory))
     sizes = rssm_scan.Sizes(t, b, deter, blocks, width, *choices)
     first = lambda x: x.to(dtype).transpose(0, 1)  # noqa: E731
     begin = (start[0].to(dtype), start[1].to(dtype))
-    outs = rssm_scan.scan(cast, sizes, first(x2), first(seen), first(keep), noise, begin)
+    outs = rssm_scan.scan(linked, sizes, first(x2), first(seen), first(keep), noise, begin)
     deters, stochs, logits = (x.transpose(0, 1) for x in outs)
     return deters, stochs, logits
 
 
-def weights(layers: Layers) -> rssm_scan.Weights:
-    """Return the layers' tensors in the order of the kernels."""
+def weights(layers: Layers, dtype: torch.dtype, deter: int) -> rssm_scan.Weights:
+    """Return the layers' tensors in the order of the kernels, without the tokens' part."""
     la = layers
     pairs = [(la.memory.linear, la.memory.norm), (la.stoch.linear, la.stoch.norm)]
     pairs += [(la.hidden, la.hidden_norm), (la.gates, None)]
     pairs += [(la.look.linear, la.look.norm), (la.logits, None)]
-    parts = [(x.weight, x.bias, *(() if n is None else (n.scale,))) for x, n in pairs]
-    return rssm_scan.Weights(*(x for part in parts for x in part))
+    cast = [
+        (x.weight.to(dtype), x.bias.to(dtype), *(() if n is None else (n.scale,))) for x, n in pairs
+    ]
+    w = rssm_scan.Weights(*(x for part in cast for x in part))
+    return w._replace(look=w.look[:, :deter])
 
 
 __all__ = ["Choices", "Layers", "available", "fits", "scan"]

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dreamlab.accel.dispatch import use_gpu_kernels
 from dreamlab.core.sharding import cut_copies, parts
 
 M = TypeVar("M", bound=nn.Module)
@@ -44,6 +45,10 @@ class TargetNetwork(Generic[M]):
     @torch.no_grad()
     def update(self, share: float | Float[Tensor, ""]) -> None:
         """Interpolate by `share`: 0 keeps, 1 copies exactly. A tensor is not read by the host."""
-        target = parts(self.target)
+        target, online = parts(self.target), parts(self.online)
+        fused = torch.compiler.is_compiling()  # then the compiler makes one pass of the three
+        if isinstance(share, float) and use_gpu_kernels(target[0]) and not fused:
+            torch._foreach_lerp_(target, online, share)
+            return
         torch._foreach_mul_(target, 1 - share)
-        torch._foreach_add_(target, torch._foreach_mul(parts(self.online), share))
+        torch._foreach_add_(target, torch._foreach_mul(online, share))

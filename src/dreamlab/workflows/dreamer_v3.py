@@ -211,9 +211,10 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         recent = slice(-self.config.imagine_last, None) if self.config.imagine_last else slice(None)
         draw = partial(self.model.rssm.noise, device=self.device)
         action, chance = batch.action[:, :-1], draw(*first.shape[::-1])
+        tokens = self.model.tokens(obs)
         seen, ahead = overlapped(
             self.device,
-            lambda: self.model.observe(obs, action, first, start, chance),
+            lambda: self.model.filter(tokens, action, first, start, chance),
             lambda: draw(self.config.imagine, first[:, recent].numel()),
         )
         here = seen.as_leaves()  # all losses accumulate gradients here, for one backward pass
@@ -231,20 +232,24 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
             urgent=True,  # many small sequential steps
         )
 
-        def look_back() -> tuple[Followed, dict[str, Grads]]:
-            replayed = gather.follow(self.replay_losses(dream, guess, *known), {}, here.tensors)
-            return replayed, gather.go_back(seen.tensors, world, replayed)
-
-        (replayed, before), acting = overlapped(
-            self.device, look_back, lambda: gather.follow(*self.behaviour_losses(dream))
+        replayed = gather.follow(self.replay_losses(dream, guess, *known), {}, here.tensors)
+        before, (acting, means, after) = overlapped(
+            self.device,  # what the long way back leaves idle does the rest, but no more waits for it
+            lambda: gather.go_back(seen.tensors, world, replayed),
+            lambda: self._act(gather, dream, world.losses | replayed.losses, seen.latent),
         )
-        losses = world.losses | acting.losses | replayed.losses
-        metrics = world.metrics | acting.metrics
+        metrics = world.metrics | acting.metrics | means
         metrics["loss"] = world.total + acting.total + replayed.total
         metrics |= self.move(gather, world.grads, replayed.grads, acting.grads, before)
-        metrics |= {f"loss/{k}": v.mean() for k, v in losses.items()}
-        after = self.compress_latent(seen.latent.detach())
         return {k: v.detach() for k, v in metrics.items()}, after
+
+    def _act(
+        self, gather: Gathering, dream: Dream, losses: dict[str, Float[Tensor, " ..."]], now: Latent
+    ) -> tuple[Followed, Metrics, dict[str, Shaped[Tensor, "b t ..."]]]:
+        """Return the losses of actor and critic; mean losses, the others' too; states to store."""
+        acting = gather.follow(*self.behaviour_losses(dream))
+        means = {f"loss/{k}": v.mean() for k, v in (losses | acting.losses).items()}
+        return acting, means, self.compress_latent(now.detach())
 
     def learn(self, losses: dict[str, Float[Tensor, " ..."]]) -> Metrics:
         """Take a gradient step on the weighted losses, then update the slow critic."""

@@ -76,6 +76,18 @@ def inverse_of(part_ptr, m, size: tl.constexpr, parts: tl.constexpr, rows, PARTS
 
 
 @triton.jit
+def turn_kernel(x_ptr, out_ptr, rows, cols, stride, first, BLOCK: tl.constexpr):
+    """Transpose matrices [rows, cols], `first` apart, whose rows are `stride` apart."""
+    n = tl.program_id(2).to(tl.int64)
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = n * first + r[:, None] * stride + c[None, :]
+    x = tl.load(x_ptr + at, mask=(r < rows)[:, None] & (c < cols)[None, :], other=0.0)
+    to = n * rows * cols + c[:, None] * rows + r[None, :]
+    tl.store(out_ptr + to, tl.trans(x), mask=(c < cols)[:, None] & (r < rows)[None, :])
+
+
+@triton.jit
 def look_kernel(
     h_ptr, wd_ptr, bd_ptr, tok_ptr, o_ptr, o_part, w0_ptr, b0_ptr, keep_ptr, p0_ptr, p0_part, rows,
     d: tl.constexpr, u: tl.constexpr, wd_stride: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,

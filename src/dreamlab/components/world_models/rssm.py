@@ -254,16 +254,23 @@ class RSSM(nn.Module):
     ) -> tuple[Latent, Float[Tensor, "b t s c"]]:
         """Compute `follow` with `observe_step` in one fused call."""
         c, cell = self.config, self.cell
-        memory, stoch, act = cell.inputs
         layers = scan.Layers(
-            memory, stoch, act, cell.hidden[0], cell.norms[0], cell.gates, self.post_net[0],
-            self.post_out,
+            cell.inputs[0], cell.inputs[1], cell.hidden[0], cell.norms[0], cell.gates,
+            self.post_net[0], self.post_out,
         )  # fmt: skip
         choices = scan.Choices(c.stoch, c.classes, c.unimix)
+        inputs = (self.read_action(action, is_first), tokens, is_first)
         deter, random, logits = scan.scan(
-            layers, choices, (action, tokens, is_first), noise, (state.deter, state.stoch)
+            layers, choices, inputs, noise, (state.deter, state.stoch)
         )
         return Latent(deter, random), self._logits(logits)
+
+    @compilable
+    def read_action(
+        self, action: Float[Tensor, "b t a"], is_first: Bool[Tensor, "b t"]
+    ) -> Float[Tensor, "b t u"]:
+        """Return the cell's input layer of actions, which are zero where an episode starts."""
+        return self.cell.inputs[2](action * (~is_first)[..., None].to(action.dtype))
 
     def compress(self, latent: Latent) -> dict[str, Shaped[Tensor, " ..."]]:
         """Return states in the replay's format: half precision, and class indices."""

@@ -107,7 +107,17 @@ class WorldModel(nn.Module):
         noise: Float[Tensor, "t b ..."] | None = None,
     ) -> Posterior:
         """Filter sequences from `state`; `action[:, i]` led to step i."""
-        tokens = self.tokens(obs)
+        return self.filter(self.tokens(obs), action, is_first, state, noise)
+
+    def filter(
+        self,
+        tokens: Float[Tensor, "b t e"],
+        action: Shaped[Tensor, "b t ..."],
+        is_first: Bool[Tensor, "b t"],
+        state: Latent,
+        noise: Float[Tensor, "t b ..."] | None = None,
+    ) -> Posterior:
+        """Filter sequences whose observations are encoded."""
         latent, post = self.rssm.observe(state, self.embed(action), tokens, is_first, noise)
         return Posterior(tokens, latent, post)
 
