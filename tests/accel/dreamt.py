@@ -86,12 +86,15 @@ def main(device: str, size: str, kind: str, rows: str, precision: str) -> None:
         model, actor, lambda latent, chance: model.advance(policy, latent, chance), choose
     )
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    halves: list[torch.Tensor] = []
     cast = torch.autocast(device, torch.bfloat16, cache_enabled=False) if half else nullcontext()
     with torch.no_grad(), cast:
         for when in ("never", "always"):
             fused.Use.when = when
             torch.manual_seed(1)
-            found.append(dreamer.dream(start, policy, 3))
+            found.append(dreamer.dream(start, policy, 3, halfway=halves.append))
+    (first,) = halves  # that of the kernels, before they made the rest
+    assert torch.equal(first, found[1][0][:, :2])
     assert calls == ([num] * 4 if kind == "choices" else []), calls
     compare(*found, rssm.deter_dim, half)
     print("same")

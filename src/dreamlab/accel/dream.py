@@ -177,12 +177,14 @@ def common(*sizes: int) -> int:
 
 
 def imagine(
-    w: Weights, n: Sizes, start: tuple[Tensor, Tensor], noise: Tensor, choose: Choose | Chosen
-) -> tuple[Tensor, Tensor]:
+    w: Weights, n: Sizes, start: tuple[Tensor, Tensor], noise: Tensor, choose: Choose | Chosen,
+    halfway: Callable[[Tensor], None] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the states [rows, steps + 1, d + z], the first the start, and an action for each.
 
     `noise` is Gumbel noise [steps, rows, s, c]. Actions are sampled by the kernels, or by a
-    function that is called once per state.
+    function that is called once per state. `halfway` gets the first half of an even number of
+    states as soon as they are made.
     """
     sampled = isinstance(choose, Chosen)
     room = Room(w, n, start, choose if sampled else None)
@@ -197,6 +199,8 @@ def imagine(
         if not sampled:
             action, room.x[:, 2 * n.u :] = choose(hidden)
             actions.append(action)
+        if halfway is not None and 2 * (i + 1) == n.steps + 1:
+            halfway(room.state[:, : i + 1])
         if not last:
             room.mix(i)
             room.move(i)

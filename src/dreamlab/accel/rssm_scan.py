@@ -387,9 +387,8 @@ class _Scan(torch.autograd.Function):
         d = backward(w, n, v, keep, (gh, gz, gl))
         ctx.found.saved = (w, n, v, x2, keep, d)
         action = w.hidden[:, n.w + 2 * n.u :].transpose(1, 2).reshape(n.d, n.u)
-        dx2 = d.q.view(-1, n.d) @ action
-        nothing = x2.new_zeros(())
-        return None, None, nothing, dx2.view_as(x2), d.o, *[None] * (4 + size)
+        dx2 = (d.q.view(-1, n.d) @ action).view_as(x2)
+        return None, None, x2.new_zeros(()), dx2, d.o, *[None] * (4 + size)
 
 
 class Layers(NamedTuple):
@@ -402,8 +401,7 @@ class Layers(NamedTuple):
 
 def linked(w: Weights) -> Layers:
     """Return weights whose gradients are computed on the current stream."""
-    found = Found()
-    mark: Any = _Weights.apply(found, *w)
+    mark: Any = _Weights.apply(found := Found(), *w)
     return Layers(Weights(*(x.detach() for x in w)), found, mark)
 
 

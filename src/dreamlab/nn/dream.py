@@ -60,11 +60,13 @@ def imagine(
     noise: Float[Tensor, "h n num classes"],
     choose: Choose,
     output: Output | None = None,
+    halfway: Callable[[Float[Tensor, "n half f"]], None] | None = None,
 ) -> tuple[Float[Tensor, "n h+1 d+s"], Shaped[Tensor, "n h+1 ..."]]:
     """Imagine from states; return deterministic and stochastic parts side by side, and actions.
 
     With `output` actions are sampled in the same call, else by `choose`. The last one is sampled
-    but not executed. `noise` is Gumbel noise.
+    but not executed. `noise` is Gumbel noise. `halfway` gets the first half of the states as soon
+    as they are made, if their number is even.
     """
     (rows, deter), dtype = start[0].shape, dtype_of(start[0])
     w = dream.Weights(*cast(weights(layers), dtype))
@@ -73,7 +75,7 @@ def imagine(
     how: Any = choose
     if output is not None:
         how = dream.Chosen(dream.Output(*cast(outputs(output), dtype)), output.actions)
-    return dream.imagine(w, sizes, start, noise, how)
+    return dream.imagine(w, sizes, start, noise, how, halfway)
 
 
 def cast(tensors: Any, dtype: torch.dtype) -> list[Float[Tensor, " ..."]]:

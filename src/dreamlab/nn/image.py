@@ -13,7 +13,6 @@ from dreamlab.accel.dispatch import use_gpu_kernels
 from dreamlab.accel.phase_conv import conv_pool, double_conv
 from dreamlab.nn.layers import ACTS, BlockLinear, LayerStyle, NormAct, dense, norm, trunc_normal_
 
-
 NARROW = 16
 """Input channels below which blocks of pixels are convolved."""
 

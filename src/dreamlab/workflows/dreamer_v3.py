@@ -10,6 +10,7 @@ Matches the original as of 2026; older variants are options (the `norm` of each 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -35,7 +36,7 @@ from dreamlab.core.types import Batch, Decision, Metrics, Mode, Obs, Spec, Tree
 from dreamlab.core.workflow import Workflow, capturable, compilable, hook
 from dreamlab.nn.dists import Dist
 from dreamlab.nn.target import TargetNetwork, frozen_copy, passed_through
-from dreamlab.ops.overlap import overlapped
+from dreamlab.ops.overlap import InHalves, overlapped
 from dreamlab.ops.returns import lambda_return
 from dreamlab.ops.scaling import update_return_range
 
@@ -234,8 +235,8 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
 
         replayed = gather.follow(self.replay_losses(dream, guess, *known), {}, here.tensors)
         before, (acting, means, after) = overlapped(
-            self.device,  # what the long way back leaves idle does the rest, but no more waits for it
-            lambda: gather.go_back(seen.tensors, world, replayed),
+            self.device,
+            lambda: gather.go_back(seen.tensors, world, replayed),  # long, and leaves room beside
             lambda: self._act(gather, dream, world.losses | replayed.losses, seen.latent),
         )
         metrics = world.metrics | acting.metrics | means
@@ -304,24 +305,26 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         """Imagine from every state and predict rewards and values."""
         through = self.config.actor_grad == "dynamics"
         fixed = (self.model, self.critic) if through else ()
+        values = InHalves(self.predict_values)
         with torch.set_grad_enabled(through), passed_through(*fixed):
-            feature, action = self.imagined(start.detach(), policy, noise)
-            reward, cont, value = self.predict_values(feature)
+            feature, action = self.imagined(start.detach(), policy, noise, values.begin)
+            reward, cont, value = values.of(feature)
             ret = lambda_return(reward, cont, value, self.config.lam)
         with torch.no_grad():
             weight = torch.cumprod(cont, 1)
         return Dream(feature, action, reward, cont, value, weight, ret)
 
     def imagined(
-        self, start: Latent, policy: Policy | None, noise: Float[Tensor, "h n ..."] | None
-    ) -> tuple[Float[Tensor, "n t d"], Shaped[Tensor, "n t ..."]]:
+        self, start: Latent, policy: Policy | None, noise: Float[Tensor, "h n ..."] | None,
+        halfway: Callable[[Float[Tensor, "n half f"]], None],
+    ) -> tuple[Float[Tensor, "n t d"], Shaped[Tensor, "n t ..."]]:  # fmt: skip
         """Return states and actions imagined with this policy, or else with the actor."""
         steps = self.config.imagine
         if policy is not None:
             latent, action = self.model.imagine(start, policy, steps, noise)
             return latent.feature, action
         dreamer = dreaming.Dreamer(self.model, self.actor, self.dream_step, self.dream_action)
-        return dreamer.dream(start, self.policy, steps, noise)
+        return dreamer.dream(start, self.policy, steps, noise, halfway)
 
     @compilable
     def predict_values(
@@ -333,13 +336,9 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         return reward, cont, self.critic.mean(self.critic(feature))
 
     def actor_critic_losses(
-        self,
-        dream: Dream,
-        feature: Float[Tensor, "b t d"],
-        reward: Float[Tensor, "b t"],
-        last: Bool[Tensor, "b t"],
-        terminal: Bool[Tensor, "b t"],
-    ) -> tuple[dict[str, Float[Tensor, " ..."]], Metrics]:
+        self, dream: Dream, feature: Float[Tensor, "b t d"], reward: Float[Tensor, "b t"],
+        last: Bool[Tensor, "b t"], terminal: Bool[Tensor, "b t"],
+    ) -> tuple[dict[str, Float[Tensor, " ..."]], Metrics]:  # fmt: skip
         """Return the losses of actor and critic, on dreams and on the replayed sequences."""
         losses, metrics = self.behaviour_losses(dream)
         shape = reward.shape
@@ -362,13 +361,9 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
 
     @compilable
     def replay_losses(
-        self,
-        dream: Dream,
-        guess: Guess | None,
-        reward: Float[Tensor, "b t"],
-        last: Bool[Tensor, "b t"],
-        terminal: Bool[Tensor, "b t"],
-    ) -> dict[str, Float[Tensor, "b t-1"]]:
+        self, dream: Dream, guess: Guess | None, reward: Float[Tensor, "b t"],
+        last: Bool[Tensor, "b t"], terminal: Bool[Tensor, "b t"],
+    ) -> dict[str, Float[Tensor, "b t-1"]]:  # fmt: skip
         """Return the critic loss on the replayed sequences; its gradient reaches the model."""
         if guess is None:
             return {}
@@ -413,12 +408,9 @@ class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
         return self.critic.loss(guess.logits, ret) + self.critic.loss(guess.logits, guess.slow)
 
     def replay_return(
-        self,
-        boot: Float[Tensor, "b t"],
-        reward: Float[Tensor, "b t"],
-        last: Bool[Tensor, "b t"],
+        self, boot: Float[Tensor, "b t"], reward: Float[Tensor, "b t"], last: Bool[Tensor, "b t"],
         terminal: Bool[Tensor, "b t"],
-    ) -> Float[Tensor, "b t-1"]:
+    ) -> Float[Tensor, "b t-1"]:  # fmt: skip
         """Return the returns of replayed steps but the last, bootstrapped with imagined returns."""
         discount = (~terminal).float() * self.model.discount
         lam = (~last).float() * self.config.lam

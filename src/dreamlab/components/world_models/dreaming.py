@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,8 +54,12 @@ class Dreamer:
         policy: Policy,
         horizon: int,
         noise: Float[Tensor, "{horizon} n ..."] | None = None,
+        halfway: Callable[[Float[Tensor, "n half f"]], None] | None = None,
     ) -> tuple[Float[Tensor, "n {horizon}+1 f"], Shaped[Tensor, "n {horizon}+1 ..."]]:
-        """Return what the heads read of `WorldModel.imagine`; `policy` must be the actor's."""
+        """Return what the heads read of `WorldModel.imagine`; `policy` must be the actor's.
+
+        `halfway` may get the first half of it, before the second is made.
+        """
         if not (dream.available(start.deter) and fusable(self.model, self.actor)):
             latent, action = self.model.imagine(start, policy, horizon, noise, self.advance)
             return latent.feature, action
@@ -64,7 +69,7 @@ class Dreamer:
         assert noise is not None
         return dream.imagine(
             *layers_of(self.model, self.actor), (start.deter, start.stoch), noise, self.choose,
-            output_of(self.model, self.actor),
+            output_of(self.model, self.actor), halfway,
         )  # fmt: skip
 
 
