@@ -51,7 +51,7 @@ TUNING = {
     ("value_out", "few"): Tuning(32, 0, 128, 4, 4),
     ("value_out", "many"): Tuning(64, 0, 64, 4, 4),
     ("act_whole", "many"): Tuning(32, 0, 128, 8, 3),
-    ("value_out_whole", "many"): Tuning(64, 0, 64, 8, 3),
+    ("value_out_whole", "many"): Tuning(32, 0, 128, 8, 3),
     ("row_layer", "tiny"): Tuning(16, 16, 0, 4, 1),
     ("row_layer", "few"): Tuning(32, 64, 0, 8, 1),
     ("row_begin", "tiny"): Tuning(16, 16, 0, 4, 1),
