@@ -374,6 +374,9 @@ class Layers:
         )  # fmt: skip
         return gains
 
+    def prepare(self, states: Rows, actions: Tensor, pair: Tensor) -> None:
+        """Begin what needs all latents but the last: nothing here."""
+
     def values(self, states: Rows, actions: Tensor, last: Tensor, pair: Tensor) -> Tensor:
         """Return the rewards of plans and the values of their ends, for their latents."""
         y = self.value_first(states, actions, last, pair)

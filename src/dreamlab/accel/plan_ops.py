@@ -42,6 +42,8 @@ def plan_gains(
     layers = layers_for(n, weights, plans, bounds)
     states, x = layers.latents(n.horizon), None
     for t in range(n.horizon):
+        if t == n.horizon - 1:
+            layers.prepare(states, actions, pair)
         x = layers.move(x, actions[:, :, t], states.at(t))
     action = torch.empty(n.envs, plans, n.a, device=actions.device)
     layers.act(x, last, mask, action)

@@ -6,6 +6,7 @@ normalizes what it reads, tile by tile; a pass adds bias and action, normalizes 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -14,9 +15,12 @@ from torch import Tensor
 from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.latent_plans import Acts, Dynamics, Layers, Nets, Norm, Policy, Rows, Sizes
 from dreamlab.accel.rssm_scan import power
+from dreamlab.accel.side_stream import SideStream
 
 TUNING = {"rows": 4, "warps": 4}
 """Rows of a program that finishes a layer."""
+ASIDE = {"on": True}
+"""Whether rewards are computed beside what leads to the values."""
 
 
 class Ending(NamedTuple):
@@ -85,32 +89,35 @@ class Products(Layers):
         y = self.hidden(None if x is None else x.x, self.nets.policy)
         self.choose(Rows(y, self.without_parts()), noise, mask, out)
 
-    def values(self, states: Rows, actions: Tensor, last: Tensor, pair: Tensor) -> Tensor:
-        self.pair = pair
-        x = self.value_firsts(states.x, actions, last)
-        r, q = self.nets.reward, self.nets.critics
-        y = torch.empty_like(x)
-        torch.bmm(x[:2], q.second.index_select(0, pair), out=y[:2])
-        torch.mm(x[2:].flatten(0, 1), r.second, out=y[2:].flatten(0, 1))
-        return self.value_out(Rows(y, self.without_parts()), pair)
-
-    def value_firsts(self, states: Tensor, actions: Tensor, last: Tensor) -> Tensor:
-        """Return the first layers of two critics, then of the reward of each step.
+    def prepare(self, states: Rows, actions: Tensor, pair: Tensor) -> None:
+        """Compute the rewards' hidden layers, on a second stream; all latents but the last exist.
 
         A reward at the environments' latents needs no product: it is in the start.
         """
         n, (r, q) = self.n, (self.nets.reward, self.nets.critics)
-        x = self.rows_of(n.horizon + 2, size=n.w)
-        ends, steps = x[:2], x[2:]
-        assert self.pair is not None
-        weight = q.first.index_select(0, self.pair)[:, : n.d]
-        torch.bmm(states[-1].expand(2, -1, -1), weight, out=ends)
+        self.pair = pair
+        # made here and kept: memory of one stream must not be given to another while it is used
+        self.x, self.y = (self.rows_of(n.horizon + 2, size=n.w) for _ in range(2))
+        self.q_first, self.q_second = (torch.empty_like(x[:2]) for x in (q.first, q.second))
+        acts = Acts(actions, actions.stride(1), r.action)
+        ending = Ending(Norm(r.first_scale, r.first_shift), r.start, True, acts, times=True)
+        x, before = self.x[2:], states.x[:-1].flatten(0, 1)
+        self.side = SideStream(self.device, urgent=False)
+        with self.side if ASIDE["on"] else nullcontext():
+            torch.index_select(q.first, 0, pair, out=self.q_first)
+            torch.index_select(q.second, 0, pair, out=self.q_second)
+            if n.horizon > 1:
+                torch.mm(before, r.first, out=x[1:].flatten(0, 1))
+            self.finish(x, ending, x)
+            torch.mm(x.flatten(0, 1), r.second, out=self.y[2:].flatten(0, 1))
+
+    def values(self, states: Rows, actions: Tensor, last: Tensor, pair: Tensor) -> Tensor:
+        n, q = self.n, self.nets.critics
+        self.side.join()
+        ends, weight = self.x[:2], self.q_first[:, : n.d]
+        torch.bmm(states.x[-1].expand(2, -1, -1), weight, out=ends)
         acts = Acts(last, n.a, q.first[:, n.step - n.a :])
         norm = Norm(q.first_scale, q.first_shift)
         self.finish(ends, Ending(norm, q.start, True, acts, critics=True), ends)
-        if n.horizon > 1:
-            torch.mm(states[:-1].flatten(0, 1), r.first, out=steps[1:].flatten(0, 1))
-        acts = Acts(actions, actions.stride(1), r.action)
-        norm = Norm(r.first_scale, r.first_shift)
-        self.finish(steps, Ending(norm, r.start, True, acts, times=True), steps)
-        return x
+        torch.bmm(ends, self.q_second, out=self.y[:2])
+        return self.value_out(Rows(self.y, self.without_parts()), pair)
