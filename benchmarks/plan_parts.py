@@ -121,8 +121,8 @@ class Bench:
         self.z, self.x = (fill(self.layers.room("layer", k)) for k in (n.d, n.w))
         if self.whole:
             jobs = self.layers.rows_of(n.horizon + 2, size=n.w).normal_()
-            none = self.layers.without_parts()
-            self.x, self.y = Rows(jobs[0], none), Rows(jobs, none)
+            self.y = Rows(jobs, self.layers.without_parts(len(jobs)))
+            self.x = self.y.at(0)
         elif kind.startswith("value"):
             self.states = fill(self.layers.room("layer", n.d, n.horizon))
             name = "value_first" if kind == "value_hidden" else "value_hidden"
