@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from dreamlab.accel import mppi
 from dreamlab.accel.latent_plans import Acts, Layers, Norm, Rows
+from dreamlab.accel.plan_products import Ending, Products
+from dreamlab.accel.plan_rows import WholeRows
 from dreamlab.core.config import load
 from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.nn import latent_plans
@@ -104,10 +106,12 @@ class Bench:
         torch.manual_seed(1)
         kind, size = role
         packed = parts.nets
-        n, self.parts = packed.sizes, parts
+        n, self.parts, self.whole = packed.sizes, parts, kind.endswith("whole")
         plans = parts.noise.shape[2] if size == "tiny" else parts.plans.shape[1]
         self.n, self.nets = n, packed.weights
-        self.layers = Layers(n, self.nets, plans, list(packed.log_std))
+        form = WholeRows if kind.startswith("row") else Layers
+        form = Products if self.whole or kind == "finish" else form
+        self.layers: Any = form(n, self.nets, plans, list(packed.log_std))
         self.noise = (parts.noise[0] if size == "tiny" else parts.last).contiguous()
         self.actions = torch.rand(n.envs, plans, n.horizon, n.a, device=parts.z.device) * 2 - 1
         self.first = self.actions[:, :, 0]
@@ -115,7 +119,11 @@ class Bench:
         self.acts = Acts(self.first, self.first.stride(1), d.action)
         self.norm = Norm(d.first_scale, d.first_shift)
         self.z, self.x = (fill(self.layers.room("layer", k)) for k in (n.d, n.w))
-        if kind.startswith("value"):
+        if self.whole:
+            jobs = self.layers.rows_of(n.horizon + 2, size=n.w).normal_()
+            self.y = Rows(jobs, self.layers.without_parts(len(jobs)))
+            self.x = self.y.at(0)
+        elif kind.startswith("value"):
             self.states = fill(self.layers.room("layer", n.d, n.horizon))
             name = "value_first" if kind == "value_hidden" else "value_hidden"
             self.y = fill(self.layers.room(name, n.w, n.horizon + 2))
@@ -123,6 +131,9 @@ class Bench:
     def run(self, kind: str) -> Any:
         """Launch a kernel; the one of most layers twice."""
         la, d = self.layers, self.nets.dynamics
+        kind = kind.removeprefix("row_").removesuffix("_whole")
+        if kind == "finish":
+            return la.finish(self.x.x, Ending(self.norm, d.second_bias), torch.empty_like(self.x.x))
         if kind == "layer":
             one = la.layer(self.z, la.latent, d.first, d.start[1], self.acts)
             return one, la.layer(self.x, self.norm, d.second, d.second_bias)
@@ -141,11 +152,15 @@ class Bench:
 
     def pairs(self, kind: str) -> Pairs:
         """Return what a kernel computes, and what it should."""
-        found, wanted = self.run(kind), getattr(self, f"_{kind}")()
+        name = kind.removeprefix("row_").removesuffix("_whole")
+        found, wanted = self.run(kind), getattr(self, f"_{name}")()
         if isinstance(found, Tensor):
             return [(found, wanted)]
         pairs: Pairs = [(y.x, right) for y, right in zip(found, wanted, strict=True)]
-        return pairs + [(y.part, written(y)) for y in found]
+        return pairs + [(y.part, written(y)) for y in found if y.part.numel()]
+
+    def _finish(self) -> Tensor:
+        return active(self.x, self.norm)
 
     def _first(self, start: Tensor, action: Tensor, weight: Tensor) -> Tensor:
         """Return the part of a first layer [rows, w] that is not the latent's."""
@@ -208,4 +223,5 @@ class Bench:
         mean = ((up - down) * self.nets.centre).sum(-1)
         value = mean.sign() * torch.expm1(mean.abs())
         shape = (self.n.horizon + 2, self.n.envs, -1)
-        return torch.cat([value[2:].flip(0), value[:2] / 2]).view(shape)
+        rewards = value[2:] if self.whole else value[2:].flip(0)
+        return torch.cat([rewards, value[:2] / 2]).view(shape)

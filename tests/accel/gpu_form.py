@@ -33,10 +33,10 @@ class Filled:
 def take(patch: pytest.MonkeyPatch) -> set[str]:
     """Take the GPU's form from now on; return the names of the kernels launched."""
     launched: set[str] = set()
-    for module in ("rssm_scan", "dream", "fused_laprop", "recurrence", "latent_plans", "mppi"):
+    plans = ("latent_plans", "plan_rows", "plan_products", "mppi")
+    for module in ("rssm_scan", "dream", "fused_laprop", "recurrence", *plans):
         patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
         patch.setattr(f"dreamlab.accel.{module}.torch", Filled())
-    patch.setattr("dreamlab.accel.plan_products.torch", Filled())
     patch.setattr(dispatch, "INTERPRETED", True)
     patch.setattr(dispatch, "HAS_TRITON", True)
     return launched

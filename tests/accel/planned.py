@@ -19,7 +19,7 @@ from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SIZES: dict[str, Any] = {
-    "size": None, "enc_dim": 16, "enc_layers": 1, "mlp_dim": 48, "latent_dim": 32, "num_q": 3,
+    "size": None, "enc_dim": 16, "enc_layers": 1, "latent_dim": 32, "num_q": 3,
     "task_dim": 8, "num_pi_plans": 5, "bins": {"num": 21},
     "planner": {"elites": 6, "iterations": 2},
 }  # fmt: skip
@@ -29,7 +29,11 @@ FEWEST = 32
 """Plans of an environment that are two tiles in float32, of which the interpreter runs each."""
 
 
-def agent(device: str, actions: int, tasks: bool, samples: int = 48) -> TDMPC2:
+FORMS = {48: ("tiles", "products"), 64: ("rows",)}
+"""How layers of a width are computed here; rows are read whole if that is a power of two."""
+
+
+def agent(device: str, actions: int, tasks: bool, width: int, samples: int = 48) -> TDMPC2:
     """Return an agent whose weights are all far from 0."""
     obs = {"state": ArraySpec((4,))}
     known: tuple[Any, ...] = ()
@@ -37,7 +41,8 @@ def agent(device: str, actions: int, tasks: bool, samples: int = 48) -> TDMPC2:
         obs["task"] = ArraySpec((), "int64", 0, 1)
         known = (TaskSpec("a", actions, 100), TaskSpec("b", actions - 1, 50))
     spec = Spec(obs, ArraySpec((actions,), low=-1.0, high=1.0), 100, tasks=known)
-    sizes = {**SIZES, "planner": {**SIZES["planner"], "samples": samples}}
+    planner = {**SIZES["planner"], "samples": samples}
+    sizes = {**SIZES, "mlp_dim": width, "planner": planner}
     found = TDMPC2(load(TDMPC2Config, sizes, "workflow"), spec).to(device)
     for name, p in found.named_parameters():
         far = 0.3 if p.ndim > 1 and "bias" not in name else 0.1
@@ -77,7 +82,7 @@ def compare(fused: Tensor, plain: Tensor, exact: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def main(device: str, dtype: str, actions: int, tasks: str) -> None:
+def main(device: str, dtype: str, actions: int, tasks: str, width: int) -> None:
     """Score and propose the same plans in both forms, and compare."""
     torch.manual_seed(0)
     precision = getattr(torch, dtype)
@@ -85,7 +90,7 @@ def main(device: str, dtype: str, actions: int, tasks: str) -> None:
     low = precision != torch.float32
     short = INTERPRETED and not low
     envs, num = (2, FEWEST) if short else (3, 48)
-    a = agent(device, actions, tasks == "tasks", num)
+    a = agent(device, actions, tasks == "tasks", width, num)
     obs = {"state": torch.randn(envs, 4, device=device)}
     if tasks == "tasks":
         obs["task"] = torch.tensor([0, 1, 1], device=device)[:envs]
@@ -106,10 +111,10 @@ def main(device: str, dtype: str, actions: int, tasks: str) -> None:
             nets = a.pack(z, task)
             plain = plain_gains()
             assert plain.std(-1).min() > 0.05, plain.std(-1)
-            # in tiles, then by the library's products, which use noise in the same kernel
-            for few in (plan_ops.FEW,) if short and rows == 1 else (plan_ops.FEW, 0):
+            # the library's products use noise in the same kernel as tiles
+            for form in FORMS[width][:1] if short and rows == 1 else FORMS[width]:
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(plan_ops, "FEW", few)
+                    patch.setattr(plan_ops, "CHOSEN", dict.fromkeys(plan_ops.CHOSEN, form))
                     found = latent_plans.gains(nets, *args[2:])
                     compare(torch.cat([found[:-2], found[-2:].sum(0)[None]]), plain, exact[0])
                     compare(a.propose(z, task, noise, nets), a.propose(z, task, noise), exact[1])
@@ -160,4 +165,4 @@ def refit(a: TDMPC2, plans: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

@@ -139,7 +139,7 @@ def wanted_kernels(agent: Workflow[Any], bf16: bool) -> set[str]:
     fused = any(opt.fused for opt in agent.optimizers.values())
     wanted = {"step_kernel"} if fused else set[str]()
     if isinstance(agent, TDMPC2) and agent.packable:
-        wanted |= {"plan_layer_kernel", "plan_value_out_kernel", "tell_kernel"}
+        wanted |= {"plan_value_out_kernel", "tell_kernel"}
     if not isinstance(agent, DreamerV3):
         return wanted
     if agent.model.rssm.scannable:

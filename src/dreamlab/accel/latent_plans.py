@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dreamlab.accel.dispatch import kernels
+from dreamlab.accel.dispatch import INTERPRETED, kernels
 from dreamlab.accel.rssm_scan import chunk, power
 
 WIDEST = 512
@@ -50,6 +50,14 @@ TUNING = {
     ("value_hidden", "many"): Tuning(64, 256, 64, 4, 2),
     ("value_out", "few"): Tuning(32, 0, 128, 4, 4),
     ("value_out", "many"): Tuning(64, 0, 64, 4, 4),
+    ("act_whole", "many"): Tuning(32, 0, 128, 8, 3),
+    ("value_out_whole", "many"): Tuning(32, 0, 128, 8, 3),
+    ("row_layer", "tiny"): Tuning(16, 16, 0, 4, 1),
+    ("row_layer", "few"): Tuning(32, 64, 0, 8, 1),
+    ("row_begin", "tiny"): Tuning(16, 16, 0, 4, 1),
+    ("row_begin", "few"): Tuning(32, 64, 0, 8, 1),
+    ("row_act", "tiny"): Tuning(16, 0, 0, 4, 1),
+    ("row_act", "few"): Tuning(16, 0, 0, 4, 1),
 }
 """By kernel and number of rows; chosen on an H200 by benchmarks/plan_kernels.py."""
 SLOW = Tuning(16, 32, 32, 4, 2)
@@ -149,6 +157,7 @@ def launch(kernel: str, rows: int, dtype: torch.dtype, **sizes: int) -> dict[str
     """Return tile sizes and launch options; `sizes` are the widths that BN and BK must divide."""
     size = "tiny" if rows <= TINY else "few" if rows <= FEW else "many"
     size = "few" if size == "tiny" and kernel.startswith("value") else size
+    size = "many" if kernel.endswith("whole") else size
     tuned = SLOW if dtype == torch.float32 else TUNING[kernel, size]
     most = {"BN": tuned.cols, "BK": tuned.depth}
     tiles = {k: chunk(x, most[k]) for k, x in sizes.items()}
@@ -186,9 +195,13 @@ class Rows(NamedTuple):
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return how many parts there are, and that as a power of two."""
+        """Return how many parts there are, and that, or else a row's size, as a power of two."""
         num = self.part.shape[-1]
-        return {"parts": num, "PARTS": power(num)}
+        return {"parts": num, "PARTS": power(num or self.x.shape[-1])}
+
+    def kernel(self, name: str) -> str:
+        """Return the key of the launch options of a kernel that reads these."""
+        return name if self.part.shape[-1] else f"{name}_whole"
 
     def at(self, i: int) -> Rows:
         return Rows(self.x[i], self.part[i])
@@ -210,8 +223,27 @@ class Acts(NamedTuple):
     weight: Tensor
 
 
+class Early:
+    """Whether each kernel of a chain is launched while the one before runs, on Hopper and later."""
+
+    on = True
+    asked: bool | None = None
+
+    @classmethod
+    def known(cls, device: torch.device) -> bool:
+        """Return whether to do so on a device."""
+        if INTERPRETED or device.type != "cuda" or not cls.on:
+            return False
+        if cls.asked is None:
+            cls.asked = torch.cuda.get_device_capability(device) >= (9, 0)
+        return cls.asked
+
+
 class Layers:
     """Launches of the layers of plans, `plans` for each environment."""
+
+    begun = False
+    """Whether the chain has begun: its first kernel waits for all before it."""
 
     def __init__(self, n: Sizes, nets: Nets, plans: int, bounds: list[float]) -> None:
         self.n, self.nets, self.plans, self.rows = n, nets, plans, n.envs * plans
@@ -219,10 +251,11 @@ class Layers:
         self.bounds, self.k, self.wide = bounds, kernels("plan_layers"), max(TILE, power(n.a))
         d = nets.dynamics
         self.latent = Norm(d.out_scale, d.out_shift, n.group)
+        self.early, self.of_values = Early.known(self.device), kernels("plan_values")
 
     def room(self, kernel: str, size: int, *lead: int) -> Rows:
         """Return memory for a layer's output, as one kernel writes it."""
-        parts = size // self.options(kernel, BN=size)["BN"]
+        parts = size // launch(kernel, self.rows, self.dtype, BN=size)["BN"]
         x = torch.empty(*lead, self.rows, size, dtype=self.dtype, device=self.device)
         return Rows(x, torch.empty(*lead, self.rows, 2, parts, device=self.device))
 
@@ -231,13 +264,18 @@ class Layers:
         return self.room("layer", self.n.d, steps)
 
     def options(self, kernel: str, **sizes: int) -> dict[str, Any]:
-        return launch(kernel, self.rows, self.dtype, **sizes)
+        """Return options of the next launch of a chain."""
+        early, self.begun = self.early and self.begun, True
+        found: dict[str, Any] = {**launch(kernel, self.rows, self.dtype, **sizes), "EARLY": early}
+        return {**found, "launch_pdl": True} if early else found
 
     def tiled(self, kernel: str, group: int, **sizes: int) -> dict[str, Any]:
         """Return launch options of a kernel that reads actions, or normalizes groups."""
         found = self.options(kernel, **sizes)
         mixed = self.plans % found["BM"] > 0  # a tile has rows of several environments
-        return {**found, "BK": max(group, found["BK"]), "MIXED": mixed, "AP": self.wide}
+        if "BK" in found:
+            found["BK"] = max(group, found["BK"])
+        return {**found, "MIXED": mixed, "AP": self.wide}
 
     def layer(
         self, x: Rows, norm: Norm, weight: Tensor, bias: Tensor, acts: Acts | None = None,
@@ -287,9 +325,9 @@ class Layers:
 
     def choose(self, y: Rows, noise: Tensor, mask: Tensor | None, out: Tensor) -> None:
         """Put actions into `out`, as the policy's output layer finds them."""
-        p, n, options = self.nets.policy, self.n, self.options("act", BK=self.n.w)
+        p, n, options = self.nets.policy, self.n, self.options(y.kernel("act"), BK=self.n.w)
         self.k.plan_act_kernel[(-(-self.rows // options["BM"]),)](
-            *y, p.second_scale, p.second_shift, p.out, p.out_bias, noise,
+            *y, p.second_bias, p.second_scale, p.second_shift, p.out, p.out_bias, noise,
             noise if mask is None else mask, out, self.rows, self.plans,
             0 if noise.shape[0] == 1 else noise.stride(0), out.stride(1), *self.bounds, w=n.w,
             a=n.a, **y.parts, MASKED=mask is not None, AP=self.wide, **options,
@@ -300,7 +338,8 @@ class Layers:
         n, (r, q) = self.n, (self.nets.reward, self.nets.critics)
         options, jobs = self.tiled("value_first", n.group, BN=n.w, BK=n.d), n.horizon + 2
         y = self.room("value_first", n.w, jobs)
-        self.k.plan_value_first_kernel[n.w // options["BN"], -(-self.rows // options["BM"]), jobs](
+        grid = (n.w // options["BN"], -(-self.rows // options["BM"]), jobs)
+        self.of_values.plan_value_first_kernel[grid](
             *states, *self.latent[:2], actions, last, pair, r.start, r.first, r.action, q.start,
             q.first, *y, self.rows, self.plans, n.envs, H=n.horizon, step=n.step, d=n.d, w=n.w,
             a=n.a, G=n.group, **states.parts, **options,
@@ -316,24 +355,27 @@ class Layers:
             for net in (self.nets.reward, self.nets.critics)
         ]
         grid = (w // options["BN"], -(-self.rows // options["BM"]), jobs)
-        self.k.plan_value_hidden_kernel[grid](
+        self.of_values.plan_value_hidden_kernel[grid](
             *x, pair, *weights[0], *weights[1], *y, self.rows, w=w, **x.parts, **options,
         )  # fmt: skip
         return y
 
     def value_out(self, x: Rows, pair: Tensor) -> Tensor:
         """Return the rewards of each time, and the values: [horizon + 2, envs, plans]."""
-        n, options = self.n, self.options("value_out", BK=self.n.w)
+        n, options = self.n, self.options(x.kernel("value_out"), BK=self.n.w)
         gains = torch.empty(n.horizon + 2, n.envs, self.plans, device=self.device)
         weights = [
-            (net.second_scale, net.second_shift, net.out, net.out_bias)
+            (net.second_bias, net.second_scale, net.second_shift, net.out, net.out_bias)
             for net in (self.nets.reward, self.nets.critics)
         ]
-        self.k.plan_value_out_kernel[-(-self.rows // options["BM"]), len(gains)](
+        self.of_values.plan_value_out_kernel[-(-self.rows // options["BM"]), len(gains)](
             *x, pair, *weights[0], *weights[1], self.nets.centre, gains, self.rows, H=n.horizon,
             w=n.w, HB=n.half, **x.parts, **options,
         )  # fmt: skip
         return gains
+
+    def prepare(self, states: Rows, actions: Tensor, pair: Tensor) -> None:
+        """Begin what needs all latents but the last: nothing here."""
 
     def values(self, states: Rows, actions: Tensor, last: Tensor, pair: Tensor) -> Tensor:
         """Return the rewards of plans and the values of their ends, for their latents."""

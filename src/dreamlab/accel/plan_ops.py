@@ -5,8 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dreamlab.accel import plan_rows
 from dreamlab.accel.latent_plans import FEW, Layers, Nets, Sizes
 from dreamlab.accel.plan_products import Products
+from dreamlab.accel.plan_rows import WholeRows
+
+FORMS: dict[str, type[Layers]] = {"tiles": Layers, "rows": WholeRows, "products": Products}
+CHOSEN = {"few": "rows", "many": "products"}
+"""How layers are computed, by the number of plans: `tiles` is for all, `rows` for few."""
 
 GAINS = (
     "(Tensor actions, Tensor last, Tensor pair, Tensor? mask, Tensor[] weights, int[] sizes, "
@@ -15,9 +21,11 @@ GAINS = (
 
 
 def layers_for(n: Sizes, weights: list[Tensor], plans: int, bounds: list[float]) -> Layers:
-    """Return how the layers are computed: in tiles, or for many rows by the library's products."""
-    form = Products if n.envs * plans > FEW else Layers
-    return form(n, Nets.of(weights), plans, bounds)
+    """Return how the layers are computed."""
+    name = CHOSEN["many" if n.envs * plans > FEW else "few"]
+    if name == "rows" and not plan_rows.fits(n):
+        name = "tiles"
+    return FORMS[name](n, Nets.of(weights), plans, bounds)
 
 
 @torch.library.custom_op("dreamlab::plan_gains", mutates_args=(), schema=GAINS)
@@ -34,6 +42,8 @@ def plan_gains(
     layers = layers_for(n, weights, plans, bounds)
     states, x = layers.latents(n.horizon), None
     for t in range(n.horizon):
+        if t == n.horizon - 1:
+            layers.prepare(states, actions, pair)
         x = layers.move(x, actions[:, :, t], states.at(t))
     action = torch.empty(n.envs, plans, n.a, device=actions.device)
     layers.act(x, last, mask, action)

@@ -11,9 +11,31 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 EPS = tl.constexpr(1e-5)
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def let_next(EARLY: tl.constexpr):
+    """Let the next kernel launch as soon as all programs of this one run; it waits by `after`."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def after(EARLY: tl.constexpr):
+    """Wait for the kernel before; what is read until then must be older than the chain."""
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
+def chained(EARLY: tl.constexpr):
+    """Let the next kernel launch, and wait for the one before."""
+    let_next(EARLY)
+    after(EARLY)
 
 
 @triton.jit
@@ -63,6 +85,36 @@ def moments(part_ptr, m, size: tl.constexpr, parts: tl.constexpr, PARTS: tl.cons
 
 
 @triton.jit
+def normal(y, size: tl.constexpr):
+    """Return factor and summand that normalize whole rows."""
+    mean = tl.sum(y, 1) / size
+    off = y - mean[:, None]
+    inv = tl.rsqrt(tl.sum(off * off, 1) / size + EPS)
+    return inv, -mean * inv
+
+
+@triton.jit
+def moments_of(
+    x_ptr, part_ptr, bias_ptr, m, size: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
+    BM: tl.constexpr,
+):  # fmt: skip
+    """As `moments`; without parts from the rows themselves, which then lack their bias."""
+    if parts > 0:
+        inv, off = moments(part_ptr, m, size, parts, PARTS)
+    else:
+        k = tl.arange(0, PARTS)  # the size as a power of two
+        inside = k < size
+        at = x_ptr + m[:, None] * size + k[None, :]
+        y = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
+        y += tl.load(bias_ptr + k, mask=inside, other=0.0).to(tl.float32)[None, :]
+        mean = tl.sum(y, 1) / size
+        y = tl.where(inside[None, :], y - mean[:, None], 0.0)
+        inv = tl.rsqrt(tl.sum(y * y, 1) / size + EPS)
+        off = -mean * inv
+    return inv, off
+
+
+@triton.jit
 def activated(
     x, inv, off, scale_ptr, shift_ptr, k, BM: tl.constexpr, BK: tl.constexpr, G: tl.constexpr
 ):  # fmt: skip
@@ -74,13 +126,19 @@ def activated(
 
 @triton.jit
 def add_product(
-    acc, x_ptr, m, inv, off, scale_ptr, shift_ptr, w_ptr, n, size: tl.constexpr,
+    acc, x_ptr, m, inv, off, scale_ptr, shift_ptr, bias_ptr, w_ptr, n, size: tl.constexpr,
     SK: tl.constexpr, SN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, G: tl.constexpr,
+    BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Add activated rows m of x [rows, size] times a weight whose strides are SK and SN."""
+    """Add activated rows m of x [rows, size] times a weight whose strides are SK and SN.
+
+    With `BIAS` the rows still lack it.
+    """
     kk = tl.arange(0, BK)
     for k in range(0, size, BK):
         x = tl.load(x_ptr + m[:, None] * size + (k + kk)[None, :])
+        if BIAS:
+            x = x.to(tl.float32) + tl.load(bias_ptr + k + kk).to(tl.float32)[None, :]
         w = tl.load(w_ptr + (k + kk)[:, None] * SK + n[None, :] * SN)
         y = activated(x, inv, off, scale_ptr, shift_ptr, k + kk, BM, BK, G)
         acc = tl.dot(y.to(w.dtype), w, acc, input_precision="ieee")
@@ -179,11 +237,13 @@ def plan_layer_kernel(
     rows, plans, stride, k_size: tl.constexpr, n_size: tl.constexpr, a: tl.constexpr,
     G: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr,
     MIXED: tl.constexpr, AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A layer of the dynamics or the policy; weights are [out, in].
 
     `FIRST` layers add the bias of the row's environment, and the action if a > 0.
     """
+    chained(EARLY)
     pid, tile = tl.program_id(1), tl.program_id(0)
     m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
     there = tl.minimum(m, rows - 1)
@@ -198,8 +258,8 @@ def plan_layer_kernel(
     else:
         acc = begin(bias_ptr, 0, n, n_size, BM, BN, False)
     acc = add_product(
-        acc, x_ptr, there, inv, off, scale_ptr, shift_ptr, w_ptr, n, k_size, 1, k_size,
-        BM, BK, G,
+        acc, x_ptr, there, inv, off, scale_ptr, shift_ptr, bias_ptr, w_ptr, n, k_size, 1,
+        k_size, BM, BK, G, False,
     )  # fmt: skip
     put(y_ptr, put_ptr, acc, m, n, rows, tile, n_size, BN)
 
@@ -208,9 +268,10 @@ def plan_layer_kernel(
 def plan_begin_kernel(
     start_ptr, action_ptr, wa_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, y_ptr, put_ptr,
     rows, plans, stride, size: tl.constexpr, a: tl.constexpr, MIXED: tl.constexpr,
-    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The first two layers at the environment's latent, where the first is hardly any work."""
+    chained(EARLY)
     pid, tile = tl.program_id(1), tl.program_id(0)
     m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
     there = tl.minimum(m, rows - 1)
@@ -234,12 +295,16 @@ def plan_begin_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["noise_ptr", "out_ptr"])
 def plan_act_kernel(
-    x_ptr, part_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, noise_ptr, mask_ptr, out_ptr,
-    rows, plans, noise_env, stride, low: tl.constexpr, high: tl.constexpr, w: tl.constexpr,
+    x_ptr, part_ptr, before_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, noise_ptr, mask_ptr,
+    out_ptr, rows, plans, noise_env, stride, low: tl.constexpr, high: tl.constexpr, w: tl.constexpr,
     a: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, MASKED: tl.constexpr,
-    AP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    AP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The policy's output layer [2 a, w], and the actions it makes of noise."""
+    """The policy's output layer [2 a, w], and the actions it makes of noise.
+
+    Without parts, its input lacks the bias of the layer before.
+    """
+    chained(EARLY)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     there, j, kk = tl.minimum(m, rows - 1), tl.arange(0, AP), tl.arange(0, BK)
     few = (j < a)[None, :]
@@ -250,11 +315,13 @@ def plan_act_kernel(
     if MASKED:
         mask = tl.load(mask_ptr + env[:, None] * a + j[None, :], mask=few, other=0.0)
         mask = mask.to(tl.float32)
-    inv, off = moments(part_ptr, there, w, parts, PARTS)
+    inv, off = moments_of(x_ptr, part_ptr, before_ptr, there, w, parts, PARTS, BM)
     mean = tl.zeros([BM, AP], tl.float32)
     raw = tl.zeros([BM, AP], tl.float32)
     for k in range(0, w, BK):
         x = tl.load(x_ptr + there[:, None] * w + (k + kk)[None, :])
+        if parts == 0:
+            x = x.to(tl.float32) + tl.load(before_ptr + k + kk).to(tl.float32)[None, :]
         at = w_ptr + (k + kk)[:, None] + j[None, :] * w
         of_mean = tl.load(at, mask=few, other=0.0)
         of_raw = tl.load(at + a * w, mask=few, other=0.0)
@@ -266,149 +333,3 @@ def plan_act_kernel(
     std = tl.exp((low + 0.5 * (high - low) * (tanh(raw) + 1.0)) * mask)
     action = tanh(mean * mask + noise * mask * std)
     tl.store(out_ptr + m[:, None] * stride + j[None, :], action, mask=few & (m[:, None] < rows))
-
-
-@triton.jit
-def plan_value_first_kernel(
-    states_ptr, part_ptr, scale_ptr, shift_ptr, actions_ptr, last_ptr, pair_ptr,
-    rstart_ptr, rw_ptr, rwa_ptr, qstart_ptr, qw_ptr, y_ptr, put_ptr, rows, plans, envs,
-    H: tl.constexpr, step: tl.constexpr, d: tl.constexpr, w: tl.constexpr, a: tl.constexpr,
-    G: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, MIXED: tl.constexpr,
-    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """First layers of two critics at the plans' ends, then of the reward of each step."""
-    tile, pid, job = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
-    there = tl.minimum(m, rows - 1)
-    like = y_ptr.dtype.element_ty
-    is_q = job < 2
-    time = tl.where(is_q, H, tl.num_programs(2) - 1 - job)  # the least work last: that of time 0
-    head = tl.load(pair_ptr + tl.minimum(job, 1)).to(tl.int32)
-    before = tl.maximum(time - 1, 0)
-    inv, off = moments(part_ptr + before * rows * (2 * parts), there, d, parts, PARTS)
-    start = tl.where(is_q, qstart_ptr + head * envs * w, rstart_ptr)
-    start += tl.where(is_q | (time == 0), 0, envs * w)
-    action_ptr = tl.where(is_q, last_ptr, actions_ptr + time * a)
-    action = actions_of(action_ptr, there, tl.where(is_q, a, H * a), like, a, AP)
-    w_ptr = tl.where(is_q, qw_ptr + head * (step * w), rw_ptr)
-    wa_ptr = tl.where(is_q, qw_ptr + head * (step * w) + (step - a) * w, rwa_ptr)
-    acc = begin(start, environment(there, pid * BM, plans, MIXED), n, w, BM, BN, MIXED)
-    acc = add_action(acc, action, wa_ptr, n, w, a, AP)
-    if time > 0:  # else the latent is the environment's, which is in the start
-        acc = add_product(
-            acc, states_ptr + before * rows * d, there, inv, off, scale_ptr, shift_ptr, w_ptr, n,
-            d, w, 1, BM, BK, G,
-        )  # fmt: skip
-    y_ptr += job * rows * w
-    put(y_ptr, put_ptr + job * rows * (2 * (w // BN)), acc, m, n, rows, tile, w, BN)
-
-
-@triton.jit
-def plan_value_hidden_kernel(
-    x_ptr, part_ptr, pair_ptr, rscale_ptr, rshift_ptr, rw_ptr, rbias_ptr,
-    qscale_ptr, qshift_ptr, qw_ptr, qbias_ptr, y_ptr, put_ptr, rows, w: tl.constexpr,
-    parts: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
-):  # fmt: skip
-    """Second layers of critics and rewards."""
-    tile, pid, job = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
-    there = tl.minimum(m, rows - 1)
-    is_q = job < 2
-    head = tl.load(pair_ptr + tl.minimum(job, 1)).to(tl.int32)
-    inv, off = moments(part_ptr + job * rows * (2 * parts), there, w, parts, PARTS)
-    scale_ptr = tl.where(is_q, qscale_ptr + head * w, rscale_ptr)
-    shift_ptr = tl.where(is_q, qshift_ptr + head * w, rshift_ptr)
-    w_ptr = tl.where(is_q, qw_ptr + head * (w * w), rw_ptr)
-    acc = begin(tl.where(is_q, qbias_ptr + head * w, rbias_ptr), 0, n, w, BM, BN, False)
-    acc = add_product(
-        acc, x_ptr + job * rows * w, there, inv, off, scale_ptr, shift_ptr, w_ptr, n, w, w, 1,
-        BM, BK, 0,
-    )  # fmt: skip
-    y_ptr += job * rows * w
-    put(y_ptr, put_ptr + job * rows * (2 * (w // BN)), acc, m, n, rows, tile, w, BN)
-
-
-@triton.jit
-def plan_value_out_kernel(
-    x_ptr, part_ptr, pair_ptr, rscale_ptr, rshift_ptr, rw_ptr, rbias_ptr,
-    qscale_ptr, qshift_ptr, qw_ptr, qbias_ptr, centre_ptr, gains_ptr, rows, H: tl.constexpr,
-    w: tl.constexpr, HB: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Output layers, and the rewards and half of the values that their logits stand for."""
-    pid, job = tl.program_id(0), tl.program_id(1)
-    m, n = pid * BM + tl.arange(0, BM), tl.arange(0, 2 * HB)
-    there = tl.minimum(m, rows - 1)
-    is_q = job < 2
-    head = tl.load(pair_ptr + tl.minimum(job, 1)).to(tl.int32)
-    inv, off = moments(part_ptr + job * rows * (2 * parts), there, w, parts, PARTS)
-    scale_ptr = tl.where(is_q, qscale_ptr + head * w, rscale_ptr)
-    shift_ptr = tl.where(is_q, qshift_ptr + head * w, rshift_ptr)
-    w_ptr = tl.where(is_q, qw_ptr + head * (w * 2 * HB), rw_ptr)
-    bias_ptr = tl.where(is_q, qbias_ptr + head * (2 * HB), rbias_ptr)
-    acc = begin(bias_ptr, 0, n, 2 * HB, BM, 2 * HB, False)
-    acc = add_product(
-        acc, x_ptr + job * rows * w, there, inv, off, scale_ptr, shift_ptr, w_ptr, n, w, 2 * HB,
-        1, BM, BK, 0,
-    )  # fmt: skip
-    e = tl.exp2((acc - tl.max(acc, 1)[:, None]) * LOG2E)
-    # opposite bins side by side, subtracted first: exactly 0 for uniform logits
-    up, down = tl.split(tl.permute(tl.reshape(e, [BM, 2, HB]), (0, 2, 1)))
-    centre = tl.load(centre_ptr + tl.arange(0, HB))
-    mean = tl.sum((up - down) * centre[None, :], 1) / tl.sum(e, 1)
-    place = tl.where(is_q, H + job, tl.num_programs(1) - 1 - job)
-    share = tl.where(is_q, 0.5, 1.0)  # the value of an end is the mean of both critics'
-    tl.store(gains_ptr + place * rows + m, share * symexp(mean), mask=m < rows)
-
-
-@triton.jit(do_not_specialize_on_alignment=["action_ptr", "wa_ptr"])
-def plan_finish_kernel(
-    x_ptr, bias_ptr, action_ptr, wa_ptr, pair_ptr, scale_ptr, shift_ptr, y_ptr, put_ptr, rows,
-    plans, stride, envs, wa_critic, size: tl.constexpr, a: tl.constexpr, G: tl.constexpr,
-    CRITIC: tl.constexpr, FIRST: tl.constexpr, PRODUCT: tl.constexpr, RAW: tl.constexpr,
-    MIXED: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """Whole rows of a layer from their product: bias, action, norm, activation.
-
-    A layer at the environment's latent has no `PRODUCT`: it is in the bias. `RAW` layers are
-    stored before the norm, as tiles are.
-    """
-    pid = tl.program_id(0)
-    m, n = pid * BM + tl.arange(0, BM), tl.arange(0, N)
-    there, inside = tl.minimum(m, rows - 1), n < size
-    like = y_ptr.dtype.element_ty
-    if CRITIC >= 0:
-        head = tl.load(pair_ptr + CRITIC).to(tl.int32)
-        bias_ptr += head * size * (envs if FIRST else 1)
-        wa_ptr += head * wa_critic
-        scale_ptr += head * size
-        shift_ptr += head * size
-    y = tl.zeros([BM, N], tl.float32)
-    if PRODUCT:
-        at = x_ptr + there[:, None] * size + n[None, :]
-        y += tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
-    if FIRST and MIXED:
-        at = bias_ptr + (there // plans)[:, None] * size + n[None, :]
-        y += tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
-    else:
-        at = bias_ptr + ((pid * BM) // plans * size if FIRST else 0)
-        y += tl.load(at + n, mask=inside, other=0.0).to(tl.float32)[None, :]
-    for i in range(a):
-        action = tl.load(action_ptr + there * stride + i).to(like).to(tl.float32)
-        w = tl.load(wa_ptr + i * size + n, mask=inside, other=0.0).to(tl.float32)
-        y += action[:, None] * w[None, :]
-    mean = tl.sum(y, 1) / size
-    off = tl.where(inside[None, :], y - mean[:, None], 0.0)
-    spread = tl.sum(off * off, 1)
-    if RAW:
-        tl.store(put_ptr + 2 * m, mean, mask=m < rows)
-        tl.store(put_ptr + 2 * m + 1, spread, mask=m < rows)
-    else:
-        scale = tl.load(scale_ptr + n, mask=inside, other=0.0).to(tl.float32)
-        shift = tl.load(shift_ptr + n, mask=inside, other=0.0).to(tl.float32)
-        inv = tl.rsqrt(spread / size + EPS)
-        y = off * inv[:, None] * scale[None, :] + shift[None, :]
-        y = mish(y) if G == 0 else grouped_softmax(y, BM, N, G)
-    all_there = (m < rows)[:, None] & inside[None, :]
-    tl.store(y_ptr + m[:, None] * size + n[None, :], y.to(like), mask=all_there)

@@ -1,0 +1,186 @@
+"""Triton kernels that see whole rows of a layer of TD-MPC2's plans. See `plan_layers`.
+
+A tile of few rows reads all columns of its input at once, so it needs no parts of means; its
+weights, older than the kernel before, are read while that one still runs.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dreamlab.accel.kernels.plan_layers import (
+    EPS,
+    actions_of,
+    add_action,
+    after,
+    begin,
+    environment,
+    first_layer,
+    grouped_softmax,
+    let_next,
+    mish,
+    normal,
+    put,
+    tanh,
+)
+
+
+@triton.jit
+def active(y, scale, shift, size: tl.constexpr, BM: tl.constexpr, G: tl.constexpr):
+    """Normalize whole rows; then apply softmax to groups of G, or Mish if G is 0."""
+    inv, off = normal(y, size)
+    y = (y * inv[:, None] + off[:, None]) * scale[None, :] + shift[None, :]
+    return mish(y) if G == 0 else grouped_softmax(y, BM, size, G)
+
+
+@triton.jit
+def put_rows(
+    y_ptr, part_ptr, acc, m, n, rows, tile, size: tl.constexpr, BN: tl.constexpr,
+    STATS: tl.constexpr,
+):  # fmt: skip
+    """Store a tile before the norm, with its means and spreads if a reader wants them."""
+    if STATS:
+        put(y_ptr, part_ptr, acc, m, n, rows, tile, size, BN)
+    else:
+        at = y_ptr + m[:, None] * size + n[None, :]
+        tl.store(at, acc.to(y_ptr.dtype.element_ty), mask=(m < rows)[:, None])
+
+
+@triton.jit(do_not_specialize_on_alignment=["action_ptr"])
+def row_layer_kernel(
+    x_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, action_ptr, wa_ptr, y_ptr, put_ptr, rows, plans,
+    stride, k_size: tl.constexpr, n_size: tl.constexpr, a: tl.constexpr, G: tl.constexpr,
+    FIRST: tl.constexpr, STATS: tl.constexpr, MIXED: tl.constexpr, AP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """As `plan_layer_kernel`, of widths that are powers of two."""
+    let_next(EARLY)
+    pid, tile = tl.program_id(1), tl.program_id(0)
+    m, n, k = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN), tl.arange(0, k_size)
+    there = tl.minimum(m, rows - 1)
+    w = tl.load(w_ptr + k[:, None] + n[None, :] * k_size)
+    scale, shift = tl.load(scale_ptr + k).to(tl.float32), tl.load(shift_ptr + k).to(tl.float32)
+    if FIRST:
+        env = environment(there, pid * BM, plans, MIXED)
+        acc = begin(bias_ptr, env, n, n_size, BM, BN, MIXED)
+    else:
+        acc = begin(bias_ptr, 0, n, n_size, BM, BN, False)
+    after(EARLY)
+    x = tl.load(x_ptr + there[:, None] * k_size + k[None, :]).to(tl.float32)
+    if a > 0:
+        action = actions_of(action_ptr, there, stride, w.dtype, a, AP)
+        acc = add_action(acc, action, wa_ptr, n, n_size, a, AP)
+    y = active(x, scale, shift, k_size, BM, G)
+    acc = tl.dot(y.to(w.dtype), w, acc, input_precision="ieee")
+    put_rows(y_ptr, put_ptr, acc, m, n, rows, tile, n_size, BN, STATS)
+
+
+@triton.jit(do_not_specialize_on_alignment=["action_ptr"])
+def row_begin_kernel(
+    start_ptr, action_ptr, wa_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, y_ptr, put_ptr, rows,
+    plans, stride, size: tl.constexpr, a: tl.constexpr, STATS: tl.constexpr, MIXED: tl.constexpr,
+    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """As `plan_begin_kernel`, of widths that are powers of two."""
+    let_next(EARLY)
+    pid, tile = tl.program_id(1), tl.program_id(0)
+    m, n, k = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN), tl.arange(0, size)
+    there = tl.minimum(m, rows - 1)
+    env = environment(there, pid * BM, plans, MIXED)
+    w = tl.load(w_ptr + k[:, None] + n[None, :] * size)
+    after(EARLY)
+    action = actions_of(action_ptr, there, stride, w.dtype, a, AP)
+    y = first_layer(action, env, start_ptr, wa_ptr, k, w.dtype, size, a, AP, BM, size, MIXED)
+    scale, shift = tl.load(scale_ptr + k).to(tl.float32), tl.load(shift_ptr + k).to(tl.float32)
+    y = active(y, scale, shift, size, BM, 0)
+    acc = begin(bias_ptr, 0, n, size, BM, BN, False)
+    acc = tl.dot(y.to(w.dtype), w, acc, input_precision="ieee")
+    put_rows(y_ptr, put_ptr, acc, m, n, rows, tile, size, BN, STATS)
+
+
+@triton.jit(do_not_specialize_on_alignment=["noise_ptr", "out_ptr"])
+def row_act_kernel(
+    x_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, noise_ptr, mask_ptr, out_ptr, rows, plans,
+    noise_env, stride, low: tl.constexpr, high: tl.constexpr, w: tl.constexpr, a: tl.constexpr,
+    MASKED: tl.constexpr, AP: tl.constexpr, BM: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """As `plan_act_kernel`, of widths that are powers of two."""
+    let_next(EARLY)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    there, j, k = tl.minimum(m, rows - 1), tl.arange(0, AP), tl.arange(0, w)
+    few = (j < a)[None, :]
+    at = w_ptr + k[:, None] + j[None, :] * w
+    of_mean = tl.load(at, mask=few, other=0.0)
+    of_raw = tl.load(at + a * w, mask=few, other=0.0)
+    scale, shift = tl.load(scale_ptr + k).to(tl.float32), tl.load(shift_ptr + k).to(tl.float32)
+    after(EARLY)
+    x = tl.load(x_ptr + there[:, None] * w + k[None, :]).to(tl.float32)
+    env = there // plans
+    place = env * noise_env + (there % plans) * a
+    noise = tl.load(noise_ptr + place[:, None] + j[None, :], mask=few, other=0.0).to(tl.float32)
+    mask = tl.full([BM, AP], 1.0, tl.float32)
+    if MASKED:
+        mask = tl.load(mask_ptr + env[:, None] * a + j[None, :], mask=few, other=0.0)
+        mask = mask.to(tl.float32)
+    y = active(x, scale, shift, w, BM, 0).to(of_raw.dtype)
+    mean = tl.dot(y, of_mean, tl.zeros([BM, AP], tl.float32), input_precision="ieee")
+    raw = tl.dot(y, of_raw, tl.zeros([BM, AP], tl.float32), input_precision="ieee")
+    mean += tl.load(bias_ptr + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
+    raw += tl.load(bias_ptr + a + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
+    std = tl.exp((low + 0.5 * (high - low) * (tanh(raw) + 1.0)) * mask)
+    action = tanh(mean * mask + noise * mask * std)
+    tl.store(out_ptr + m[:, None] * stride + j[None, :], action, mask=few & (m[:, None] < rows))
+
+
+@triton.jit(do_not_specialize_on_alignment=["action_ptr", "wa_ptr"])
+def plan_finish_kernel(
+    x_ptr, bias_ptr, action_ptr, wa_ptr, pair_ptr, scale_ptr, shift_ptr, y_ptr, rows, plans,
+    stride, envs, wa_critic, size: tl.constexpr, a: tl.constexpr, G: tl.constexpr,
+    CRITICS: tl.constexpr, TIMES: tl.constexpr, FIRST: tl.constexpr, PRODUCT: tl.constexpr,
+    MIXED: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Whole rows of a layer from their product: bias, action, norm, activation.
+
+    A layer at the environment's latent has no `PRODUCT`: it is in the bias. The second axis of the
+    grid are the two `CRITICS`, or the `TIMES` of a reward, of which the first has no product.
+    """
+    pid, job = tl.program_id(0), tl.program_id(1)
+    m, n = pid * BM + tl.arange(0, BM), tl.arange(0, N)
+    there, inside = tl.minimum(m, rows - 1), n < size
+    like = y_ptr.dtype.element_ty
+    x_ptr += job * rows * size
+    y_ptr += job * rows * size
+    if TIMES:
+        bias_ptr += tl.minimum(job, 1) * envs * size
+        action_ptr += job * a
+    if CRITICS:
+        head = tl.load(pair_ptr + job).to(tl.int32)
+        bias_ptr += head * size * (envs if FIRST else 1)
+        wa_ptr += head * wa_critic
+        scale_ptr += head * size
+        shift_ptr += head * size
+    y = tl.zeros([BM, N], tl.float32)
+    if PRODUCT:
+        at = x_ptr + there[:, None] * size + n[None, :]
+        known = inside & (job > 0) if TIMES else inside
+        y += tl.load(at, mask=known[None, :], other=0.0).to(tl.float32)
+    if FIRST and MIXED:
+        at = bias_ptr + (there // plans)[:, None] * size + n[None, :]
+        y += tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
+    else:
+        at = bias_ptr + ((pid * BM) // plans * size if FIRST else 0)
+        y += tl.load(at + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+    for i in range(a):
+        action = tl.load(action_ptr + there * stride + i).to(like).to(tl.float32)
+        w = tl.load(wa_ptr + i * size + n, mask=inside, other=0.0).to(tl.float32)
+        y += action[:, None] * w[None, :]
+    mean = tl.sum(y, 1) / size
+    off = tl.where(inside[None, :], y - mean[:, None], 0.0)
+    inv = tl.rsqrt(tl.sum(off * off, 1) / size + EPS)
+    scale = tl.load(scale_ptr + n, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(shift_ptr + n, mask=inside, other=0.0).to(tl.float32)
+    y = off * inv[:, None] * scale[None, :] + shift[None, :]
+    y = mish(y) if G == 0 else grouped_softmax(y, BM, N, G)
+    all_there = (m < rows)[:, None] & inside[None, :]
+    tl.store(y_ptr + m[:, None] * size + n[None, :], y.to(like), mask=all_there)
