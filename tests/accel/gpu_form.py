@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dreamlab.accel import dispatch
+from dreamlab.accel import ahead, dispatch
 
 
 class Idle:
@@ -37,6 +37,7 @@ def take(patch: pytest.MonkeyPatch) -> set[str]:
         patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
         patch.setattr(f"dreamlab.accel.{module}.torch", Filled())
     patch.setattr("dreamlab.accel.plan_products.torch", Filled())
+    patch.setattr(ahead, "BUILDS", False)
     patch.setattr(dispatch, "INTERPRETED", True)
     patch.setattr(dispatch, "HAS_TRITON", True)
     return launched

@@ -87,6 +87,7 @@ def lay_out(workflow: Workflow[Any], bf16: bool) -> Layout:
         if type(opt.inner) is LaProp and not opt.config.groups and use_triton(layout.flat):
             fused = FusedLaProp(opt.config, opt.params, layout)
             opt.inner, opt.fused = fused, fused.step_from
+            fused.rehearse(torch.bfloat16 if bf16 else torch.float32)
     return layout
 
 

@@ -8,7 +8,8 @@ computed once, from all steps together: the same result with less rounding.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from dreamlab.accel import ahead
 from dreamlab.accel.dispatch import kernels
 
 TILE = 16
@@ -172,7 +174,8 @@ def forward(
     part1, part_o = torch.empty_like(part0), torch.empty_like(part0)
     pu = power(cols)
     hidden, gates = turned(w.hidden), turned(w.gates)
-    for i in range(t):
+
+    def step(k: Any, i: int) -> None:
         last = i == t - 1
         j = i if last else i + 1
         k.stoch_kernel[(cols, n.row_tiles)](
@@ -199,6 +202,10 @@ def forward(
             v.z[i + 1], n.unimix, b, n.u, cols, PARTS=pu, S=n.s, C=n.c, CP=max(TILE, power(n.c)),
             **launch("sample", BU=n.u),
         )  # fmt: skip
+
+    if ahead.build(k, partial(step, i=0)):
+        for i in range(t):
+            step(k, i)
     return v
 
 
@@ -241,7 +248,8 @@ def backward(
     part_o, cp = zeros(cols), power(n.c)
     at_once = max(1, min(n.s, TUNING["sample_back"].chunk // cp))
     look, memory, stoch, logits = map(turned, (w.look, w.memory, w.stoch, w.logits))
-    for i in reversed(range(t)):
+
+    def step(k: Any, i: int) -> None:
         last = i == t - 1
         k.sample_back_kernel[(cols, n.row_tiles)](
             gz[i], dz, gl[i], v.logit[i], logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
@@ -268,6 +276,10 @@ def backward(
             stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
             BN=TILE, **launch("inputs_back", BU=n.u),
         )  # fmt: skip
+
+    if ahead.build(k, partial(step, i=t - 1)):
+        for i in reversed(range(t)):
+            step(k, i)
     return out
 
 
@@ -282,10 +294,16 @@ def layer_grads(
     x, blocks = torch.empty_like(p), -(-num // LAYER_ROWS)
     part = torch.empty(blocks, 2, n, device=p.device)
     shares = back.shape[0] if back.ndim == 3 else 1
-    kernels("rssm_scan_back").layer_kernel[(n // TILE, blocks)](
-        p, inv, scale, back, dp, x, part, num, n, back.stride(-2), back.stride(0), SHARES=shares,
-        ACT=act, BM=LAYER_ROWS, BN=TILE, num_warps=4,
-    )  # fmt: skip
+
+    def launch(k: Any) -> None:
+        k.layer_kernel[(n // TILE, blocks)](
+            p, inv, scale, back, dp, x, part, num, n, back.stride(-2), back.stride(0),
+            SHARES=shares, ACT=act, BM=LAYER_ROWS, BN=TILE, num_warps=4,
+        )  # fmt: skip
+
+    k = kernels("rssm_scan_back")
+    if ahead.build(k, launch):
+        launch(k)
     of_scale, of_bias = part.sum(0).unbind()
     return x.view(num, n), of_scale, of_bias
 
@@ -364,7 +382,28 @@ def scan(
     both [steps, rows, u]; `keep` [steps, rows] is 0 where an episode starts; `noise` is Gumbel
     noise [steps, rows, s, c]. No gradient goes to the start.
     """
-    out: Any = _Scan.apply(
-        n, x2.contiguous(), tokens.contiguous(), keep.contiguous(), noise.contiguous(), *start, *w
-    )
+    inputs = (x2.contiguous(), tokens.contiguous(), keep.contiguous(), noise.contiguous())
+    rehearse(w, n, inputs, start)
+    out: Any = _Scan.apply(n, *inputs, *start, *w)
     return out
+
+
+_rehearsed: set[Any] = set()
+
+
+@torch.no_grad()
+def rehearse(
+    w: Weights, n: Sizes, inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    start: tuple[Tensor, Tensor],
+) -> None:  # fmt: skip
+    """Begin to build the kernels of both directions, once for each size."""
+    key = (n, inputs[0].dtype, inputs[0].device)
+    if not ahead.BUILDS or key in _rehearsed:
+        return
+    _rehearsed.add(key)
+    x2, tokens, keep, noise = (x[:1] for x in inputs)
+    one = replace(n, steps=1)
+    with ahead.rehearsal():
+        v = forward(w, one, (x2, tokens, keep, noise), *start)
+        slopes = backward(w, one, v, keep, (v.h[1:], v.z[1:], v.logit))
+        weight_grads(w, one, v, x2, keep, slopes)
