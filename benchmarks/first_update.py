@@ -25,7 +25,7 @@ import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
-from collections import Counter  # noqa: E402
+from collections import Counter, defaultdict  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from contextlib import contextmanager, suppress  # noqa: E402
 from functools import partial, wraps  # noqa: E402
@@ -39,6 +39,11 @@ COMPILER = {
     "  lowering and code": "fx_codegen_and_compile",
     "  load code": "PyCodeCache.load_by_key_path",
     "  wait for Triton": "async_compile.wait",
+    "  Triton in this process": "async_compile.precompile",
+    "choose among configurations": "CachingAutotuner.benchmark_all_configs",
+    "caches: load": "AOTAutogradCache.inductor_load",
+    "keys of caches": "inductor_codecache_torch_key",
+    "import Inductor": "inductor_import",
     "guards": "build_guards",
 }
 """Names of torch's own stopwatches, which count all threads."""
@@ -52,21 +57,22 @@ class Spans:
     """Seconds spent in functions, by name; in recursion only the outermost call counts."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
-        self.inside: set[str] = set()
+        self.inside: set[tuple[int, str]] = set()
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        if name in self.inside:
+        inside = (threading.get_ident(), name)
+        if inside in self.inside:
             yield
             return
-        self.inside.add(name)
+        self.inside.add(inside)
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.inside.discard(name)
+            self.inside.discard(inside)
             self.seconds[name] += time.perf_counter() - began
             self.calls[name] += 1
 
@@ -109,7 +115,7 @@ def _names(frame: Any) -> Iterator[str]:
 
 def watch(spans: Spans) -> None:
     """Time what a first update does."""
-    from dreamlab.accel import cuda_graphs, first_update
+    from dreamlab.accel import ahead, cuda_graphs, first_update
     from dreamlab.accel.compile import CompiledMethod
 
     spans.wrap(CompiledMethod, "__call__", lambda m, *_: f"piece {m.method.__name__}, {m.enabled}")
@@ -117,6 +123,8 @@ def watch(spans: Spans) -> None:
     turns = iter(("  reference update", "  fast update"))
     spans.wrap(first_update, "attempt", lambda *_: next(turns, "  more updates"))
     spans.wrap(first_update, "as_the_rule_says", "  optimizer alone")
+    spans.wrap(cuda_graphs.GraphedMethod, "_rehearse", "rehearsal of own kernels")
+    spans.wrap(ahead, "build", "wait for own kernels")
     spans.wrap(cuda_graphs.GraphedMethod, "_warm_up", "fast updates, uncaptured")
     spans.wrap(cuda_graphs.GraphedMethod, "_capture", "capture")
     with suppress(ImportError):
@@ -208,15 +216,15 @@ def details(spans: Spans) -> dict[str, float]:
     """Return rows of stopwatches: ours, then torch's."""
     own = {k: v for k, v in spans.seconds.items() if k.startswith("own kernel ")}
     rows = {k: v for k, v in spans.seconds.items() if k not in own}
-    rows[f"own kernels: {len(own)}, compiled {sum(map(spans.calls.get, own))}"] = sum(own.values())  # type: ignore[arg-type]
+    calls = sum(spans.calls[k] for k in own)
+    rows[f"own kernels, in all threads: {len(own)}, compiled {calls}"] = sum(own.values())
     rows |= {f"  {k}, x{spans.calls[k]}": v for k, v in own.items()}
     with suppress(ImportError):
         from torch._dynamo.utils import compilation_time_metrics
 
         for name, key in COMPILER.items():
-            rows[f"{name} (x{len(compilation_time_metrics.get(key, []))})"] = sum(
-                compilation_time_metrics.get(key, [])
-            )
+            found = compilation_time_metrics.get(key, [])
+            rows[f"{name} (x{len(found)})"] = sum(found)
     return rows
 
 

@@ -10,6 +10,8 @@ import torch
 
 from dreamlab.accel import ahead, dispatch
 
+MODULES = ("rssm_scan", "dream", "fused_laprop", "recurrence", "latent_plans", "mppi")
+
 
 class Idle:
     """Kernels that are launched and do nothing."""
@@ -30,14 +32,18 @@ class Filled:
         return getattr(torch, name)
 
 
-def take(patch: pytest.MonkeyPatch) -> set[str]:
-    """Take the GPU's form from now on; return the names of the kernels launched."""
+def take(patch: pytest.MonkeyPatch, launching: bool = False) -> set[str]:
+    """Take the GPU's form from now on; return the names of the kernels launched.
+
+    `launching` launches them with Triton's present driver.
+    """
     launched: set[str] = set()
-    for module in ("rssm_scan", "dream", "fused_laprop", "recurrence", "latent_plans", "mppi"):
-        patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
+    for module in MODULES:
         patch.setattr(f"dreamlab.accel.{module}.torch", Filled())
+        if not launching:
+            patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
     patch.setattr("dreamlab.accel.plan_products.torch", Filled())
-    patch.setattr(ahead, "BUILDS", False)
+    patch.setattr(ahead, "BUILDS", launching)
     patch.setattr(dispatch, "INTERPRETED", True)
     patch.setattr(dispatch, "HAS_TRITON", True)
     return launched

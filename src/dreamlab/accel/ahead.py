@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -94,6 +94,11 @@ def build(kernels: Any, launch: Callable[[Any], object]) -> bool:
     for future in futures:
         future.result()
     return True
+
+
+def finish() -> None:
+    """Wait until everything begun is built: no kernel may be loaded while a graph is captured."""
+    wait(list(_started.values()))
 
 
 def _start(launch: Launch) -> Future[Any]:

@@ -8,7 +8,7 @@ computed once, from all steps together: the same result with less rounding.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -401,9 +401,8 @@ def rehearse(
     if not ahead.BUILDS or key in _rehearsed:
         return
     _rehearsed.add(key)
-    x2, tokens, keep, noise = (x[:1] for x in inputs)
-    one = replace(n, steps=1)
+    x2, _, keep, _ = inputs
     with ahead.rehearsal():
-        v = forward(w, one, (x2, tokens, keep, noise), *start)
-        slopes = backward(w, one, v, keep, (v.h[1:], v.z[1:], v.logit))
-        weight_grads(w, one, v, x2, keep, slopes)
+        v = forward(w, n, inputs, *start)
+        slopes = backward(w, n, v, keep, (v.h[1:], v.z[1:], v.logit))
+        weight_grads(w, n, v, x2, keep, slopes)
