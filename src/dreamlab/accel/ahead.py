@@ -7,6 +7,7 @@ most of the work is done outside Python. A rehearsal starts this early and launc
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -112,6 +113,8 @@ def _start(launch: Launch) -> Future[Any]:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
+    if dispatch.HAS_TRITON:  # its driver is compiled once, and by one thread
+        importlib.import_module("triton.runtime").driver.active.get_current_target()
     return ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "triton")
 
 

@@ -55,7 +55,7 @@ class Dreamer:
         noise: Float[Tensor, "{horizon} n ..."] | None = None,
     ) -> tuple[Float[Tensor, "n {horizon}+1 f"], Shaped[Tensor, "n {horizon}+1 ..."]]:
         """Return what the heads read of `WorldModel.imagine`; `policy` must be the actor's."""
-        if not (dream.available(start.deter) and fusable(self.model, self.actor)):
+        if not at_once(self.model, self.actor, start.deter):
             latent, action = self.model.imagine(start, policy, horizon, noise, self.advance)
             return latent.feature, action
         rssm: Any = self.model.rssm
@@ -66,6 +66,11 @@ class Dreamer:
             *layers_of(self.model, self.actor), (start.deter, start.stoch), noise, self.choose,
             output_of(self.model, self.actor),
         )  # fmt: skip
+
+
+def at_once(model: WorldModel, actor: Any, x: Float[Tensor, " ..."]) -> bool:
+    """Return whether dreams from states like this tensor are computed by one call."""
+    return dream.available(x) and fusable(model, actor)
 
 
 def fusable(model: WorldModel, actor: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dreamlab.components.world_models import open_loop
+from dreamlab.components.world_models import dreaming, open_loop
 from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.core.types import Batch, Decision, Report, Tree
@@ -39,9 +39,11 @@ class WorldModelWorkflow:
         start = agent.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
         action = model.embed(batch.action[:, :-1])
         tokens = torch.zeros(b, t, model.encoder.out_dim, device=device)
-        model.rssm.observe(start, action, tokens, batch.is_first[:, 1:], noise(t, b))
+        if getattr(model.rssm, "scannable", False):
+            model.rssm.observe(start, action, tokens, batch.is_first[:, 1:], noise(t, b))
         rows, steps = b * min(t, self.config.imagine_last or t), self.config.imagine
-        agent.imagined(model.initial(rows, device), None, noise(steps, rows))
+        if self.config.actor_grad == "reinforce" and dreaming.at_once(model, agent.actor, tokens):
+            agent.imagined(model.initial(rows, device), None, noise(steps, rows))
         for shape in ((rows, steps + 1), (b, t)):
             zeros = torch.zeros(shape, device=device)
             lambda_return(zeros, zeros, zeros, self.config.lam)
