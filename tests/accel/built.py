@@ -7,11 +7,13 @@ multiprocessor has room for them. Nothing is launched: a driver that does nothin
 from __future__ import annotations
 
 import sys
+import threading
 from functools import partial
 from typing import Any
 
 import torch
 import triton
+from triton.runtime.jit import JITFunction
 
 import tests.conftest  # noqa: F401 (checks shapes as every test does: kernels must stand it)
 from dreamlab.accel import dispatch, dream
@@ -79,8 +81,23 @@ def others() -> None:
         lambda_return(zeros, zeros, zeros, lam)
 
 
+def compiled_at_launch() -> set[str]:
+    """Return a set that will name the kernels that the main thread compiles, and so waits for."""
+    found: set[str] = set()
+    compile_kernel = JITFunction._do_compile
+
+    def counted(kernel: Any, *args: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            found.add(kernel.fn.__name__)
+        return compile_kernel(kernel, *args)
+
+    JITFunction._do_compile = counted
+    return found
+
+
 def main(size: str, dtype: str) -> None:
     driver: Any = Nowhere()
+    late = compiled_at_launch()
     triton.runtime.driver.set_active(driver)
     dispatch.INTERPRETED = True  # take the GPU's way on tensors of the CPU
     scan(size, getattr(torch, dtype))
@@ -90,6 +107,7 @@ def main(size: str, dtype: str) -> None:
         print(f"{name:24} {shared:8,d} bytes shared")
     assert len(driver.shared) == wanted, sorted(driver.shared)
     assert max(driver.shared.values()) <= SHARED
+    assert not late, late  # all were built before, side by side
     print("same")
 
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from dreamlab.accel import dispatch
+from dreamlab.accel import ahead, dispatch
+
+PLANS = ("latent_plans", "plan_rows", "plan_products", "mppi")
+MODULES = ("rssm_scan", "rssm_weights", "dream", "fused_laprop", "recurrence", *PLANS)
 
 
 class Idle:
@@ -30,13 +33,17 @@ class Filled:
         return getattr(torch, name)
 
 
-def take(patch: pytest.MonkeyPatch) -> set[str]:
-    """Take the GPU's form from now on; return the names of the kernels launched."""
+def take(patch: pytest.MonkeyPatch, launching: bool = False) -> set[str]:
+    """Take the GPU's form from now on; return the names of the kernels launched.
+
+    `launching` launches them with Triton's present driver.
+    """
     launched: set[str] = set()
-    plans = ("latent_plans", "plan_rows", "plan_products", "mppi")
-    for module in ("rssm_scan", "dream", "fused_laprop", "recurrence", *plans):
-        patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
+    for module in MODULES:
         patch.setattr(f"dreamlab.accel.{module}.torch", Filled())
+        if not launching:
+            patch.setattr(f"dreamlab.accel.{module}.kernels", lambda name: Idle(launched))
+    patch.setattr(ahead, "BUILDS", launching)
     patch.setattr(dispatch, "INTERPRETED", True)
     patch.setattr(dispatch, "HAS_TRITON", True)
     return launched

@@ -42,6 +42,8 @@ def compile_methods(
     inductor.fallback_random = True  # the same random numbers as without the compiler
     # each agent in a process compiles the method again, which counts as a recompilation
     dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
+    if workflow.device.type == "cuda":
+        start_compilers()
     found: list[CompiledMethod] = []
     native = workflow.device.type == "cpu" and _only_ours(workflow)
     for module in workflow.modules():
@@ -51,6 +53,17 @@ def compile_methods(
             found.append(CompiledMethod(getattr(module, name), native))
             object.__setattr__(module, name, found[-1])
     return found
+
+
+def start_compilers() -> None:
+    """Start the processes that compile kernels, which takes seconds.
+
+    torch starts them at the first compilation, and until they are ready compiles one kernel after
+    another. Its function for this is not public: a version without it starts them as late as ever.
+    """
+    import torch._inductor.async_compile as compilers
+
+    getattr(compilers, "maybe_warm_pool", lambda: None)()
 
 
 def _only_ours(workflow: Workflow[Any]) -> bool:

@@ -16,11 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dreamlab.accel import ahead
 from dreamlab.accel.bf16_weights import Bf16Weights, product_weights
 from dreamlab.accel.dispatch import use_triton
 from dreamlab.accel.first_update import compare_with_reference
 from dreamlab.accel.fused_laprop import FusedLaProp, Layout
 from dreamlab.accel.side_stream import MAIN_PRIORITY
+from dreamlab.core import rng as random
 from dreamlab.core import world
 from dreamlab.core.optim import LaProp
 from dreamlab.core.tree import tree_split
@@ -63,6 +65,7 @@ def graph_methods(
     for name in names:
         graphed = GraphedMethod(getattr(workflow, name), around)
         graphed.check = partial(compare_with_reference, workflow, dtype)
+        graphed.rehearse = workflow.rehearse
         object.__setattr__(workflow, name, graphed)
 
 
@@ -87,6 +90,7 @@ def lay_out(workflow: Workflow[Any], bf16: bool) -> Layout:
         if type(opt.inner) is LaProp and not opt.config.groups and use_triton(layout.flat):
             fused = FusedLaProp(opt.config, opt.params, layout)
             opt.inner, opt.fused = fused, fused.step_from
+            fused.rehearse(torch.bfloat16 if bf16 else torch.float32)
     return layout
 
 
@@ -110,6 +114,7 @@ class GraphedMethod:
     def __init__(self, method: Callable[..., Any], around: Around = nullcontext) -> None:
         self.method, self.around = method, around
         self.check: Callable[[Callable[[], Any], Callable[[], Any]], Any] | None = None
+        self.rehearse: Callable[[Any], None] | None = None
         self.graphs: dict[Any, CapturedGraph] = {}
         self.stream = torch.cuda.Stream(priority=MAIN_PRIORITY)
 
@@ -125,6 +130,7 @@ class GraphedMethod:
                     and self.check
                     and len(self.graphs) == captured.calls == 1
                 ):
+                    self._rehearse(args)
                     return self.check(partial(self.method, *args), partial(self._warm_up, args))
                 return self._warm_up(args)
             self._capture(captured, tensors, rebuild)
@@ -133,6 +139,14 @@ class GraphedMethod:
         assert captured.graph is not None
         captured.graph.replay()
         return self._results(captured)
+
+    def _rehearse(self, args: tuple[Any, ...]) -> None:
+        """Begin to build the kernels of an update, and restore the random state."""
+        if self.rehearse is not None:
+            chance = random.get_state()
+            with ahead.rehearsal(), torch.no_grad(), self.around():
+                self.rehearse(args[0])
+            random.set_state(chance)
 
     def _warm_up(self, args: tuple[Any, ...]) -> Any:
         """Run on a side stream, as a capture requires, without capturing."""
@@ -148,6 +162,7 @@ class GraphedMethod:
         captured.inputs = [t.clone() for t in tensors]
         args = rebuild(captured.inputs)
         graph = torch.cuda.CUDAGraph()
+        ahead.finish()
         torch.cuda.synchronize()
         # a thread of nccl's asks for finished work, which a capture may otherwise take for an error
         mode = "thread_local" if world.in_group() else "global"

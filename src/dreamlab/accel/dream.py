@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dreamlab.accel import ahead
 from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.rssm_scan import TILE, chunk, power
 
@@ -189,6 +190,8 @@ def imagine(
     sampled = isinstance(choose, Chosen)
     room = Room(w, n, start, choose if sampled else None)
     noise, actions = noise.contiguous(), list[Tensor]()
+    if not room.build(noise):
+        return room.state, room.action
     for i in range(n.steps + 1):
         last = i == n.steps
         room.read_memory(i, first=i == 0, last=last)
@@ -245,6 +248,27 @@ class Room:
             "NUM": max(TILE, power(actions.num)), "low": actions.low, "high": actions.high,
             "unimix": actions.unimix,
         }  # fmt: skip
+
+    def build(self, noise: Tensor) -> bool:
+        """Build the kernels of the first states and so of all; return whether to dream."""
+        kernels_of_dream, steps = self.k, self.n.steps
+
+        def launch(k: Any) -> None:
+            self.k = k
+            for i in range(min(2, steps + 1)):
+                self.read_memory(i, first=i == 0, last=i == steps)
+                if i:
+                    self.sample(i, noise[0])
+                self.read_sample(i, last=i == steps)
+                self.act(i)
+                if i < steps:
+                    self.mix(i)
+                    self.move(i)
+
+        try:
+            return ahead.build(kernels_of_dream, launch)
+        finally:
+            self.k = kernels_of_dream
 
     def h(self, i: int) -> Tensor:
         return self.state[:, i, : self.n.d]

@@ -177,11 +177,14 @@ def move_off_zero(workflow: Workflow[Any]) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     for p in workflow.parameters():
+        is_zero = p.ndim > 1 and not p.any()
+        if not is_zero and p.requires_grad:
+            continue
         noise = HEAD * torch.randn(p.shape, generator=generator).to(p.device)
-        if p.ndim > 1 and not p.any():
+        if is_zero:
             p.copy_(noise / p[0].numel() ** 0.5)
             _lower_ends(workflow, p)
-        elif not p.requires_grad:
+        else:
             p.add_(noise * p.square().mean().sqrt().clamp(min=HEAD))
     for opt in workflow.optimizers.values():
         opt.inner.allocate().clamp_(min=opt.config.warmup_steps)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dreamlab.accel import ahead
 from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.side_stream import SideStream
 from dreamlab.core.update_rules import LaProp, LaPropConfig
@@ -105,26 +107,48 @@ class FusedLaProp(LaProp):
             count += 1
             scalars = torch.stack([1 - beta2**count, -rate / (1 - beta1**count)]).float()
         half, full = self._packed(grads, low=True), self._packed(grads, low=False)
-        chunks, flat = len(self.owners), self.layout.flat
-        data = (flat, half, full, self.halves)
-        k.squares_kernel[(chunks,)](
-            *data, self.firsts, self.places, self.sizes, self.squares, chunks, CHUNK=CHUNK
-        )
-        k.limit_kernel[(len(self.params),)](
-            self.squares, self.begin, self.limits, self.sums, chunks, c.agc or 1e30,
-            MOST=1 << (self.most - 1).bit_length(),
-        )  # fmt: skip
+        data = (self.layout.flat, half, full, self.halves)
+        ahead.build(k, partial(self._launch, data=data, scalars=scalars))
+        self._measure(k, data)
         norm = self.sums.sum().sqrt()
         side.join()
         if c.clip:  # the stricter limit applies
             torch.maximum(self.limits, (norm + 1e-6) / c.clip, out=self.limits)
         if c.weight_decay:
             torch._foreach_mul_(tuple(self.params), (1 - rate * c.weight_decay).float())
-        k.step_kernel[(chunks,)](
-            *data, self.flat_mean, self.flat_square, self.firsts, self.places, self.sizes,
-            self.owners, self.limits, scalars, beta1, beta2, c.eps, CHUNK=CHUNK,
-        )  # fmt: skip
+        self._move(k, data, scalars)
         return norm
+
+    def rehearse(self, dtype: torch.dtype) -> None:
+        """Begin to build the kernels; `dtype` is that of gradients which come in half precision."""
+        half = self._room(True, dtype)[0] if self.low else self.nothing[0]
+        full = self._room(False, torch.float32)[0] if self.high else self.nothing[0]
+        data = (self.layout.flat, half, full, self.halves)
+        scalars = torch.zeros(2, device=self.flat_mean.device)
+        with ahead.rehearsal():
+            ahead.build(kernels("laprop"), partial(self._launch, data=data, scalars=scalars))
+
+    def _launch(self, k: Any, data: tuple[Any, ...], scalars: Tensor) -> None:
+        self._measure(k, data)
+        self._move(k, data, scalars)
+
+    def _measure(self, k: Any, data: tuple[Any, ...]) -> None:
+        """Compute limits from the norms of gradients and parameters."""
+        chunks = len(self.owners)
+        k.squares_kernel[(chunks,)](
+            *data, self.firsts, self.places, self.sizes, self.squares, chunks, CHUNK=CHUNK
+        )
+        k.limit_kernel[(len(self.params),)](
+            self.squares, self.begin, self.limits, self.sums, chunks, self.config.agc or 1e30,
+            MOST=1 << (self.most - 1).bit_length(),
+        )  # fmt: skip
+
+    def _move(self, k: Any, data: tuple[Any, ...], scalars: Tensor) -> None:
+        """Move the parameters."""
+        k.step_kernel[(len(self.owners),)](
+            *data, self.flat_mean, self.flat_square, self.firsts, self.places, self.sizes,
+            self.owners, self.limits, scalars, *self.config.betas, self.config.eps, CHUNK=CHUNK,
+        )  # fmt: skip
 
     def _packed(self, grads: Sequence[Tensor | None], low: bool) -> Tensor:
         """Return gradients one after another, padded as the parameters are."""

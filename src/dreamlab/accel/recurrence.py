@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from dreamlab.accel import ahead
 from dreamlab.accel.dispatch import kernels
 
 SCHEMA = "(Tensor target, Tensor decay, Tensor last) -> Tensor"
@@ -14,8 +17,14 @@ SCHEMA = "(Tensor target, Tensor decay, Tensor last) -> Tensor"
 def recurrence(target: Tensor, decay: Tensor, last: Tensor) -> Tensor:
     """Compute out[:, i] = target[:, i] + decay[:, i] * out[:, i + 1], with `last` after the end."""
     out, (rows, steps) = torch.empty_like(target), target.shape
-    launch = kernels("recurrence").recurrence_kernel[(-(-rows // 32),)]
-    launch(target, decay, last, out, rows, steps, ROWS=32)
+
+    def launch(k: Any) -> None:
+        grid = (-(-rows // 32),)
+        k.recurrence_kernel[grid](target, decay, last, out, rows, steps, ROWS=32)
+
+    k = kernels("recurrence")
+    if ahead.build(k, launch):
+        launch(k)
     return out
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from dreamlab.accel import ahead
 from dreamlab.accel.dispatch import kernels
+from dreamlab.accel.rssm_weights import turned, weight_grads
 
 TILE = 16
 
@@ -42,10 +45,6 @@ TUNING = {
     "inputs_back": Tuning(256, 8, 3),
 }
 """Chosen on an H200 by benchmarks/scan_kernels.py."""
-LAYER_ROWS = 64
-"""Rows summed by one tile of `layer_kernel`."""
-BLOCK = 64
-"""Rows and columns that a tile of `turn_kernel` transposes."""
 SPLIT = 4
 """Splits of a sum over all blocks, so that no tile has to read them all."""
 
@@ -124,18 +123,6 @@ def launch(kernel: str, **sizes: int) -> dict[str, int]:
     return {**chunks, "num_warps": tuned.warps, "num_stages": tuned.stages}
 
 
-def turned(weight: Tensor) -> Tensor:
-    """Transpose the last two dimensions of a weight, contiguously."""
-    assert weight.stride(-1) == 1, weight.stride()
-    *lead, rows, cols = weight.shape
-    out = weight.new_empty(*lead, cols, rows)
-    first = weight.stride(0) if lead else 0
-    kernels("rssm_scan").turn_kernel[(-(-rows // BLOCK), -(-cols // BLOCK), math.prod(lead))](
-        weight, out, rows, cols, weight.stride(-2), first, BLOCK=BLOCK, num_warps=4
-    )
-    return out
-
-
 def power(size: int) -> int:
     """Return the smallest power of two of at least `size`."""
     return 1 << (size - 1).bit_length()
@@ -181,7 +168,8 @@ def forward(
     part1, part_o = torch.empty_like(part0), torch.empty_like(part0)
     pu = power(cols)
     hidden, gates = turned(w.hidden), turned(w.gates)
-    for i in range(t):
+
+    def step(k: Any, i: int) -> None:
         last = i == t - 1
         j = i if last else i + 1
         k.stoch_kernel[(cols, n.row_tiles)](
@@ -208,6 +196,10 @@ def forward(
             v.z[i + 1], n.unimix, b, n.u, cols, PARTS=pu, S=n.s, C=n.c, CP=max(TILE, power(n.c)),
             **launch("sample", BU=n.u),
         )  # fmt: skip
+
+    if ahead.build(k, partial(step, i=0)):
+        for i in range(t):
+            step(k, i)
     return v
 
 
@@ -250,7 +242,8 @@ def backward(
     part_o, cp = zeros(cols), power(n.c)
     at_once = max(1, min(n.s, TUNING["sample_back"].chunk // cp))
     look, memory, stoch, logits = map(turned, (w.look, w.memory, w.stoch, w.logits))
-    for i in reversed(range(t)):
+
+    def step(k: Any, i: int) -> None:
         last = i == t - 1
         k.sample_back_kernel[(cols, n.row_tiles)](
             gz[i], dz, gl[i], v.logit[i], logits, v.o[i], v.inv[3, i], w.look_scale, out.logit[i],
@@ -277,66 +270,11 @@ def backward(
             stoch, keep[i], out.p0[i], out.p1[i], dz, b, n.z, n.u, n.z // TILE, SPLIT=split,
             BN=TILE, **launch("inputs_back", BU=n.u),
         )  # fmt: skip
+
+    if ahead.build(k, partial(step, i=t - 1)):
+        for i in reversed(range(t)):
+            step(k, i)
     return out
-
-
-def layer_grads(
-    p: Tensor, inv: Tensor, scale: Tensor, back: Tensor, dp: Tensor, act: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a layer's output in all steps, and the gradients of its scale and bias.
-
-    `back` [rows, n] or [shares, rows, n] is the gradient of its output, `dp` that before the norm.
-    """
-    num, n = p.numel() // p.shape[-1], p.shape[-1]
-    x, blocks = torch.empty_like(p), -(-num // LAYER_ROWS)
-    part = torch.empty(blocks, 2, n, device=p.device)
-    shares = back.shape[0] if back.ndim == 3 else 1
-    kernels("rssm_scan_back").layer_kernel[(n // TILE, blocks)](
-        p, inv, scale, back, dp, x, part, num, n, back.stride(-2), back.stride(0), SHARES=shares,
-        ACT=act, BM=LAYER_ROWS, BN=TILE, num_warps=4,
-    )  # fmt: skip
-    of_scale, of_bias = part.sum(0).unbind()
-    return x.view(num, n), of_scale, of_bias
-
-
-def weight_grads(
-    w: Weights, n: Sizes, v: Saved, x2: Tensor, keep: Tensor, d: Slopes
-) -> list[Tensor]:
-    """Compute the gradient of every weight, from all steps at once."""
-    num, dtype = n.steps * n.rows, v.q.dtype
-    flat = lambda x: x.reshape(num, -1)  # noqa: E731
-    kept = keep.reshape(num, 1).to(dtype)
-    memory, stoch = flat(v.h[:-1]) * kept, flat(v.z[:-1]) * kept
-    dx = d.x.transpose(0, 1).reshape(d.x.shape[1], num, -1)
-    x0, memory_scale, memory_bias = layer_grads(
-        v.p0, v.inv[0], w.memory_scale, dx[..., : n.u], d.p0
-    )
-    x1, stoch_scale, stoch_bias = layer_grads(v.p1, v.inv[1], w.stoch_scale, dx[..., n.u :], d.p1)
-    y, hidden_scale, hidden_bias = layer_grads(
-        v.q, v.inv[2], w.hidden_scale, flat(d.y), d.q, act=False
-    )
-    o, look_scale, look_bias = layer_grads(v.o, v.inv[3], w.look_scale, flat(d.o_out), d.o)
-    dq = flat(d.q)
-    by_block = lambda x: x.reshape(num, n.g, -1).transpose(0, 1)  # noqa: E731
-    memories, dqs = by_block(memory), by_block(dq)
-    return [
-        flat(d.p0).t() @ memory, memory_bias, memory_scale,
-        flat(d.p1).t() @ stoch, stoch_bias, stoch_scale,
-        _hidden_grad(memories, torch.cat([x0, x1, flat(x2)], -1), dqs),
-        hidden_bias.view(n.g, -1), hidden_scale,
-        by_block(y).transpose(1, 2) @ by_block(flat(d.gate)),
-        flat(d.gate).sum(0).view(n.g, -1),
-        flat(d.o).t() @ flat(v.h[1:]), look_bias, look_scale,
-        flat(d.logit).t() @ o, flat(d.logit).sum(0),
-    ]  # fmt: skip
-
-
-def _hidden_grad(memories: Tensor, shared: Tensor, dq: Tensor) -> Tensor:
-    """Return the hidden layer's gradient: each block reads its own state and the shared inputs."""
-    own = memories.transpose(1, 2) @ dq
-    g, num, w = dq.shape
-    common = (shared.t() @ dq.transpose(0, 1).reshape(num, g * w)).view(-1, g, w)
-    return torch.cat([own, common.transpose(0, 1)], 1)
 
 
 @dataclass
@@ -415,6 +353,27 @@ def scan(
     both [steps, rows, u]; `keep` [steps, rows] is 0 where an episode starts; `noise` is Gumbel
     noise [steps, rows, s, c]. No gradient goes to the start.
     """
-    inputs = (x.contiguous() for x in (x2, tokens, keep, noise))
+    inputs = (x2.contiguous(), tokens.contiguous(), keep.contiguous(), noise.contiguous())
+    rehearse(layers.weights, n, inputs, start)
     out: Any = _Scan.apply(n, layers.found, layers.mark, *inputs, *start, *layers.weights)
     return out
+
+
+_rehearsed: set[Any] = set()
+
+
+@torch.no_grad()
+def rehearse(
+    w: Weights, n: Sizes, inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    start: tuple[Tensor, Tensor],
+) -> None:  # fmt: skip
+    """Begin to build the kernels of both directions, once for each size."""
+    key = (n, inputs[0].dtype, inputs[0].device)
+    if not ahead.BUILDS or key in _rehearsed:
+        return
+    _rehearsed.add(key)
+    x2, _, keep, _ = inputs
+    with ahead.rehearsal():
+        v = forward(w, n, inputs, *start)
+        slopes = backward(w, n, v, keep, (v.h[1:], v.z[1:], v.logit))
+        weight_grads(w, n, v, x2, keep, slopes)

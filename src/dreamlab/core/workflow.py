@@ -131,6 +131,13 @@ class Workflow(nn.Module, ABC, Generic[C]):
             return obs
         return {k: v.to(device, non_blocking=True) for k, v in obs.items()}
 
+    def rehearse(self, batch: Batch) -> None:
+        """Call what launches kernels in a captured update of batches like this.
+
+        On a GPU this is called once before the first update, and kernels are not launched but
+        built in parallel; random numbers may be drawn. Without it they are built when needed.
+        """
+
     def fill(self, step: Step, state: Tree) -> Decision:
         """Return a decision whose action `with_action` will replace by a random one.
 

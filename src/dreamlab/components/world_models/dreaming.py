@@ -60,7 +60,7 @@ class Dreamer:
 
         `halfway` may get the first half of it, before the second is made.
         """
-        if not (dream.available(start.deter) and fusable(self.model, self.actor)):
+        if not at_once(self.model, self.actor, start.deter):
             latent, action = self.model.imagine(start, policy, horizon, noise, self.advance)
             return latent.feature, action
         rssm: Any = self.model.rssm
@@ -71,6 +71,11 @@ class Dreamer:
             *layers_of(self.model, self.actor), (start.deter, start.stoch), noise, self.choose,
             output_of(self.model, self.actor), halfway,
         )  # fmt: skip
+
+
+def at_once(model: WorldModel, actor: Any, x: Float[Tensor, " ..."]) -> bool:
+    """Return whether dreams from states like this tensor are computed by one call."""
+    return dream.available(x) and fusable(model, actor)
 
 
 def fusable(model: WorldModel, actor: Any) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dreamlab.components.world_models import open_loop
+from dreamlab.components.world_models import dreaming, open_loop
 from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.core.types import Batch, Decision, Report, Tree
+from dreamlab.ops.returns import lambda_return
 
 
 class WorldModelWorkflow:
@@ -22,10 +24,29 @@ class WorldModelWorkflow:
     """
 
     model: Any
+    config: Any
+    device: Any
 
     def policy(self, latent: Any) -> Shaped[Tensor, "n ..."]:
         """Return actions for states [n, ...]."""
         raise NotImplementedError
+
+    def rehearse(self, batch: Batch) -> None:
+        """Call what launches kernels in DreamerV3's update of batches like this; see `Workflow`."""
+        agent: Any = self
+        model, device, (b, t) = self.model, self.device, batch.reward[:, 1:].shape
+        noise = partial(model.rssm.noise, device=device)
+        start = agent.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
+        action = model.embed(batch.action[:, :-1])
+        tokens = torch.zeros(b, t, model.encoder.out_dim, device=device)
+        if getattr(model.rssm, "scannable", False):
+            model.rssm.observe(start, action, tokens, batch.is_first[:, 1:], noise(t, b))
+        rows, steps = b * min(t, self.config.imagine_last or t), self.config.imagine
+        if self.config.actor_grad == "reinforce" and dreaming.at_once(model, agent.actor, tokens):
+            agent.imagined(model.initial(rows, device), None, noise(steps, rows))
+        for shape in ((rows, steps + 1), (b, t)):
+            zeros = torch.zeros(shape, device=device)
+            lambda_return(zeros, zeros, zeros, self.config.lam)
 
     def rows_per_step(self, steps: int) -> int:
         """Return the rows per matrix product: the model processes sequences step by step."""
