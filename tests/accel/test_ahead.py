@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from dreamlab.accel import ahead
+from dreamlab.core.workflow import Workflow, marked
+from dreamlab.workflows.dreamer_v3 import DreamerV3
+from dreamlab.workflows.tdmpc2 import TDMPC2
 from tests import kernels
+from tests.contract.found import PAIRS
 
 
 class Kernel:
@@ -80,6 +84,13 @@ def test_what_cannot_be_built_is_told_where_it_is_launched():
         ahead.build(module(one=kernel), launch)
     with pytest.raises(RuntimeError, match="too much shared memory"):
         ahead.build(module(one=kernel), launch)
+
+
+def test_only_agents_whose_kernels_it_knows_rehearse():
+    captured = {cls for cls, _ in PAIRS if marked(cls, "capturable")}
+    rehearsing = {cls for cls in captured if cls.rehearse is not Workflow.rehearse}
+    assert rehearsing == {cls for cls in captured if issubclass(cls, DreamerV3)}
+    assert TDMPC2 in captured - rehearsing
 
 
 @pytest.mark.parametrize("actions", ["numbers", "classes"])

@@ -25,7 +25,7 @@ from dreamlab.components.world_models.dreaming import Dream, Guess
 from dreamlab.components.world_models.open_loop import Sequences
 from dreamlab.components.world_models.protocol import Policy
 from dreamlab.components.world_models.rssm import Latent
-from dreamlab.components.world_models.workflow import WorldModelWorkflow
+from dreamlab.components.world_models.workflow import DreamingWorkflow
 from dreamlab.components.world_models.world_model import WorldModel, WorldModelConfig
 from dreamlab.core.config import Part, check_presets
 from dreamlab.core.gathering import Followed, Gathering
@@ -110,7 +110,7 @@ class DreamerV3Config(ActorCriticConfig, WorldModelConfig):
             )
 
 
-class DreamerV3(WorldModelWorkflow, Workflow[DreamerV3Config]):
+class DreamerV3(DreamingWorkflow, Workflow[DreamerV3Config]):
     """World model, actor and critic."""
 
     Config = DreamerV3Config

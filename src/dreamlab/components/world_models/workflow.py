@@ -24,29 +24,10 @@ class WorldModelWorkflow:
     """
 
     model: Any
-    config: Any
-    device: Any
 
     def policy(self, latent: Any) -> Shaped[Tensor, "n ..."]:
         """Return actions for states [n, ...]."""
         raise NotImplementedError
-
-    def rehearse(self, batch: Batch) -> None:
-        """Call what launches kernels in DreamerV3's update of batches like this; see `Workflow`."""
-        agent: Any = self
-        model, device, (b, t) = self.model, self.device, batch.reward[:, 1:].shape
-        noise = partial(model.rssm.noise, device=device)
-        start = agent.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
-        action = model.embed(batch.action[:, :-1])
-        tokens = torch.zeros(b, t, model.encoder.out_dim, device=device)
-        if getattr(model.rssm, "scannable", False):
-            model.rssm.observe(start, action, tokens, batch.is_first[:, 1:], noise(t, b))
-        rows, steps = b * min(t, self.config.imagine_last or t), self.config.imagine
-        if self.config.actor_grad == "reinforce" and dreaming.at_once(model, agent.actor, tokens):
-            agent.imagined(model.initial(rows, device), None, noise(steps, rows))
-        for shape in ((rows, steps + 1), (b, t)):
-            zeros = torch.zeros(shape, device=device)
-            lambda_return(zeros, zeros, zeros, self.config.lam)
 
     def rows_per_step(self, steps: int) -> int:
         """Return the rows per matrix product: the model processes sequences step by step."""
@@ -95,3 +76,24 @@ class WorldModelWorkflow:
     def with_action(self, decision: Decision, action: Shaped[Tensor, "b ..."]) -> Decision:
         """Return the decision with another action, also in the policy state."""
         return replace(decision, action=action, state={**decision.state, "action": action})
+
+
+class DreamingWorkflow(WorldModelWorkflow):
+    """Mixin for DreamerV3 and what is derived from it."""
+
+    def rehearse(self, batch: Batch) -> None:
+        """Call what launches kernels in an update of batches like this; see `Workflow`."""
+        agent: Any = self
+        model, c, device, (b, t) = self.model, agent.config, agent.device, batch.reward[:, 1:].shape
+        noise = partial(model.rssm.noise, device=device)
+        start = agent.decompress_latent({k: v[:, 0] for k, v in batch.extras.items()})
+        action = model.embed(batch.action[:, :-1])
+        tokens = torch.zeros(b, t, model.encoder.out_dim, device=device)
+        if getattr(model.rssm, "scannable", False):
+            model.rssm.observe(start, action, tokens, batch.is_first[:, 1:], noise(t, b))
+        rows, steps = b * min(t, c.imagine_last or t), c.imagine
+        if c.actor_grad == "reinforce" and dreaming.at_once(model, agent.actor, tokens):
+            agent.imagined(model.initial(rows, device), None, noise(steps, rows))
+        for shape in ((rows, steps + 1), (b, t)):
+            zeros = torch.zeros(shape, device=device)
+            lambda_return(zeros, zeros, zeros, c.lam)
