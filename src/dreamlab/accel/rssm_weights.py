@@ -1,4 +1,4 @@
-"""What the recurrence's weights need besides its steps: other layouts, and gradients of all steps."""
+"""What the weights of a recurrence need besides its steps: other layouts, gradients."""
 
 from __future__ import annotations
 

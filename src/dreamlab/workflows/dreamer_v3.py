@@ -316,7 +316,7 @@ class DreamerV3(DreamingWorkflow, Workflow[DreamerV3Config]):
 
     def imagined(
         self, start: Latent, policy: Policy | None, noise: Float[Tensor, "h n ..."] | None,
-        halfway: Callable[[Float[Tensor, "n half f"]], None],
+        halfway: Callable[[Float[Tensor, "n half f"]], None] | None = None,
     ) -> tuple[Float[Tensor, "n t d"], Shaped[Tensor, "n t ..."]]:  # fmt: skip
         """Return states and actions imagined with this policy, or else with the actor."""
         steps = self.config.imagine
