@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache, partial
 from threading import Lock
 from typing import Any, NamedTuple
@@ -29,9 +28,14 @@ BUILDS = not dispatch.INTERPRETED
 ALIGNED = 16
 """Bytes: kernels are specialized for pointers that are multiples of this."""
 
-_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 _started: dict[Any, Future[Any]] = {}
 _locks: defaultdict[Any, Lock] = defaultdict(Lock)
+
+
+class Rehearsal:
+    """Whether kernels are only built: then nothing else is compiled either."""
+
+    on = False
 
 
 class Launch(NamedTuple):
@@ -73,11 +77,11 @@ class _Noted:
 @contextmanager
 def rehearsal() -> Iterator[None]:
     """Let kernels be built, and not be launched, inside the block."""
-    token = _rehearsing.set(True)
+    before, Rehearsal.on = Rehearsal.on, True
     try:
         yield
     finally:
-        _rehearsing.reset(token)
+        Rehearsal.on = before
 
 
 def build(kernels: Any, launch: Callable[[Any], object]) -> bool:
@@ -86,11 +90,11 @@ def build(kernels: Any, launch: Callable[[Any], object]) -> bool:
     `launch` gets a module of kernels and must do nothing besides launching them.
     """
     if not BUILDS:
-        return not _rehearsing.get()
+        return not Rehearsal.on
     recorder = Recorder(kernels)
     launch(recorder)
     futures = [_start(found) for found in recorder.launches]
-    if _rehearsing.get():
+    if Rehearsal.on:
         return False
     for future in futures:
         future.result()

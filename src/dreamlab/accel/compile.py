@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dreamlab.accel.ahead import Rehearsal
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.workflow import Workflow, marked
 
@@ -75,7 +76,7 @@ def _only_ours(workflow: Workflow[Any]) -> bool:
 
 
 class CompiledMethod:
-    """A compiled method; unless `enabled`, it runs uncompiled."""
+    """A compiled method; if not `enabled`, and in rehearsals, it runs uncompiled."""
 
     def __init__(self, method: Callable[..., Any], native: bool = False) -> None:
         self.method, self.enabled = method, True
@@ -85,7 +86,7 @@ class CompiledMethod:
         self.compiled = torch.compile(method, fullgraph=True, dynamic=False, options=options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.enabled:
+        if not self.enabled or Rehearsal.on:
             return self.method(*args, **kwargs)
         if self.varying:
             for x in _tensors([*args, *kwargs.values()]):
