@@ -1,14 +1,15 @@
 """Where the time to the first update of DreamerV3 12m goes, on a GPU.
 
     python benchmarks/first_update.py [vectors] [images] [--warm-only] [--keep FOLDER]
-        [--set OPTION=VALUE ...] [--samples 40] [--updates 50] [--size 12m]
+        [--set OPTION=VALUE ...] [--samples 40] [--updates 50] [--size 12m] [--record]
 
 Each kind of input starts twice, in a process of its own: `cold` with empty caches of the compiler
 and of Triton, `warm` with what the first one left there. The table has seconds; what is indented is
 part of what is above it. `--set triton.autotune_pointwise=False` changes the settings of
 `torch._inductor.config`, to learn what they cost here and in milliseconds per update.
 `--samples 40` lists the functions that the process was in most often, asked every 10 ms.
-`--warm-only` needs `--keep` with the folder of an earlier start.
+`--warm-only` needs `--keep` with the folder of an earlier start. `--record` writes all tables into
+benchmarks/results.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ COMPILER = {
 
 IDLE = ("wait", "_worker", "_recv", "_recv_msg", "select", "poll", "_wait_for_tstate_lock")
 """Functions in which threads wait; sampled only where others wait in them too."""
+RESULTS = Path(__file__).parent / "results"
+SHORTEST_S = 0.05
+TOTAL, RATE = "until the end of the first update", "ms per update"
 
 
 class Spans:
@@ -176,15 +180,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         update()
         wait()
         lap(name)
-    rows["until the end of the first update"] = sum(list(rows.values())[:-2])
+    rows[TOTAL] = sum(list(rows.values())[:-2])
     sampler.done.set()
     rows |= details(spans)
     began = time.perf_counter()
     for _ in range(args.updates):
         update()
     wait()
-    rows["ms per update"] = 1e3 * (time.perf_counter() - began) / max(1, args.updates)
-    return {"rows": rows, "samples": sampler.counts.most_common(args.samples), **counted()}
+    rows[RATE] = 1e3 * (time.perf_counter() - began) / max(1, args.updates)
+    found = {"rows": rows, "samples": sampler.counts.most_common(args.samples), **counted()}
+    return found | place(args.device)
 
 
 class Laps:
@@ -236,6 +241,20 @@ def counted() -> dict[str, Any]:
     return {"counts": {k: dict(v) for k, v in counters.items() if k in named}}
 
 
+def place(device: str) -> dict[str, str]:
+    """Return the machine and the code."""
+    import torch
+
+    from dreamlab.runs.run import git_state
+
+    where = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
+    return {
+        "place": where,
+        "torch": torch.__version__,
+        "commit": git_state().get("commit", "")[:10],
+    }
+
+
 def child(args: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any]:
     """Start once in a process of its own, with the caches in this folder."""
     command = [sys.executable, __file__, kind, "--one", "--samples", str(args.samples)]
@@ -251,19 +270,44 @@ def child(args: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any]:
     if done.returncode or not lines:
         print(f"{kind}: failed after {took:.0f} s\n{done.stdout}", flush=True)
         return {"rows": {}}
-    return json.loads(lines[-1])
+    return {"took_s": took, **json.loads(lines[-1])}
+
+
+def stages(found: dict[str, Any]) -> list[str]:
+    """Return a line for each piece of a start that took a while."""
+    return [f"{s:8.2f}  {name}" for name, s in found["rows"].items() if abs(s) >= SHORTEST_S]
 
 
 def tell(kind: str, state: str, found: dict[str, Any]) -> None:
-    """Print the table of a start, from the longest piece on."""
+    """Print the table of a start."""
     print(f"\n{kind}, {state}")
-    for name, seconds in found["rows"].items():
-        if abs(seconds) >= 0.05:
-            print(f"  {seconds:8.2f}  {name}")
+    for line in stages(found):
+        print(f"  {line}")
     print("  ", json.dumps(found.get("counts", {})))
     for name, count in found.get("samples", []):
         print(f"  {count / 100:8.2f}  {name}")
     sys.stdout.flush()
+
+
+def record(starts: list[dict[str, Any]], size: str) -> None:
+    """Write the tables and the numbers where the pages link."""
+    (RESULTS / "first_update.json").write_text(json.dumps(starts, indent=1) + "\n")
+    first = starts[0]
+    lines = [
+        "# DreamerV3: the time to the first update\n",
+        f"{first['place']}, torch {first['torch']}, commit {first['commit']}, size {size}. From "
+        "starting Python to the end of the first update, which compiles everything and is compared "
+        "with the reference. `cold`: with empty caches of the compiler and of Triton. "
+        "`python benchmarks/first_update.py --record` makes this.\n",
+        "| input | caches | seconds | ms per update afterwards |",
+        "|---|---|---|---|",
+    ]
+    for s in starts:
+        total, rate = s["rows"][TOTAL], s["rows"][RATE]
+        lines.append(f"| {s['kind']} | {s['state']} | {total:.1f} | {rate:.2f} |")
+    for s in starts:
+        lines += [f"\n{s['kind']}, {s['state']}:\n", "```", *stages(s), "```"]
+    (RESULTS / "first_update.md").write_text("\n".join(lines) + "\n")
 
 
 def main() -> int:
@@ -276,12 +320,13 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--record", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(measure(args)))
         return 0
-    failed = 0
+    failed, starts = 0, []
     start = partial(child, args)
     with tempfile.TemporaryDirectory() as made:
         for kind in args.kinds:
@@ -290,6 +335,9 @@ def main() -> int:
                 found = start(kind, folder)
                 failed += not found["rows"]
                 tell(kind, state, found)
+                starts += [{"kind": kind, "state": state, **found}] if found["rows"] else []
+    if starts and args.record:
+        record(starts, args.size)
     return failed
 
 

@@ -173,6 +173,7 @@ def main() -> int:
     parser.add_argument("--forms", nargs="+", default=None)
     parser.add_argument("--decisions", type=int, default=200)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for each process")
+    parser.add_argument("--hold", action="store_true", help="time when a line comes in")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -183,6 +184,8 @@ def main() -> int:
     for _, _, child in children:
         assert child.stdout is not None
         child.stdout.readline()
+    if args.hold:
+        input()
     for envs, form, child in children:
         try:
             report(envs, form, child.communicate("\n", timeout=60)[0])

@@ -132,7 +132,7 @@ def leaves(value: Any, hint: Any) -> Iterator[tuple[Any, Any]]:
     origin, args = get_origin(hint), get_args(hint)
     if origin is dict and isinstance(value, dict):
         pairs = [(x, args[1]) for x in value.values()]
-    elif origin in (list, Sequence) and isinstance(value, list | tuple):
+    elif _of_any_length(origin, args) and isinstance(value, list | tuple):
         pairs = [(x, args[0]) for x in value]
     elif origin is tuple and isinstance(value, tuple) and len(value) == len(args):
         pairs = list(zip(value, args, strict=True))
@@ -142,6 +142,10 @@ def leaves(value: Any, hint: Any) -> Iterator[tuple[Any, Any]]:
             yield value, hint
     for pair in pairs:
         yield from leaves(*pair)
+
+
+def _of_any_length(origin: Any, args: tuple[Any, ...]) -> bool:
+    return origin in (list, Sequence) or (origin is tuple and args[1:] == (...,))
 
 
 def has_shape(hint: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -52,6 +53,19 @@ def test_what_is_returned_and_every_entry_of_a_collection_are_checked():
     assert len(grow(torch.zeros(3), 2)) == 2
     with pytest.raises(BeartypeCallHintViolation, match="return"):
         grow(torch.zeros(3), 3)
+
+
+def test_every_entry_of_a_tuple_of_any_length_is_checked_and_chance_is_left_alone():
+    @checked
+    def copies(x: Float[Tensor, " b"], last: int) -> tuple[Float[Tensor, " b"], ...]:
+        return (*(x.clone() for _ in range(50)), x.new_zeros(last))
+
+    random.seed(0)
+    before = random.getstate()
+    assert len(copies(torch.zeros(3), 3)) == 51
+    assert random.getstate() == before
+    with pytest.raises(BeartypeCallHintViolation, match="return"):
+        copies(torch.zeros(3), 4)
 
 
 def test_fields_of_dataclasses_are_checked():
