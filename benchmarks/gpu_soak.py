@@ -10,7 +10,7 @@ and reserved on the GPU and what the process has in RAM is read after 100 update
 Counted are so many seconds once updates are replayed: utilization of the GPU as nvidia-smi reports
 it five times a second, if it is there, and how long the host spent in each stage (where it waits
 for the GPU, that is the stage that waits). `--tiny` is for trying it out; `--record` writes table
-and numbers.
+and numbers, and keeps those of parts that were not measured.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from kept import with_earlier
 
 RESULTS = Path(__file__).parent / "results"
 EARLY = 100
@@ -243,13 +245,14 @@ def measure_all(args: argparse.Namespace) -> list[dict[str, Any]]:
 def memory_table(rows: list[dict[str, Any]]) -> str:
     names = ("allocated", "reserved", "rss")
     head = ["algorithm", "size", "input", "updates", *(f"{n}, MiB" for n in names), "growth, MiB"]
+    head += ["commit"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for r in rows:
         (early, first), (late, last) = min(looks(r)), max(looks(r))
         cells = [r["algorithm"], r["size"], r["input"], f"{early} to {late:,}"]
         cells += [f"{first[n]:,.1f} to {last[n]:,.1f}" if n in first else "" for n in names]
         grown = [f"{n} {last[n] - first[n]:+.1f}" for n in names if n in first]
-        lines.append(f"| {' | '.join([*cells, ', '.join(grown)])} |")
+        lines.append(f"| {' | '.join([*cells, ', '.join(grown), r['commit']])} |")
     return "\n".join(lines)
 
 
@@ -258,14 +261,15 @@ def looks(row: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
 
 
 def busy_table(rows: list[dict[str, Any]]) -> str:
-    head = ("task", "size", "seconds", "GPU busy", "frames/s", "updates/s", "host's time")
+    head = ("task", "size", "seconds", "GPU busy", "frames/s", "updates/s", "host's time",
+            "commit")  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for r in rows:
         share = r["utilization"]
         busy = "" if share is None else f"{share:.0%} of {r['readings']} readings"
         host = ", ".join(f"{k} {v:.0%}" for k, v in r["stages"].items())
         cells = (r["task"], r["size"], f"{r['watched_s']:.0f}", busy, f"{r['frames_per_s']:.0f}",
-                 f"{r['updates_per_s']:.1f}", host)  # fmt: skip
+                 f"{r['updates_per_s']:.1f}", host, r["commit"])  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -280,11 +284,12 @@ def tables(rows: list[dict[str, Any]]) -> str:
 def record(rows: list[dict[str, Any]], device: str) -> None:
     """Write the tables and the numbers where the pages link."""
     name = "gpu_soak" if device == "cuda" else "gpu_soak_cpu"
-    (RESULTS / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
-    first = rows[0]
+    path = RESULTS / f"{name}.json"
+    rows = with_earlier(path, rows, ("part", "task", "algorithm", "input"))
+    path.write_text(json.dumps(rows, indent=1) + "\n")
     intro = (
-        f"{first['place']}, torch {first['torch']}, commit {first['commit']}. Updates are those of "
-        "a run, on random batches; utilization is nvidia-smi's, while training. "
+        f"{rows[-1]['place']}, torch {rows[-1]['torch']}. Updates are those of a run, on random "
+        "batches; utilization is nvidia-smi's, while training. "
         "`python benchmarks/gpu_soak.py --record` makes this."
     )
     text = f"# Long training on a GPU: memory, and how busy it is\n\n{intro}\n\n{tables(rows)}\n"

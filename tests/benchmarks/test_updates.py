@@ -55,6 +55,15 @@ def benchmark(monkeypatch) -> Any:
     return importlib.import_module
 
 
+def test_a_record_keeps_what_was_not_measured_again(benchmark, tmp_path):
+    path, old, other = tmp_path / "r.json", {"size": "1m", "ms": 2}, {"size": "5m", "ms": 9}
+    keep = benchmark("kept").with_earlier
+    assert keep(path, [old], ["size"]) == [old]
+    path.write_text(json.dumps([old, other]))
+    new = [{"size": "12m", "ms": 7}, {"size": "1m", "ms": 1}]
+    assert keep(path, new, ["size"]) == [new[1], other, new[0]]
+
+
 def test_without_nvidia_smi_nothing_is_metered(benchmark, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     meter = benchmark("gpu_soak").Meter(tmp_path, "cuda")
