@@ -267,10 +267,11 @@ def near(curve: list[dict[str, float]], budget: int) -> float | None:
     return close[-1]["eval/return"] if close else None
 
 
-def main() -> None:
+def parsed(words: list[str]) -> argparse.Namespace:
+    """Return the options; words with `=` are overrides wherever they stand."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", nargs="?")
-    parser.add_argument("overrides", nargs="*", default=[])
+    parser.add_argument("overrides", nargs="*", default=[], help="or folders, with --collect")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threshold", type=float)
     parser.add_argument("--jobs", type=int, default=1, help="seeds trained at the same time")
@@ -278,7 +279,14 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="name, then folders of runs")
     parser.add_argument("--compare", nargs="+", metavar="NAME")
     parser.add_argument("--table", action="store_true")
-    options = parser.parse_intermixed_args()
+    given = [w for w in words if "=" in w and not w.startswith("-")]
+    options = parser.parse_intermixed_args([w for w in words if w not in given])
+    options.overrides += given
+    return options
+
+
+def main() -> None:
+    options = parsed(sys.argv[1:])
     if options.compare:
         compare(options.compare)
         return

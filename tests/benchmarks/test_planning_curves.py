@@ -69,9 +69,9 @@ def test_columns_show_what_was_measured(command):
 
 
 def test_runs_that_measured_less_are_drawn_beside_others(command, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    shown: list[tuple[str, list[str]]] = []
     from matplotlib.figure import Figure
+
+    shown: list[tuple[str, list[str]]] = []
 
     def look(figure, path):
         for axis in figure.axes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ def test_a_page_is_that_of_its_record(name, script, program):
     page = (RESULTS / f"{name}.md").read_text()
     assert page == getattr(program(name), script)(record(name))
     assert "Commit and machine:" in page
+
+
+def test_recorded_commands_of_learning_can_be_given_again(program):
+    parsed, program_name = program("learning").parsed, "python benchmarks/learning.py "
+    found = [r for path in RESULTS.glob("*.json") if isinstance(r := record(path.stem), dict)]
+    made = [r for r in found if r.get("command", "").startswith(program_name)]
+    assert len(made) > 5
+    for r in made:
+        words = shlex.split(r["command"])[2:]
+        options = parsed(words)
+        assert options.name == r["experiment"]
+        assert options.seeds == [run["seed"] for run in r["runs"]]
+        assert options.overrides == [w for w in words if "=" in w]
 
 
 def test_a_model_is_named_for_its_size():
