@@ -262,6 +262,8 @@ def test_the_machine_that_failed_is_the_reason_and_not_those_it_left_behind():
     alone = Report.of([said(0, PEER_LOST)])
     assert not alone.causes
     assert alone.lines() == ["PeerLostError: another process of this run has ended"]
+    beside = [said(0, PEER_LOST).replace(" torch/", " .venv/lib/my packages/torch/")]
+    assert Report.of(beside).lines() == alone.lines(), "a virtual environment in the folder"
     late = Report.of([said(0, PEER_LOST), said(1, PREEMPTED)])
     assert late.out_of_time
     assert not Report.of([said(0, PREEMPTED), said(1, 2)]).out_of_time

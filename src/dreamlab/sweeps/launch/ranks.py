@@ -63,7 +63,8 @@ class Ranks:
 
 
 CODE = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
-OF_TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ torch/distributed/")
+OF_TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ [^\]]*\btorch/distributed/")
+"""A line of torch's log, whose file is named as seen from the working directory."""
 TRACEBACK = "Traceback (most recent call last)"
 
 
