@@ -200,6 +200,7 @@ def test_a_second_signal_stops_at_once(tmp_path):
     loop.observers.add(Twice())
     with pytest.raises(KeyboardInterrupt):
         loop.run()
+    assert json.loads((tmp_path / "r" / "manifest.json").read_text())["status"] == "interrupted"
 
 
 def test_the_profiler_writes_a_trace(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -315,10 +316,11 @@ class FakeRay(ModuleType):
 def sent_to_two(folder: Path) -> tuple[Sent, FakeRay]:
     """Return a job of two nodes, whose tasks are called by the attempt and the node."""
     ray, attempts = FakeRay(), count(1)
-    send = lambda job: ((n := next(attempts)) and [f"{n}a", f"{n}b"], "group")  # noqa: E731
+    send = lambda job, token: ((n := next(attempts)) and [f"{n}a", f"{n}b"], "group")  # noqa: E731
     job = SingleJob(folder / "r", (), {})
     job.folder.mkdir(parents=True, exist_ok=True)
-    return Sent(SimpleNamespace(ray=ray, send=send, config=LauncherConfig(name="ray")), job), ray
+    cluster = SimpleNamespace(ray=ray, send=send, config=LauncherConfig(name="ray"), dead=set)
+    return Sent(cluster, job), ray
 
 
 def test_a_run_that_failed_because_another_ray_node_was_lost_is_sent_again(tmp_path):
@@ -335,6 +337,7 @@ def test_a_run_that_failed_because_another_ray_node_was_lost_is_sent_again(tmp_p
 
 def test_a_first_ray_node_does_not_wait_for_one_that_failed_or_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_launch, "PARTNER_S", 0.0)
+    monkeypatch.setattr(ray_launch, "RELEASE_S", 0.0)
     sent, ray = sent_to_two(tmp_path)
     ray.results["1b"] = ray.exceptions.RayError("node died")
     assert sent.poll() is None
@@ -345,6 +348,24 @@ def test_a_first_ray_node_does_not_wait_for_one_that_failed_or_is_gone(tmp_path,
     assert sent.poll() is None
     assert sent.poll() == "failed"
     assert sent.job.record()["error"] == ["no such file: dreamlab"]
+
+
+def test_a_ray_node_whose_machine_is_gone_is_not_waited_for(tmp_path, monkeypatch):
+    """Ray gives up a machine minutes before it gives up what ran there."""
+    monkeypatch.setattr(ray_launch, "RELEASE_S", 0.0)
+    sent, ray = sent_to_two(tmp_path)
+    files = [ray_launch._machine_file(sent.job, sent.token, n) for n in range(2)]
+    for n, file in enumerate(files):
+        file.write_text(json.dumps({"machine": f"m{n}"}))
+    sent.cluster.dead = lambda: {"m7"}
+    assert sent.poll() is None
+    assert not sent.ended
+    sent.cluster.dead = lambda: {"m1"}
+    assert sent.poll() is None
+    assert "1a" in ray.cancelled
+    assert sent.poll() is None
+    assert sent.tasks == ["2a", "2b"], "another attempt"
+    assert not any(f.exists() for f in files)
 
 
 def test_ray_nodes_that_ended_by_an_error_of_the_run_have_failed(tmp_path):
@@ -477,7 +498,7 @@ def two_nodes():
 ONE, SPREAD = Limits(cpus=1), Limits(cpus=1, nodes=2)
 
 
-def watched(job: SingleJob, cluster, act, limits: Limits = ONE) -> int:
+def watched(job: SingleJob, cluster, act, limits: Limits = ONE, seconds: float = 240) -> int:
     """Run a job on a Ray cluster; call `act` once when it has trained a little."""
     config = LauncherConfig(name="ray", cluster=cluster.address)
     pool = JobPool(make_launcher(config, limits, 1, job.folder), 1)
@@ -492,7 +513,7 @@ def watched(job: SingleJob, cluster, act, limits: Limits = ONE) -> int:
             done.append(act())
         assert time.monotonic() < until
 
-    until, sweep.view.show = time.monotonic() + 240, look
+    until, sweep.view.show = time.monotonic() + seconds, look
     return sweep.run()
 
 
@@ -600,6 +621,34 @@ def test_one_run_on_two_ray_nodes_goes_on_on_a_third_if_one_is_lost(victim, tmp_
         cluster.add_node(num_cpus=1)
 
     assert watched(job, cluster, lose, SPREAD) == 0
+    assert job.record()["attempts"] == 2
+    assert main(["train", *TOGETHER, f"run.dir={tmp_path / 'whole'}"]) == 0
+    assert metrics(job.run_folder) == metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_one_run_on_two_ray_nodes_goes_on_on_a_third_if_one_no_longer_answers(tmp_path, two_nodes):
+    """A partition: what runs there stops, its connections stay open, and nothing has died."""
+    cluster, nodes = two_nodes
+    job = SingleJob(tmp_path / "r", TOGETHER, {})
+    frozen: list[psutil.Process] = []
+
+    def partition() -> None:
+        node = next(n for n in nodes if "1" in ranks_on(n))
+        machine = psutil.Process(raylet(node))
+        frozen.extend([machine, *machine.children(recursive=True)])
+        for process in frozen:
+            process.suspend()
+        cluster.add_node(num_cpus=1)
+
+    try:
+        assert watched(job, cluster, partition, SPREAD, 600) == 0
+    finally:
+        for process in frozen:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+    assert frozen
     assert job.record()["attempts"] == 2
     assert main(["train", *TOGETHER, f"run.dir={tmp_path / 'whole'}"]) == 0
     assert metrics(job.run_folder) == metrics(tmp_path / "whole")

@@ -137,6 +137,9 @@ class Orchestrator:
         self.parts.terminal.say("stopping: saving a checkpoint (Ctrl-C to stop immediately)")
 
     def _record_failure(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: nobody waits for a checkpoint
+            self._note_stop("SIGINT")
+            return
         text = f"{type(error).__name__}: {error}"
         self.run_log.event("failed", error=text, traceback=traceback.format_exc())
         self.run_log.update(status="failed")
@@ -251,10 +254,12 @@ class Orchestrator:
         """Save; what the end would have done is done when the run continues."""
         self.owed = self.owed or self.scheduler.next_action() is None
         self.save()
-        by = first_signal(world.gather(self.deadline.signal))
+        self._note_stop(first_signal(world.gather(self.deadline.signal)))
+        return "interrupted"
+
+    def _note_stop(self, by: str) -> None:
         self.run_log.event("interrupted", **self.now(), stopped_by=by)
         self.run_log.update(status="interrupted", stopped_by=by)
-        return "interrupted"
 
     def _finish(self) -> str:
         """Evaluate and save at the end."""

@@ -28,6 +28,7 @@ from dreamlab.sweeps.launch.ranks import Ranks, Report
 MEETING_S = 600.0  # maximum wait of a node for the first node of its job
 PARTNER_S = 60.0  # time for Ray to find out that a machine is gone
 RELEASE_S = 5.0  # time for nodes to end by themselves
+LOOK_S = 2.0  # interval of looks at the machines of the cluster
 
 Ended = tuple[Outcome | Literal["lost"], str]
 """How a task ended, `lost` if its machine or its process was, and the error if it raised one."""
@@ -36,6 +37,8 @@ Ended = tuple[Outcome | Literal["lost"], str]
 def _task(job: Job, where: BufferContext) -> Outcome:
     """Run one node's part of a job on the machine that Ray chose; Ray has set its GPUs."""
     ranks, meeting = where.ranks, job.folder / f"meeting_{where.ranks.id}.json"
+    machine = require("ray", "ray").get_runtime_context().get_node_id()
+    write_json(_machine_file(job, ranks.id, ranks.node), {"machine": machine})
     if ranks.nodes > 1:
         where = replace(where, ranks=_meet(job, ranks, meeting))
     if ranks.node:
@@ -44,6 +47,11 @@ def _task(job: Job, where: BufferContext) -> Outcome:
         return carry_out(job, Attempt(job, where))
     finally:
         meeting.unlink(missing_ok=True)
+
+
+def _machine_file(job: Job, token: str, node: int) -> Path:
+    """Return the file in which a task says on which machine it is."""
+    return job.folder / f"machine{node}_{token}.json"
 
 
 def _meet(job: Job, ranks: Ranks, file: Path) -> Ranks:
@@ -74,7 +82,8 @@ class Sent:
 
     def _send(self) -> None:
         self.attempts = self._attempts()
-        self.tasks, self.group = self.cluster.send(self.job)
+        self.token = uuid.uuid4().hex[:8]
+        self.tasks, self.group = self.cluster.send(self.job, self.token)
         self.ended: dict[int, Ended] = {}
         self.cancelled = False
         self.since = self.killed_at = 0.0  # `since`: when the first of its tasks failed
@@ -103,10 +112,27 @@ class Sent:
     def _look(self) -> None:
         """Note the tasks that have ended since the last look."""
         left = [task for n, task in enumerate(self.tasks) if n not in self.ended]
-        for task in self.ray.wait(left, num_returns=len(left), timeout=0)[0] if left else ():
-            ended = self.ended[self.tasks.index(task)] = self._result(task)
-            if ended[0] != "finished":
-                self.since = self.since or time.monotonic()
+        done = self.ray.wait(left, num_returns=len(left), timeout=0)[0] if left else ()
+        found = {self.tasks.index(task): self._result(task) for task in done}
+        for n in self._without_machine():
+            found.setdefault(n, ("lost", f"the machine of node {n} no longer answers"))
+        self.ended |= found
+        if any(outcome != "finished" for outcome, _ in found.values()):
+            self.since = self.since or time.monotonic()
+
+    def _without_machine(self) -> list[int]:
+        """Return the tasks whose machine Ray has given up, minutes before it gives up the tasks."""
+        if not (dead := self.cluster.dead()):
+            return []
+        left = (n for n in range(len(self.tasks)) if n not in self.ended)
+        return [n for n in left if self._machine(n) in dead]
+
+    def _machine(self, node: int) -> str | None:
+        """Return the machine of a task; None if it has not begun."""
+        try:
+            return str(read_json(_machine_file(self.job, self.token, node))["machine"])
+        except MissingFileError:
+            return None
 
     def _result(self, task: Any) -> Ended:
         try:
@@ -120,11 +146,14 @@ class Sent:
         """Return whether it can be said how the job ended.
 
         If the first node failed, the loss of another may be the reason: Ray needs time to tell. If
-        another failed, the first may wait for it: it is cancelled, saves if it can, and is killed.
+        another failed or is lost, the first may wait for it: it is cancelled, saves if it can, and
+        is killed.
         """
         if len(self.ended) == len(self.tasks) or self.ended.get(0, ("failed",))[0] != "failed":
             return True
-        late = self.since > 0 and time.monotonic() - self.since > PARTNER_S
+        lost = any(outcome == "lost" for outcome, _ in self.ended.values())
+        wait = RELEASE_S if lost else PARTNER_S
+        late = self.since > 0 and time.monotonic() - self.since > wait
         if late and 0 not in self.ended:
             self._cancel()
         return late and 0 in self.ended
@@ -156,6 +185,8 @@ class Sent:
             self.ray.wait(others, num_returns=len(others), timeout=RELEASE_S)
         if self.group is not None:
             self.ray.util.remove_placement_group(self.group)
+        for node in range(len(self.tasks)):
+            _machine_file(self.job, self.token, node).unlink(missing_ok=True)
 
     def _cancel(self) -> None:
         """Interrupt its tasks, once: those that still wait for resources never start."""
@@ -188,15 +219,23 @@ class Cluster:
             options = {"log_to_driver": False, **config.options}
             self.ray.init(address=config.cluster, **options)
         self.config, self.limits = config, limits
+        self.look_at, self.gone = 0.0, set[str]()
         self.asked = {
             "CPU": float((limits.cpus or 1) * limits.processes_per_node),
             "GPU": float(limits.gpus or 0),
             "memory": int(limits.memory_gb * 1e9) if limits.memory_gb else 0,
         }
 
-    def send(self, job: Job) -> tuple[list[Any], Any]:
+    def dead(self) -> set[str]:
+        """Return the machines that Ray has given up."""
+        if time.monotonic() > self.look_at:
+            self.look_at = time.monotonic() + LOOK_S
+            self.gone = {x["NodeID"] for x in self.ray.nodes() if not x["Alive"]}
+        return self.gone
+
+    def send(self, job: Job, token: str) -> tuple[list[Any], Any]:
         """Return the tasks of a job, the first node's first, and their placement group."""
-        nodes, group, token = self.limits.nodes, None, uuid.uuid4().hex[:8]
+        nodes, group = self.limits.nodes, None
         given: dict[str, Any] = {
             "num_cpus": self.asked["CPU"],
             "num_gpus": self.asked["GPU"],
