@@ -318,7 +318,8 @@ def test_a_ray_machine_that_no_longer_answers_ends_in_one_message(tmp_path, clus
         return
     made.add_node(num_cpus=2)
     end = f"training.total_frames={reached + 100}"
-    again = open_loop(tmp_path / "r", *options, *slow, *longer[:-1], end)
+    started = "actors.wait_s=60"  # actors on a new machine may take longer than 6 s to start
+    again = open_loop(tmp_path / "r", *options, *slow, *longer[:-1], end, started)
     assert again.counters.env_frames == reached
     assert again.run() == "finished"
     check_streams(stored(again))
