@@ -36,7 +36,7 @@ from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-from kept import with_earlier  # noqa: E402
+from recorded import with_earlier  # noqa: E402
 
 OFFICIAL = {("12m", "images"): 35.1, ("12m", "vectors"): 23.2}
 OFFICIAL_POLICY = 5.2

@@ -33,6 +33,10 @@ from functools import partial, wraps  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from recorded import place  # noqa: E402
+
 COMPILER = {
     "Dynamo, until AOT": "bytecode_tracing",
     "AOT, joint graph": "aot_trace_joint_graph",
@@ -239,20 +243,6 @@ def counted() -> dict[str, Any]:
 
     named = ("stats", "aot_autograd", "inductor", "autograd_cache_bypass", "graph_break")
     return {"counts": {k: dict(v) for k, v in counters.items() if k in named}}
-
-
-def place(device: str) -> dict[str, str]:
-    """Return the machine and the code."""
-    import torch
-
-    from dreamlab.runs.run import git_state
-
-    where = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
-    return {
-        "place": where,
-        "torch": torch.__version__,
-        "commit": git_state().get("commit", "")[:10],
-    }
 
 
 def child(args: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kept import with_earlier
+from recorded import place, with_earlier
 
 RESULTS = Path(__file__).parent / "results"
 EARLY = 100
@@ -113,20 +113,6 @@ def soak(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "part": "memory", "algorithm": algorithm, "size": "1m" if args.tiny else size,
         "input": kind, "looks": looks, "loss": float(metrics["loss"]), **place(args.device),
     }  # fmt: skip
-
-
-def place(device: str) -> dict[str, str]:
-    """Return the machine and the code."""
-    import torch
-
-    from dreamlab.runs.run import git_state
-
-    where = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
-    return {
-        "place": where,
-        "torch": torch.__version__,
-        "commit": git_state().get("commit", "")[:10],
-    }
 
 
 # -- busy -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rows of an earlier record that were not measured again stay in it."""
+"""What benchmarks write beside their numbers, and rows of earlier records that stay."""
 
 from __future__ import annotations
 
@@ -17,3 +17,17 @@ def with_earlier(path: Path, rows: list[dict[str, Any]], names: Sequence[str]) -
     new = {known(row): row for row in rows}
     earlier = json.loads(path.read_text()) if path.exists() else []
     return [new.pop(known(row), row) for row in earlier] + list(new.values())
+
+
+def place(device: str) -> dict[str, str]:
+    """Return the machine and the code."""
+    import torch
+
+    from dreamlab.runs.git_state import git_state
+
+    where = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
+    return {
+        "place": where,
+        "torch": torch.__version__,
+        "commit": git_state().get("commit", "")[:10],
+    }
