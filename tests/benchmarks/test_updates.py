@@ -57,7 +57,7 @@ def benchmark(monkeypatch) -> Any:
 
 def test_a_record_keeps_what_was_not_measured_again(benchmark, tmp_path):
     path, old, other = tmp_path / "r.json", {"size": "1m", "ms": 2}, {"size": "5m", "ms": 9}
-    keep = benchmark("kept").with_earlier
+    keep = benchmark("recorded").with_earlier
     assert keep(path, [old], ["size"]) == [old]
     path.write_text(json.dumps([old, other]))
     new = [{"size": "12m", "ms": 7}, {"size": "1m", "ms": 1}]
