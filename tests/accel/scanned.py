@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import torch
 
+from dreamlab.accel.rssm_scan import Found
 from dreamlab.components.world_models.rssm import RSSM, Latent, RSSMConfig, follow
 
 
@@ -39,8 +41,12 @@ def main(device: str, classes: int, rows: int) -> None:
     for i, (name, a, b) in enumerate(zip(names, *grads, strict=True)):
         torch.testing.assert_close(b, a, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
         assert a.abs().max() > 0, (i, name)
-    print("same")
 
 
 if __name__ == "__main__":
+    gc.collect()
+    gc.disable()
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    left = sum(isinstance(x, Found) for x in gc.get_objects())
+    assert not left, "what gradients were computed from is kept by a cycle"
+    print("same")

@@ -320,10 +320,11 @@ class _Scan(torch.autograd.Function):
         n: Sizes = ctx.n
         x2, keep, *rest = ctx.saved_tensors
         size = len(Weights._fields)
-        w, v = Weights(*rest[:size]), Saved(*rest[size:])
+        # detached: an output that `found` keeps would keep this node, and so `found` and itself
+        w, v = Weights(*rest[:size]), Saved(*(x.detach() for x in rest[size:]))
         gh, gz, gl = (g.contiguous() for g in grads)
         d = backward(w, n, v, keep, (gh, gz, gl))
-        ctx.found.saved = (w, n, v, x2, keep, d)
+        ctx.found.saved = (w, n, v, x2.detach(), keep, d)
         action = w.hidden[:, n.w + 2 * n.u :].transpose(1, 2).reshape(n.d, n.u)
         dx2 = (d.q.view(-1, n.d) @ action).view_as(x2)
         return None, None, x2.new_zeros(()), dx2, d.o, *[None] * (4 + size)
@@ -354,7 +355,8 @@ def scan(
     noise [steps, rows, s, c]. No gradient goes to the start.
     """
     inputs = (x2.contiguous(), tokens.contiguous(), keep.contiguous(), noise.contiguous())
-    rehearse(layers.weights, n, inputs, start)
+    if torch.is_grad_enabled() or ahead.Rehearsal.on:
+        rehearse(layers.weights, n, inputs, start)
     out: Any = _Scan.apply(n, layers.found, layers.mark, *inputs, *start, *layers.weights)
     return out
 

@@ -17,14 +17,18 @@ class SideStream:
     kept until the end; without a GPU this does nothing.
     """
 
-    streams: dict[tuple[torch.device, bool], Any] = {}  # noqa: RUF012 (made when needed)
+    streams: dict[tuple[torch.device, bool, str], Any] = {}  # noqa: RUF012 (made when needed)
 
-    def __init__(self, device: torch.device, urgent: bool) -> None:
-        """Choose the stream with higher priority than what follows if `urgent`, else lower."""
+    def __init__(self, device: torch.device, urgent: bool, name: str = "") -> None:
+        """Choose the stream with higher priority than what follows if `urgent`, else lower.
+
+        Blocks of the same name take turns: one whose backward pass runs beside another block needs
+        a name of its own.
+        """
         self.stream: Any = None
         self.inside: Any = None
         if device.type == "cuda":
-            key = (device, urgent)
+            key = (device, urgent, name)
             if key not in self.streams:
                 priority = MAIN_PRIORITY + (-1 if urgent else 1)
                 self.streams[key] = torch.cuda.Stream(device, priority=priority)

@@ -59,8 +59,8 @@ def scan(
     """
     x2, tokens, is_first = inputs
     dtype, deter = rssm_scan.dtype_of(tokens), start[0].shape[-1]
-    side = SideStream(tokens.device, urgent=False)
-    with side:  # gradients of weights are computed there, beside those of what comes before
+    side = SideStream(tokens.device, urgent=False, name="weights")
+    with side:  # their gradients are computed there, beside the encoder's and what others overlap
         linked = rssm_scan.linked(weights(layers, dtype, deter))
     side.join()
     keep = (~is_first).to(dtype)
