@@ -34,7 +34,7 @@ from dreamlab.engine.actors.records import LogProcess
 from dreamlab.engine.actors.worker import Worker
 from dreamlab.engine.collector import Collector
 from dreamlab.engine.evaluator import Evaluator
-from dreamlab.engine.feasible import check_feasible, check_padding
+from dreamlab.engine.feasible import check_feasible, check_windows
 from dreamlab.engine.logger import About, Jsonl, LogConfig, Logger, Sink
 from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
@@ -69,7 +69,7 @@ def check(config: LabConfig) -> type[Workflow[Any]]:
         )
     frames, env_all = training.total_frames, env_of_all(config)
     check_feasible(training.phases, frames, config.buffers, env_all, config.processes)
-    check_padding(training.phases, config.buffers, cls)
+    check_windows(training.phases, config.buffers, cls)
     check_measured(config)
     if config.compile and config.watch.check_every_update:
         raise ConfigError(

@@ -33,6 +33,7 @@ from dreamlab.foreign import answered
 from dreamlab.migrations import SCHEMA, mapping, migrate
 from dreamlab.overlay import sections
 from dreamlab.tiny import KeyPath, leaves, restore, shrink
+from dreamlab.workflows import PARTS as WORKFLOWS
 
 LONGEST_ARGUMENT = 10_000
 MOST_INTERPOLATED = 2_000
@@ -175,6 +176,8 @@ def typed_paths(arguments: Sequence[str]) -> list[KeyPath]:
             out.append(("env", "id"))
         elif key == "actors" and isinstance(value, int):
             out.append(("actors", "num"))
+        elif key == "workflow" and isinstance(value, str):
+            out.append(("workflow", "_target_"))
         elif key not in GROUPS or isinstance(value, dict):
             out += leaves(value, tuple(key.replace("[", ".").replace("]", "").split(".")))
     return out
@@ -326,7 +329,7 @@ def _sections(node: dict[str, Any]) -> dict[str, Any]:
         check_word(str(k), "buffers"): {"_target_": "replay", **_named(v, f"buffers.{k}")}
         for k, v in buffers.items()
     }
-    node["workflow"] = _named(node["workflow"], "workflow")
+    node["workflow"] = _full(_named(node["workflow"], "workflow"))
     if isinstance(node.get("actors"), int):  # their number alone
         node["actors"] = {"num": node["actors"]}
     return node
@@ -344,13 +347,20 @@ def _checked(node: dict[str, Any]) -> LabConfig:
     """Return the configuration whose sections have the right form, every option checked."""
     buffers = node["buffers"].items()
     parts = {k: _part(v, "dreamlab.data", Buffer, f"buffers.{k}") for k, v in buffers}
-    workflow = _part(node["workflow"], "", Workflow, "workflow")
+    workflow = _part(node["workflow"], "dreamlab.workflows", Workflow, "workflow")
     return load(LabConfig, {**node, "workflow": workflow, "buffers": parts}, "")
 
 
 def _named(node: Any, where: str) -> dict[str, Any]:
     """Return a part's options with its `_target_`, for which its name alone may stand."""
     return {"_target_": node} if isinstance(node, str) else dict(mapping(node, where))
+
+
+def _full(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a workflow's options with the path of its class, for which a short name may stand."""
+    name = node.get("_target_")
+    path = WORKFLOWS.get(name, name) if isinstance(name, str) else name
+    return node | ({} if path is None else {"_target_": path})
 
 
 def _part(node: Mapping[str, Any], home: str, kind: type, where: str) -> Part:

@@ -10,8 +10,13 @@ from dreamlab.core.config import Part
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.phase import Phase
 from dreamlab.data.source import Buffer
-from dreamlab.engine.feasible import check_feasible
+from dreamlab.engine.feasible import check_feasible, check_windows
 from dreamlab.envs.vector import EnvConfig
+from dreamlab.workflows.dqn import DQN
+from dreamlab.workflows.mpc import MPC
+from dreamlab.workflows.tdmpc import TDMPC
+from dreamlab.workflows.tdmpc2 import TDMPC2
+from dreamlab.workflows.tdmpc_square import TDMPCSquare
 from tests.helpers import open_loop
 
 COLLECT, LEARN = ("collect",), ("collect", "update_controller")
@@ -137,3 +142,22 @@ def test_frames_are_those_of_all_processes_and_steps_those_of_each():
     check_feasible(filled, None, replay(min_steps=50), EnvConfig(), 2)
     with pytest.raises(ConfigError, match="holds 34 steps, but the first batch needs 50"):
         check_feasible(filled, None, replay(min_steps=50), EnvConfig(), 3)
+
+
+@pytest.mark.parametrize("workflow", [TDMPC, TDMPC2, TDMPCSquare])
+def test_dynamics_are_not_rolled_out_from_one_episode_into_the_next(workflow):
+    phases = [learn(duration_steps=500)]
+    check_windows(phases, replay(windows="inside"), workflow)
+    check_windows(phases, replay(windows="transitions", length=2), workflow)
+    check_windows(phases, replay(), DQN)  # it masks what crosses
+    for windows in ("across", "transitions"):
+        with pytest.raises(ConfigError, match=r"'learn': buffers\.replay: .* use windows: inside"):
+            check_windows(phases, replay(windows=windows), workflow)
+    check_windows([learn(workflow_hooks=COLLECT)], replay(), workflow)  # nothing is learnt from it
+
+
+@pytest.mark.parametrize("workflow", [TDMPC, TDMPC2, MPC])
+def test_a_window_of_one_step_has_no_transition(workflow):
+    short = replay(windows="inside", length=1)
+    with pytest.raises(ConfigError, match=r"length=1: \w+ needs windows of at least 2 steps"):
+        check_windows([learn(duration_steps=500)], short, workflow)

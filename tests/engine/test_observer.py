@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
+from dreamlab.core.types import Step
 from dreamlab.engine.observer import EVENTS, Observer, Observers, StageTimes
 from dreamlab.engine.profiler import Profiler
+from dreamlab.engine.unlearnt_ends import TellsUnlearntEnds
 from tests.helpers import metrics, open_loop, run_for
 
 SMALL = (
@@ -153,3 +156,29 @@ def test_a_run_that_fails_leaves_no_profiler_running(tmp_path):
     assert not profiler.running
     assert not (tmp_path / "trace.json").exists()
     assert torch.autograd._profiler_enabled() is False
+
+
+def test_ends_that_cannot_be_learnt_are_told_once():
+    said: list[str] = []
+    tells = TellsUnlearntEnds("TDMPC2", "set workflow.episodic=true", said.append)
+    no, yes = np.zeros(2, bool), np.array([False, True])
+    for last, terminal in ((no, no), (yes, no), (yes, yes), (yes, yes)):
+        step = Step({}, np.zeros(2, np.float32), no, last, terminal)
+        tells.ticked(step, np.zeros((2, 1), np.float32), int(last.sum()))
+        assert bool(said) == bool(terminal.any()), "a time limit is no end"
+    assert len(said) == 1
+    assert "set workflow.episodic=true" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "tells"),
+    [
+        (("+experiment=tdmpc2_pendulum",), True),
+        (("+experiment=tdmpc2_pendulum", "workflow.episodic=true"), False),
+        (("+experiment=tdmpc_pendulum",), True),
+        (("+experiment=ppo_cartpole",), False),
+    ],
+)
+def test_only_what_cannot_learn_ends_is_watched_for_them(options, tells, tmp_path):
+    loop = open_loop(tmp_path / "r", *options, "tiny=true", "device=cpu")
+    assert any(isinstance(x, TellsUnlearntEnds) for x in loop.observers.all) is tells

@@ -91,6 +91,10 @@ class Workflow(nn.Module, ABC, Generic[C]):
     """Whether it plans and also has a policy that can act without planning."""
     reads_padding: ClassVar[bool] = False
     """Whether it masks the steps that a window repeats beyond its episode (`pad: edge`)."""
+    least_length: ClassVar[int] = 1
+    """Steps that a window must have for an update."""
+    within_episodes: ClassVar[bool] = False
+    """Whether it takes a window for steps of one episode (`windows: inside`)."""
     sharded = False
     """Whether each process keeps only a part of every weight."""
     former_names: ClassVar[dict[str, str]] = {}
@@ -130,6 +134,10 @@ class Workflow(nn.Module, ABC, Generic[C]):
         if (device := self.device).type == "cpu":
             return obs
         return {k: v.to(device, non_blocking=True) for k, v in obs.items()}
+
+    def blind_to_ends(self) -> str:
+        """Return what to do if episodes terminate and it cannot learn that; empty if it can."""
+        return ""
 
     def rehearse(self, batch: Batch) -> None:
         """Call what launches kernels in a captured update of batches like this.

@@ -18,7 +18,7 @@ from dreamlab.data.datasets.steps import TASK, observations, spec_of
 from dreamlab.data.datasets.table import DataError, Dataset
 from dreamlab.data.returns_to_go import check_failure
 from dreamlab.data.samplers import Sampler
-from dreamlab.data.source import BufferConfig
+from dreamlab.data.source import BufferConfig, crosses
 
 Mode = Literal["mean_std", "min_max", "quantiles", "bounds", "none"]
 
@@ -93,6 +93,10 @@ class DatasetConfig(BufferConfig):
     @property
     def pads(self) -> bool:
         return self.pad == "edge"
+
+    @property
+    def crosses(self) -> bool:
+        return crosses(self.windows, self.steps)
 
     @property
     def steps(self) -> int:

@@ -20,7 +20,7 @@ from dreamlab.data.chunks import ChunkFiles
 from dreamlab.data.regroup import regroup
 from dreamlab.data.returns_to_go import ReturnsToGo, check_failure
 from dreamlab.data.samplers import Sampler, Window
-from dreamlab.data.source import BufferConfig, BufferContext
+from dreamlab.data.source import BufferConfig, BufferContext, crosses
 from dreamlab.data.storage import StepArrays, send
 from dreamlab.data.store import as_tensor, batch_of, record
 
@@ -61,6 +61,10 @@ class ReplayConfig(BufferConfig):
             raise ValueError(f"length={self.length} must be below capacity={self.capacity}")
         if self.min_steps > self.capacity:
             raise ValueError(f"min_steps={self.min_steps} is more than capacity={self.capacity}")
+
+    @property
+    def crosses(self) -> bool:
+        return crosses(self.windows, self.length)
 
     def window(self) -> tuple[int, int, int] | None:
         """Return batch, length and context of what is sampled."""

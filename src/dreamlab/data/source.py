@@ -25,6 +25,11 @@ class BufferConfig:
         """Return whether windows repeat steps that did not happen."""
         return False
 
+    @property
+    def crosses(self) -> bool:
+        """Return whether a window may have steps of several episodes."""
+        return False
+
     def window(self) -> tuple[int, int, int] | None:
         """Return batch, length and context of what is sampled; None if it is used as a whole."""
         return None
@@ -39,6 +44,11 @@ class BufferConfig:
 
     def check_phase(self, phase: Phase) -> None:
         """Raise if the buffer cannot serve this phase."""
+
+
+def crosses(windows: str, length: int) -> bool:
+    """Return whether windows of these rules and this length may cross the end of an episode."""
+    return windows != "inside" and length > (2 if windows == "transitions" else 1)
 
 
 @dataclass(frozen=True)

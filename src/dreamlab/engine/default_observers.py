@@ -12,6 +12,7 @@ from dreamlab.engine.profiler import Profiler
 from dreamlab.engine.same_weights import CHECK_EVERY, SameWeights
 from dreamlab.engine.shards import TellsShards
 from dreamlab.engine.system import System
+from dreamlab.engine.unlearnt_ends import TellsUnlearntEnds
 
 if TYPE_CHECKING:
     from dreamlab.engine.orchestrator import Orchestrator
@@ -26,6 +27,9 @@ def add_default_observers(loop: Orchestrator, say: Callable[[str], None]) -> Non
         return
     if loop.workflow.sharded:
         loop.observers.add(TellsShards(bool(every)))
+    if remedy := loop.workflow.blind_to_ends():
+        name = type(loop.workflow).__name__
+        loop.observers.add(TellsUnlearntEnds(name, remedy, loop.say_and_record))
     if log.chain and not loop.config.actors.num:  # nobody could repeat what actors did
         _add_sink(loop, Chain(folder / "chain.jsonl", loop.workflow))
     if log.system:

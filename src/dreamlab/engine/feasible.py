@@ -45,21 +45,30 @@ def check_feasible(
         )
 
 
-def check_padding(
+def check_windows(
     phases: Sequence[Phase], buffers: Mapping[str, Part], workflow: type[Workflow[Any]]
 ) -> None:
-    """Raise if repeated steps would be learned from as if they had happened."""
-    if workflow.reads_padding:
-        return
-    padded = {k for k, p in buffers.items() if isinstance(p.config, BufferConfig) and p.config.pads}
+    """Raise if a workflow would learn from windows as what they are not."""
+    configs = {k: c for k, p in buffers.items() if isinstance(c := p.config, BufferConfig)}
     for phase in phases:
         for name in phase.draws_from if phase.update_hooks else ():
-            if name in padded:
-                raise ConfigError(
-                    f"phase {phase.name!r}: buffers.{name}: pad: edge: {workflow.__name__} would "
-                    f"train on the padding beyond an episode as if it had happened: remove pad, "
-                    f"or use windows: across"
-                )
+            if name in configs and (fault := _fault(configs[name], workflow)):
+                raise ConfigError(f"phase {phase.name!r}: buffers.{name}: {fault}")
+
+
+def _fault(config: BufferConfig, workflow: type[Workflow[Any]]) -> str:
+    """Return why a workflow cannot learn from these windows; empty if it can."""
+    name, form = workflow.__name__, config.window()
+    if config.pads and not workflow.reads_padding:
+        return (
+            f"pad: edge: {name} would train on the padding beyond an episode as if it had "
+            f"happened: remove pad, or use windows: across"
+        )
+    if config.crosses and workflow.within_episodes:
+        return f"{name} would predict from one episode into the next: use windows: inside"
+    if form is not None and form[1] < workflow.least_length:
+        return f"length={form[1]}: {name} needs windows of at least {workflow.least_length} steps"
+    return ""
 
 
 def _first_batch(config: BufferConfig, name: str, num_envs: int) -> int:

@@ -1,1 +1,25 @@
 """Algorithms, one file each."""
+
+PARTS = {
+    "ppo": "dreamlab.workflows.ppo.PPO",
+    "dqn": "dreamlab.workflows.dqn.DQN",
+    "sac": "dreamlab.workflows.sac.SAC",
+    "random": "dreamlab.workflows.random.Random",
+    "planet": "dreamlab.workflows.planet.PlaNet",
+    "dreamer_v1": "dreamlab.workflows.dreamer_v1.DreamerV1",
+    "dreamer_v2": "dreamlab.workflows.dreamer_v2.DreamerV2",
+    "dreamer_v3": "dreamlab.workflows.dreamer_v3.DreamerV3",
+    "plan2explore": "dreamlab.workflows.plan2explore.Plan2Explore",
+    "r2_dreamer": "dreamlab.workflows.r2_dreamer.R2Dreamer",
+    "tdmpc": "dreamlab.workflows.tdmpc.TDMPC",
+    "tdmpc2": "dreamlab.workflows.tdmpc2.TDMPC2",
+    "tdmpc_square": "dreamlab.workflows.tdmpc_square.TDMPCSquare",
+    "mpc": "dreamlab.workflows.mpc.MPC",
+    "world_models": "dreamlab.workflows.world_models.WorldModels",
+    "imitation": "dreamlab.workflows.imitation.Imitation",
+    "iql": "dreamlab.workflows.iql.IQL",
+    "cal_ql": "dreamlab.workflows.cal_ql.CalQL",
+    "td3_bc": "dreamlab.workflows.td3_bc.TD3BC",
+    "pa_rl": "dreamlab.workflows.pa_rl.PARL",
+    "diffusion_rl": "dreamlab.workflows.diffusion_rl.DiffusionRL",
+}

@@ -47,6 +47,7 @@ class MPC(WorldModelWorkflow, Workflow[MPCConfig]):
     """Any world model with any planner."""
 
     Config = MPCConfig
+    least_length: ClassVar[int] = 2
     tiny: ClassVar[dict[str, Any]] = {
         "model": {"members": 2, "units": 8, "layers": 1, "particles": 2},
         "planner": {"horizon": 3, "iterations": 2, "samples": 8, "elites": 4},

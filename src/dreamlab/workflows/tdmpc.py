@@ -119,6 +119,8 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
 
     Config = TDMPCConfig
     plans: ClassVar[bool] = True
+    least_length: ClassVar[int] = 2
+    within_episodes: ClassVar[bool] = True
     tiny: ClassVar[dict[str, Any]] = {
         "latent_dim": 8, "enc_dim": 16, "mlp_dim": 16, "num_pi_plans": 4, "anneal_updates": 10,
         "planner": {"iterations": 2, "samples": 12, "elites": 4},
@@ -165,6 +167,9 @@ class TDMPC(WorldModelWorkflow, Workflow[TDMPCConfig]):
     def horizon(self) -> int:
         """Return the current planning horizon."""
         return max(1, int(1 + (self.sizes.planner.horizon - 1) * self.grown))
+
+    def blind_to_ends(self) -> str:
+        return "use TD-MPC2 with workflow.episodic=true"
 
     # -- acting -----------------------------------------------------------------------------------
 

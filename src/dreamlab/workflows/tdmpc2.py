@@ -60,6 +60,8 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
 
     Config = TDMPC2Config
     plans: ClassVar[bool] = True
+    least_length: ClassVar[int] = 2
+    within_episodes: ClassVar[bool] = True
     tiny: ClassVar[dict[str, Any]] = {
         "size": None, "enc_dim": 16, "mlp_dim": 16, "latent_dim": 16, "task_dim": 4, "num_q": 3,
         "bins": {"num": 21}, "num_pi_plans": 4,
@@ -102,6 +104,9 @@ class TDMPC2(WorldModelWorkflow, Workflow[TDMPC2Config]):
     def parts(self) -> PlanNets:
         """Return what plans are rolled out with and scored by."""
         return PlanNets(self.model, self.prior, self.critics)
+
+    def blind_to_ends(self) -> str:
+        return "" if self.model.termination is not None else "set workflow.episodic=true"
 
     # -- acting -----------------------------------------------------------------------------------
 

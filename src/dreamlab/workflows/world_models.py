@@ -190,6 +190,8 @@ class WorldModels(WorldModelWorkflow, Workflow[WorldModelsConfig]):
     @hook
     def update_mdn(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one gradient step on M with latents resampled from stored codes."""
+        if batch.reward.shape[1] < 2:
+            raise ConfigError("buffers: length=1: the MDN-RNN needs windows of at least 2 steps")
         target = Target(batch.reward, batch.is_first, batch.is_terminal)
         losses = self.model.mdn_losses(self.stored(batch), batch.action, target)
         scales = {"reward": self.config.mdn.reward_scale}
