@@ -111,7 +111,7 @@ def test_a_training_on_a_cluster_that_is_not_there_says_so_in_one_line(ray, tmp_
     assert main(["train", "dqn_cartpole", *where]) == 2
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert "launcher.cluster: cannot join the Ray cluster at auto: Could not find any" in said
-    assert "`ray start --head`" in said
+    assert "running Ray instance. `ray start --head` starts" in said
     ray.error = ValueError()
     with pytest.raises(LabError, match="Ray cannot be started on this machine: ValueError"):
         join_cluster("launcher.cluster", None)

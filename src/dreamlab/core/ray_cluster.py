@@ -26,7 +26,7 @@ def join_cluster(option: str, address: str | None, **options: Any) -> None:
     try:
         require("ray", "ray").init(address=address or HERE, **options)
     except (ConnectionError, RuntimeError, TypeError, ValueError) as error:
-        text = one_line(str(error).strip().split("\n")[0]) or type(error).__name__
+        text = one_line(str(error).strip().split("\n")[0]).rstrip(".") or type(error).__name__
         if address in (None, HERE):
             raise LabError(f"Ray cannot be started on this machine: {text}") from None
         raise LabError(

@@ -216,7 +216,8 @@ def _check_options(ray: Any, options: Mapping[str, Any]) -> None:
     """Raise on an option that `ray.init` does not have, or that is ours."""
     if "address" in options:
         raise ConfigError("launcher.options.address: use launcher.cluster")
-    own = {n for n, p in signature(ray.init).parameters.items() if p.kind != p.VAR_KEYWORD}
+    found = signature(ray.init).parameters.values()
+    own = {p.name for p in found if p.kind != p.VAR_KEYWORD} - {"address"}
     for name in options:
         if name not in own and not name.startswith("_"):  # those are Ray's, but not in its list
             raise ConfigError(unknown("option of ray.init", name, own, "launcher.options"))
