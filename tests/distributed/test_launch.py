@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed.launcher.api import LaunchConfig
 
 from dreamlab import training
 from dreamlab.cli import main
@@ -36,6 +37,7 @@ OPTIONS = (
     "checkpoint.every_s=0", "log.every_frames=100", "eval.episodes=1", "eval.video=false",
     "eval.every_frames=0", "device=cpu",
 )  # fmt: skip
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 PYTHON = (sys.executable, "-m", "dreamlab")
 
 
@@ -112,7 +114,7 @@ def events(folder: Path, kind: str) -> list[dict]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGUSR1, PREEMPTED), (signal.SIGTERM, processes.INTERRUPTED)],
+    [(signal.SIGUSR1, PREEMPTED), *((n, processes.INTERRUPTED) for n in ENDING)],
 )
 def test_a_launcher_that_is_signaled_waits_until_all_have_saved(number, code, tmp_path):
     folder = tmp_path / "run"
@@ -168,6 +170,7 @@ def test_the_launcher_tells_preemption_from_failure(codes, expected, tmp_path):
 def test_processes_that_are_stopped_before_they_train_have_not_failed(tmp_path):
     codes = {0: -signal.SIGTERM, 1: -signal.SIGTERM}
     assert failed(codes, tmp_path, "SIGTERM") == processes.INTERRUPTED
+    assert failed({0: -signal.SIGHUP}, tmp_path, "SIGHUP") == processes.INTERRUPTED
     with pytest.raises(LabError, match="was killed by signal 15"):
         failed(codes, tmp_path)
 
@@ -211,7 +214,7 @@ def test_the_launcher_speaks_of_a_checkpoint_only_if_there_is_one(tmp_path, monk
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGUSR1, PREEMPTED), (signal.SIGTERM, processes.INTERRUPTED)],
+    [(signal.SIGUSR1, PREEMPTED), *((n, processes.INTERRUPTED) for n in ENDING)],
 )
 def test_a_signal_before_there_are_processes_ends_the_launcher(number, code):
     """In a process of its own: this one may have children, of other tests."""
@@ -220,6 +223,11 @@ def test_a_signal_before_there_are_processes_ends_the_launcher(number, code):
         f"with processes._passing_on([]): signal.raise_signal({int(number)})"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == code
+
+
+def test_a_closed_terminal_is_left_to_the_launcher_and_not_to_the_agent():
+    heard = processes._left_to_agent(LaunchConfig).get("signals_to_handle", "")
+    assert "SIGHUP" not in heard
 
 
 @pytest.mark.parametrize(

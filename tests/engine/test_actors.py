@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from itertools import chain, repeat
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ import torch
 from dreamlab.build import check
 from dreamlab.cli import main
 from dreamlab.core.errors import ConfigError, LabError
+from dreamlab.engine.actors import board as board_module
 from dreamlab.engine.actors.board import Board
 from dreamlab.engine.actors.collector import RemoteCollector
 from dreamlab.engine.actors.local import LocalActors
+from dreamlab.engine.actors.weights import pack, unpack
+from dreamlab.engine.actors.worker import Request
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.observer import Observer
 from dreamlab.envs.normalize import RunningMoments
@@ -278,6 +282,34 @@ def test_weights_on_the_board_are_whole_or_not_there():
         other.close()
     finally:
         board.close(remove=True)
+
+
+def test_an_actor_without_weights_does_not_act_before_it_has_read_some(tmp_path):
+    """A reader that the writer overtakes gets none: also at its first attempts."""
+    loop = open_loop(tmp_path / "r", *SAC, *ACTORS)
+    collector, transport = put_inline(loop)
+    worker = transport.make(0, 0)
+    snapshot = unpack(pack(loop.workflow, collector.weights.next(), collector.statistics()))
+    read = chain([None, None, snapshot], repeat(None))
+    block = worker.collect(Request(3, 60.0, False), lambda: next(read), lambda: False)
+    assert (block.version, block.ticks) == (0, 3)
+    collector.weights.arrived(block)
+    worker.begin_anew()
+    stop = chain([False, False], repeat(True))
+    assert worker.collect(Request(3, 60.0, False), lambda: None, lambda: next(stop)) is None
+    worker.close()
+    transport.close()
+
+
+def test_weights_without_room_in_shared_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(board_module, "SHARED", tmp_path)
+    full = lambda _: (64 << 20, 60 << 20, 4 << 20)  # noqa: E731
+    monkeypatch.setattr(board_module.shutil, "disk_usage", full)
+    Board.create(b"x" * 1_000_000).close(remove=True)
+    with pytest.raises(LabError, match=r"need 5 MB .*has 4 of 64 MB free.* --shm-size=1g"):
+        Board.create(b"x" * 2_000_000)
+    monkeypatch.setattr(board_module.shutil, "disk_usage", lambda _: (0, 0, 0))
+    Board.create(b"x" * 2_000_000).close(remove=True)  # a file system without a limit
 
 
 def test_late_records_are_put_into_their_place(tmp_path):

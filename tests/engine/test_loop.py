@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import pty
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from dreamlab.core.errors import DivergedError, LabError
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
 from dreamlab.engine.evaluator import EvalResult, Evaluator
 from dreamlab.engine.observer import Observer
+from dreamlab.engine.signals import Deadline, on_stop
 from dreamlab.training import load_policy
 from tests.helpers import config_of, metrics, open_loop, run_for, some_of
 
@@ -176,7 +179,7 @@ def test_a_stalled_return_is_reported_once(tmp_path):
     assert len([a for a in alerts if a["alert"] == "stall"]) == 1
 
 
-@pytest.mark.parametrize("number", some_of([signal.SIGTERM, signal.SIGINT]))
+@pytest.mark.parametrize("number", some_of([signal.SIGHUP, signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_saves_and_stops_and_the_run_goes_on_later(tmp_path, number):
     options = [o for o in SMALL if "total_frames" not in o]
     open_loop(tmp_path / "whole", *options, "training.total_frames=3000").run()
@@ -188,6 +191,44 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_later(tmp_path, number):
     assert json.loads((tmp_path / "r" / "manifest.json").read_text())["status"] == "interrupted"
     assert open_loop(tmp_path / "r", *options, "training.total_frames=3000").run() == "finished"
     assert metrics(tmp_path / "r") == metrics(tmp_path / "whole")
+
+
+def test_under_nohup_a_closed_terminal_changes_nothing():
+    asked = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with on_stop(lambda: bool(asked), lambda: asked.append(1), Deadline(None, print)):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert asked == []
+
+
+HANGS_UP = """
+import sys, time
+from dreamlab.engine.signals import Deadline, on_stop
+asked = []
+with on_stop(lambda: bool(asked), lambda: asked.append(1), Deadline(None, print)):
+    print("ready", flush=True)
+    while not asked:
+        time.sleep(0.01)
+    print("saving", flush=True)
+open(sys.argv[1], "w").write("saved")
+"""
+
+
+def test_output_to_a_terminal_that_was_closed_does_not_keep_a_run_from_saving(tmp_path):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", HANGS_UP, str(tmp_path / "saved")])
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 1024)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert (tmp_path / "saved").read_text() == "saved"
 
 
 def test_a_second_signal_stops_at_once(tmp_path):

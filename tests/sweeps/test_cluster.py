@@ -18,17 +18,18 @@ import pytest
 
 from dreamlab.cli import main
 from dreamlab.commands.submit import check_processes, for_limits, place_of
+from dreamlab.config import to_yaml
 from dreamlab.core.errors import ConfigError, LabError
 from dreamlab.engine.observer import Observer
 from dreamlab.engine.processes import PEER_LOST
 from dreamlab.engine.signals import PREEMPTED
-from dreamlab.sweeps.job import SingleJob, program
+from dreamlab.sweeps.job import Job, SingleJob, program
 from dreamlab.sweeps.job_pool import JobPool, make_launcher
 from dreamlab.sweeps.launch import local
 from dreamlab.sweeps.launch import ray as ray_launch
 from dreamlab.sweeps.launch.local import Attempt, BufferContext, carry_out, children, place
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
-from dreamlab.sweeps.launch.ranks import Ranks, Report
+from dreamlab.sweeps.launch.ranks import Ranks, Report, limits_of
 from dreamlab.sweeps.launch.ray import Sent
 from dreamlab.sweeps.launch.slurm import parameters
 from dreamlab.sweeps.progress import SweepProgress
@@ -154,6 +155,90 @@ def test_the_cores_of_a_local_job_are_those_of_all_its_processes(monkeypatch):
     assert place(limits, 0, 3).cores == (), "twelve are more than there are"
     assert place(Limits(cpus=2), 2, 3).cores == (4, 5)
     assert place(limits, 0, 2).variables["OMP_NUM_THREADS"] == "2", "each process has its own"
+
+
+TWO = ("ppo_cartpole", "distributed.processes=2")
+
+
+def test_the_processes_of_a_run_are_known_to_its_launcher(tmp_path):
+    limits = Limits(cpus=1, memory_gb=4)
+    job = SingleJob(tmp_path / "r", TWO, {})
+    assert limits_of(job, limits) == Limits(cpus=1, memory_gb=4, processes_per_node=2)
+    assert (
+        limits_of(SingleJob(tmp_path / "r", ("ppo_cartpole", "devices=3"), {}), limits).processes
+        == 3
+    )
+    assert limits_of(job, Limits(nodes=2)) == Limits(nodes=2), "one on each"
+    assert limits_of(SingleJob(tmp_path / "r", ("no_experiment",), {}), limits) == limits
+    job.run_folder.mkdir()
+    now = to_yaml(config_of("+experiment=ppo_cartpole", "distributed.processes=4"))
+    (job.run_folder / "config.yaml").write_text(now)
+    assert limits_of(job, limits).processes == 4, "it was resumed with more"
+    with pytest.raises(ConfigError, match="whole GPUs"):
+        check_processes(
+            config_of("+experiment=ppo_cartpole", TWO[1], "device=cpu"), Limits(gpus=0.5)
+        )
+
+
+def test_a_local_job_has_memory_cores_and_an_end_for_all_its_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(Attempt, "start", lambda self: True)
+    launcher = make_launcher(LauncherConfig(), Limits(cpus=2), 2, tmp_path)
+    two = launcher.start(Job(tmp_path, TWO, {}), 0)
+    assert two.where.ranks.several
+    assert two.where.cores == (0, 1, 2, 3)
+    one = launcher.start(Job(tmp_path, ("ppo_cartpole",), {}), 1)
+    assert not one.where.ranks.several
+    assert one.where.cores == (4, 5), "none of those of the other"
+
+
+def test_processes_have_the_threads_of_a_run_started_by_hand(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    two = BufferContext(ranks=Ranks(processes=2))
+    assert two.variables["OMP_NUM_THREADS"] == "4"
+    assert "OMP_NUM_THREADS" not in BufferContext().variables
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in two.variables
+
+
+def test_a_ray_job_asks_for_the_cores_of_all_its_processes(tmp_path, monkeypatch):
+    ray, given, sent = FakeRay(), [], []
+    task = SimpleNamespace(remote=lambda job, where: sent.append(where))
+    ray.is_initialized = lambda: True
+    ray.remote = lambda _: SimpleNamespace(options=lambda **o: given.append(o) or task)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    cluster = make_launcher(LauncherConfig(name="ray"), Limits(cpus=3), 1, tmp_path)
+    cluster.send(SingleJob(tmp_path / "a", TWO, {}), "t")
+    cluster.send(SingleJob(tmp_path / "b", ("ppo_cartpole",), {}), "t")
+    assert [o["num_cpus"] for o in given] == [6, 3]
+    assert [w.ranks.processes for w in sent] == [2, 1]
+    assert [w.limits.processes_per_node for w in sent] == [2, 1]
+
+
+def test_a_slurm_job_asks_for_the_cores_of_all_its_processes(tmp_path, monkeypatch):
+    asked, sent = {}, []
+
+    class Executor:
+        def __init__(self, *_, **__) -> None: ...
+
+        def update_parameters(self, **given) -> None:
+            asked.update(given)
+
+        def submit(self, errand):
+            sent.append((asked["cpus_per_task"], errand.limits.processes_per_node))
+            return SimpleNamespace(job_id=7)
+
+    errors = SimpleNamespace(utils=SimpleNamespace(FailedJobError=OSError))
+    fake = SimpleNamespace(AutoExecutor=Executor, core=errors)
+    monkeypatch.setitem(sys.modules, "submitit", fake)
+    config = LauncherConfig(name="slurm", cluster="local")
+    launcher = make_launcher(config, Limits(cpus=3), 1, tmp_path)
+    for name, words in (("a", TWO), ("b", TWO[:1])):
+        job = SingleJob(tmp_path / name, words, {})
+        job.folder.mkdir()
+        launcher.start(job, 0)
+    assert sent == [(6, 2), (3, 1)]
 
 
 def test_options_of_several_processes_need_no_second_count(tmp_path, capsys):

@@ -75,12 +75,14 @@ def check_processes(config: LabConfig, limits: Limits) -> None:
         )
     here = limits.processes_per_node if limits.processes > 1 else config.processes
     gpus = limits.gpus or 0
-    if config.device == "cpu" or gpus in (0, here) or (gpus < 1 and here == 1):
-        return
-    raise ConfigError(
-        f"limits.gpus: {gpus:g} per node, but the processes per node are {here}, with a GPU each: "
-        f"use limits.gpus={here}" + (f", or limits.processes_per_node={gpus:g}" if gpus > 1 else "")
-    )
+    if not (config.device == "cpu" or gpus in (0, here) or (gpus < 1 and here == 1)):
+        more = f", or limits.processes_per_node={gpus:g}" if gpus > 1 else ""
+        raise ConfigError(
+            f"limits.gpus: {gpus:g} per node, but the processes per node are {here}, with a GPU "
+            f"each: use limits.gpus={here}{more}"
+        )
+    if limits.processes == 1:
+        limits.with_processes(config.processes)  # raises if they do not fit
 
 
 def submit(place: Place, words: Sequence[str], config: LabConfig) -> int:

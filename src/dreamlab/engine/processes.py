@@ -29,7 +29,7 @@ from dreamlab.core.limits import Natural, Positive, Range
 from dreamlab.core.text import print
 from dreamlab.engine.accelerate import check_several, found_device
 from dreamlab.engine.checkpoint import CheckpointConfig, Checkpoints
-from dreamlab.engine.signals import HANDLED, PREEMPTED, PREEMPTION
+from dreamlab.engine.signals import PREEMPTED, PREEMPTION, handled, leave_lost_terminal
 
 OURS = "DREAMLAB_LAUNCHED"
 """Set for workers of our own launcher: the file in which rank 0 leaves the exit code."""
@@ -145,7 +145,7 @@ def launch(words: Sequence[str], processes: int) -> int:
         if name.startswith("torch.distributed"):  # replaced by our own one-sentence messages
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(PATIENCE_S))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_each(processes)))
     with tempfile.TemporaryDirectory(prefix="dreamlab_launch_") as folder:
         os.environ[OURS] = str(Path(folder) / "code")
         config = LaunchConfig(
@@ -167,22 +167,26 @@ def launch(words: Sequence[str], processes: int) -> int:
 
 
 def _left_to_agent(config: type[Any]) -> dict[str, Any]:
-    """Return the option that keeps SIGTERM from torch's agent; older versions have none."""
+    """Return the option that keeps SIGTERM and SIGHUP from torch's agent; older versions have none.
+
+    It would listen to SIGHUP under nohup, too.
+    """
     known = any(f.name == "signals_to_handle" for f in fields(config))
-    return {"signals_to_handle": "SIGINT,SIGHUP,SIGQUIT"} if known else {}
+    return {"signals_to_handle": "SIGINT,SIGQUIT"} if known else {}
 
 
 @contextmanager
 def _passing_on(passed: list[str]) -> Iterator[None]:
-    """Pass SIGUSR1 and SIGTERM on to the processes, which save and end, and the agent with them.
+    """Pass SIGUSR1, SIGTERM and SIGHUP on to the processes: they save and end, and the agent too.
 
     Their names are appended to `passed`.
 
-    The agent would die of the first, and sends the second to whole process groups: to environments
+    The agent would die of the first, and sends the others to whole process groups: to environments
     in their own processes too, without which there is nothing to save.
     """
 
     def handle(number: int, frame: Any) -> None:
+        leave_lost_terminal(number)
         passed.append(_signal(number))
         ranks = psutil.Process().children()
         if not ranks:  # nothing has begun
@@ -192,7 +196,7 @@ def _passing_on(passed: list[str]) -> Iterator[None]:
                 rank.send_signal(number)
 
     try:
-        before = {n: signal.signal(n, handle) for n in HANDLED if n != signal.SIGINT}
+        before = {n: signal.signal(n, handle) for n in handled() if n != signal.SIGINT}
     except ValueError:  # signals belong to the main thread
         yield
         return
@@ -203,8 +207,11 @@ def _passing_on(passed: list[str]) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def threads_each(processes: int) -> int:
+    """Return the share of this machine's cores that each of so many processes has."""
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // processes)
 
 
 def _code(folder: str, otherwise: int) -> int:
@@ -232,7 +239,8 @@ def _failed(failures: dict[int, Any], folder: str, passed: Sequence[str] = ()) -
         print(f"rank {late[0]} was preempted before it had saved. {how}", file=sys.stderr)
         return PREEMPTED
     codes = {f.exitcode for f in failures.values()}
-    if passed and not texts and codes <= {-signal.SIGTERM, PEER_LOST}:
+    stopped = {-signal.SIGTERM, PEER_LOST, *(-signal.Signals[name] for name in passed)}
+    if passed and not texts and codes <= stopped:
         return INTERRUPTED
     if texts or (cause := _cause(failures)) is None:
         return _code(folder, 2)

@@ -1,7 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: what asks a run to save and end, and how long that may take."""
+"""Ctrl-C, SIGTERM, SIGHUP, SIGUSR1: what asks a run to save and end, and how long that may take."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -14,8 +15,35 @@ from dreamlab.core.errors import Stopped
 PREEMPTED = 85
 """Exit code of a run that was preempted (HTCondor's too): the same command resumes it."""
 PREEMPTION = "SIGUSR1"
-HANDLED = [n for n in signal.Signals if n.name in ("SIGINT", "SIGTERM", PREEMPTION)]
-"""Not every system has all of them."""
+HANG_UP = "SIGHUP"
+"""The terminal was closed."""
+
+
+def handled() -> list[signal.Signals]:
+    """Return the signals that ask to stop, of this system; under nohup SIGHUP is none of them."""
+    names = ("SIGINT", "SIGTERM", HANG_UP, PREEMPTION)
+    found = [n for n in signal.Signals if n.name in names]
+    return [n for n in found if n.name != HANG_UP or signal.getsignal(n) != signal.SIG_IGN]
+
+
+def leave_lost_terminal(number: int) -> None:
+    """Discard output if this signal says that its terminal is closed.
+
+    Writing it would fail, and nothing be saved.
+    """
+    for output in (1, 2):
+        if signal.Signals(number).name == HANG_UP and _is_lost(output):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, output)
+            os.close(nowhere)
+
+
+def _is_lost(output: int) -> bool:
+    try:
+        os.ttyname(output)
+    except OSError as error:
+        return error.errno == errno.EIO  # a file or a pipe is no terminal either, but not lost
+    return False
 
 
 class Deadline:
@@ -69,6 +97,7 @@ def on_stop(
     """
 
     def handle(number: int, frame: Any) -> None:
+        leave_lost_terminal(number)
         if not asked():
             deadline.start(signal.Signals(number))
             ask()
@@ -76,7 +105,7 @@ def on_stop(
             raise Stopped
 
     try:
-        before = {n: signal.signal(n, handle) for n in HANDLED}
+        before = {n: signal.signal(n, handle) for n in handled()}
     except ValueError:
         yield
         return

@@ -122,8 +122,10 @@ def _decisions(steps: int | None, config: EnvConfig) -> int | None:
 
 def _make(parent: int, config: EnvConfig, seed: int, index: int) -> wrappers.Episodes:
     """Return an environment of a vector that the process `parent` owns."""
-    if os.getpid() != parent:  # Ctrl-C reaches every process, but only the parent shall heed it
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getpid() != parent:  # a terminal tells every process, but only the parent shall heed it
+        for number in signal.Signals:
+            if number.name in ("SIGINT", "SIGHUP"):
+                signal.signal(number, signal.SIG_IGN)
     return make_env(config, seed, index)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import zlib
+from math import ceil
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+from dreamlab.core.errors import LabError
 
 HEADER = struct.Struct("<qq")  # newest version, whether to stop
 SLOT = struct.Struct("<qqq")  # version, bytes, checksum
@@ -12,13 +17,15 @@ FIRST = 128
 """Offset of the first slot, after the headers."""
 ROOM = 1.25
 """Capacity factor: counts and statistics may grow a little."""
+SHARED = Path("/dev/shm")
+"""Where Linux has shared memory."""
 
 
 class Board:
     """Two slots written in turn, so that a reader of the newest is seldom overtaken.
 
     There is no lock, which a killed process could never release: a reader compares the checksum
-    instead, and retries at its next tick if it was overtaken.
+    instead, and retries at its next tick if it was overtaken; at once if it has no weights yet.
     """
 
     def __init__(self, memory: SharedMemory, capacity: int) -> None:
@@ -31,7 +38,9 @@ class Board:
     def create(cls, payload: bytes) -> Board:
         """Allocate a board for payloads of this size."""
         capacity = int(len(payload) * ROOM) + 65_536
-        board = cls(SharedMemory(create=True, size=FIRST + 2 * capacity), capacity)
+        size = FIRST + 2 * capacity
+        _check_free(size)
+        board = cls(SharedMemory(create=True, size=size), capacity)
         HEADER.pack_into(board.buffer, 0, -1, 0)
         return board
 
@@ -76,3 +85,17 @@ class Board:
         self.memory.close()
         if remove:
             self.memory.unlink()
+
+
+def _check_free(size: int) -> None:
+    """Raise if shared memory has less room: the first write would kill the process."""
+    if not SHARED.is_dir():
+        return
+    total, _, free = shutil.disk_usage(SHARED)
+    if total and size > free:  # without a limit it says 0
+        mb, whole = 1 << 20, ceil((total + size) / (1 << 30))
+        raise LabError(
+            f"actors: their weights need {ceil(size / mb)} MB of shared memory, but {SHARED} has "
+            f"{free // mb} of {total // mb} MB free. In a container: docker run "
+            f"--shm-size={whole}g; elsewhere: mount -o remount,size={whole}g {SHARED}"
+        )

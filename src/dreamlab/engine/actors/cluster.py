@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dreamlab.core.errors import EnvError, LabError, require
+from dreamlab.core.ray_cluster import join_cluster
 from dreamlab.engine.actors.blocks import Block
 from dreamlab.engine.actors.local import MakeWorker
 from dreamlab.engine.actors.options import ActorsConfig
@@ -122,18 +123,8 @@ class RayActors:
         """Join the cluster, or start one, unless already connected."""
         if self.ray.is_initialized():
             return
-        try:
-            self.ray.init(
-                address=self.config.address,
-                namespace=NAMESPACE,
-                log_to_driver=False,
-                logging_level="ERROR",
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            text = str(error).strip().splitlines()[0]
-            raise LabError(
-                f"actors.address: there is no Ray cluster at {self.config.address}: {text}"
-            ) from None
+        options = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+        join_cluster("actors.address", self.config.address, **options)
         self.connected = True
 
     def start(self, index: int, generation: int) -> None:

@@ -22,6 +22,7 @@ from dreamlab.engine.actors.board import Board
 from dreamlab.engine.actors.transport import Event, Gone
 from dreamlab.engine.actors.weights import Snapshot, unpack
 from dreamlab.engine.actors.worker import Failure, Request, Worker
+from dreamlab.engine.signals import PREEMPTION, handled
 
 MakeWorker = Callable[[int, int], Worker]
 """Makes an actor from its index and generation; must be picklable."""
@@ -195,9 +196,10 @@ def _answer(connection: Connection, board: Board, worker: Worker) -> None:
 
 
 def leave_signals_to_parent(linger_s: float = 0.0) -> None:
-    """Ignore Ctrl-C and SIGTERM, which the parent handles; end soon after it if it dies."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Ignore Ctrl-C, SIGTERM and SIGHUP, which the parent handles; end soon after it if it dies."""
+    for number in handled():
+        if number.name != PREEMPTION:
+            signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a child"
 

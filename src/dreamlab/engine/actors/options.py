@@ -41,7 +41,8 @@ class ActorsConfig:
     restarts: Natural = 5
     """Restarts of an actor that dies without a step before the run ends."""
     address: str | None = None
-    """The Ray cluster (`auto`, `host:port`); None starts one on this machine, for this run."""
+    """The Ray cluster (`auto`, `host:port`, `ray://host:port`); None starts one on this machine,
+    for this run."""
     cpus: Positive = 1.0
     """CPUs that a Ray actor requests."""
     wait_s: Positive = 60.0

@@ -14,6 +14,9 @@ from dreamlab.engine.actors.moments import Seen, take_statistics
 from dreamlab.engine.actors.weights import Snapshot, adopt
 from dreamlab.engine.collector import Collected, Collector
 
+RETRY_S = 0.001
+"""Interval of attempts to read the first weights."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -65,12 +68,15 @@ class Worker:
     ) -> Block | None:
         """Return the requested block; None if stopped before the first tick.
 
-        Checks for newer weights before each tick.
+        Checks for newer weights before each tick; waits for the first ones.
         """
         began, ended = time.monotonic(), list[Collected]()
         while len(self.store) < request.ticks and not stopped():
             if (snapshot := newer()) is not None:
                 self.adopt(snapshot)
+            elif self.version < 0:  # the writer was faster than the reader, and there are no others
+                time.sleep(RETRY_S)
+                continue
             with self.computing():
                 done = self.collector.collect(1, self.store, request.random_actions)
             ended.append(done)

@@ -19,11 +19,12 @@ from typing import Protocol
 import psutil
 
 from dreamlab.core.errors import LabError
+from dreamlab.engine.processes import threads_each
 from dreamlab.engine.signals import PREEMPTED
 from dreamlab.sweeps.gpu_sharing import Mps
 from dreamlab.sweeps.job import Job, Outcome
 from dreamlab.sweeps.launch.options import Limits
-from dreamlab.sweeps.launch.ranks import Ranks, Report, killed_by
+from dreamlab.sweeps.launch.ranks import Ranks, Report, killed_by, limits_of
 
 ERROR_LINES = 20
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -81,6 +82,8 @@ class BufferContext:
         found: dict[str, str] = {}
         if self.limits.cpus:
             found |= dict.fromkeys(THREAD_VARIABLES, str(self.limits.cpus))
+        elif self.ranks.several and "OMP_NUM_THREADS" not in os.environ:  # torchrun's default is 1
+            found["OMP_NUM_THREADS"] = str(threads_each(self.ranks.processes))
         if self.gpus is not None:
             found["CUDA_VISIBLE_DEVICES"] = self.gpus
         return found | {**self.mps}
@@ -106,9 +109,9 @@ def place(limits: Limits, slot: int, slots: int, gpus: Sequence[str] = ()) -> Bu
     cores: tuple[int, ...] = ()
     if limits.cpus and hasattr(os, "sched_getaffinity"):
         every = sorted(os.sched_getaffinity(0))
-        own = limits.cpus * limits.processes_per_node
-        if slots * own <= len(every):
-            cores = tuple(every[slot * own : (slot + 1) * own])
+        own, first = limits.cpus * limits.processes_per_node, slot * (len(every) // slots)
+        if slots * own <= len(every):  # a slot's part is its own, however many its job needs of it
+            cores = tuple(every[first : first + own])
     return BufferContext(limits, cores, shown)
 
 
@@ -365,8 +368,9 @@ class Local:
         return self.mps.start() if self.mps else {}
 
     def start(self, job: Job, slot: int) -> Handle | None:
-        where = place(self.limits, slot, self.slots, self.gpus)
-        ranks = Ranks(processes=self.limits.processes_per_node, grace_s=GRACE_S)
+        limits = limits_of(job, self.limits)
+        where = place(limits, slot, self.slots, self.gpus)
+        ranks = Ranks(processes=limits.processes_per_node, grace_s=GRACE_S)
         attempt = Attempt(job, replace(where, mps=self.variables, ranks=ranks))
         return attempt if attempt.start() else None
 

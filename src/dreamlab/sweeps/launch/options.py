@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from dreamlab.core.errors import ConfigError
@@ -24,7 +24,8 @@ class Limits:
     nodes: PositiveInt = 1
     """Nodes per job."""
     processes_per_node: PositiveInt = 1
-    """Processes per node that train one run; usually one per GPU."""
+    """Processes per node that train one run; usually one per GPU. 1: those of
+    `distributed.processes` or `devices` of the run."""
     gpu_memory_gib: Positive | None = None
     """GPU memory per job, which decides how many share a GPU; None: measured as by `plan`."""
     memory_gb: Positive | None = None
@@ -43,6 +44,12 @@ class Limits:
     def processes(self) -> int:
         """Return the number of processes that train one run, on all nodes."""
         return self.nodes * self.processes_per_node
+
+    def with_processes(self, processes: int) -> Limits:
+        """Return the same limits for so many processes on one node."""
+        if processes > 1 and (self.gpus or 0) % 1:
+            raise ConfigError("limits.gpus: the processes of one run need whole GPUs")
+        return replace(self, processes_per_node=processes)
 
 
 @dataclass(frozen=True)

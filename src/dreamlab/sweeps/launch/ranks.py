@@ -8,9 +8,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dreamlab.config import compose, load_config
+from dreamlab.core.errors import LabError
 from dreamlab.engine.processes import PEER_LOST
 from dreamlab.engine.signals import PREEMPTED
-from dreamlab.sweeps.job import program
+from dreamlab.interop.strangers import read_config
+from dreamlab.sweeps.job import Job, program
+from dreamlab.sweeps.launch.options import Limits
 
 STOPPED = frozenset((PEER_LOST, -signal.SIGTERM))
 """Exit codes of processes that ended because another one did."""
@@ -60,6 +64,24 @@ class Ranks:
             f"--rdzv-conf=timeout={JOIN_S}",
             *shared,
         ]
+
+
+def limits_of(job: Job, limits: Limits) -> Limits:
+    """Return a job's limits, with the processes of its own options if the limits start only one.
+
+    A launcher must know of all processes: it counts their memory, gives them cores, and kills them.
+    """
+    return limits if limits.processes > 1 else limits.with_processes(_own_processes(job))
+
+
+def _own_processes(job: Job) -> int:
+    """Return how many processes train a job: by its run if that has begun, else by its options."""
+    try:
+        if (job.run_folder / "config.yaml").exists():
+            return read_config(job.run_folder).processes
+        return load_config(compose(job.overrides)).processes
+    except LabError:  # its run says what is wrong
+        return 1
 
 
 CODE = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
-from dreamlab.core.errors import LabError, require
+from dreamlab.core.errors import ConfigError, LabError, require, unknown
 from dreamlab.core.files import write_json
+from dreamlab.core.ray_cluster import join_cluster
 from dreamlab.core.readers import MissingFileError, read_json
 from dreamlab.sweeps.job import Job, Outcome
 from dreamlab.sweeps.launch.local import (
@@ -23,7 +26,7 @@ from dreamlab.sweeps.launch.local import (
     carry_out,
 )
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
-from dreamlab.sweeps.launch.ranks import Ranks, Report
+from dreamlab.sweeps.launch.ranks import Ranks, Report, limits_of
 
 MEETING_S = 600.0  # maximum wait of a node for the first node of its job
 PARTNER_S = 60.0  # time for Ray to find out that a machine is gone
@@ -209,6 +212,26 @@ class Sent:
                 self.ray.cancel(task, force=True)
 
 
+def _check_options(ray: Any, options: Mapping[str, Any]) -> None:
+    """Raise on an option that `ray.init` does not have, or that is ours."""
+    if "address" in options:
+        raise ConfigError("launcher.options.address: use launcher.cluster")
+    found = signature(ray.init).parameters.values()
+    own = {p.name for p in found if p.kind != p.VAR_KEYWORD} - {"address"}
+    for name in options:
+        if name not in own and not name.startswith("_"):  # those are Ray's, but not in its list
+            raise ConfigError(unknown("option of ray.init", name, own, "launcher.options"))
+
+
+def _resources(limits: Limits) -> dict[str, float]:
+    """Return what a job requests of each machine, by Ray's names."""
+    return {
+        "CPU": float((limits.cpus or 1) * limits.processes_per_node),
+        "GPU": float(limits.gpus or 0),
+        "memory": int(limits.memory_gb * 1e9) if limits.memory_gb else 0,
+    }
+
+
 class Cluster:
     """Submits jobs to a Ray cluster: the one at `cluster`, or a local one."""
 
@@ -216,15 +239,11 @@ class Cluster:
         self.ray: Any = require("ray", "ray")
         self.started = not self.ray.is_initialized()
         if self.started:
+            _check_options(self.ray, config.options)
             options = {"log_to_driver": False, **config.options}
-            self.ray.init(address=config.cluster, **options)
+            join_cluster("launcher.cluster", config.cluster, **options)
         self.config, self.limits = config, limits
         self.look_at, self.gone = 0.0, set[str]()
-        self.asked = {
-            "CPU": float((limits.cpus or 1) * limits.processes_per_node),
-            "GPU": float(limits.gpus or 0),
-            "memory": int(limits.memory_gb * 1e9) if limits.memory_gb else 0,
-        }
 
     def dead(self) -> set[str]:
         """Return the machines that Ray has given up."""
@@ -235,23 +254,24 @@ class Cluster:
 
     def send(self, job: Job, token: str) -> tuple[list[Any], Any]:
         """Return the tasks of a job, the first node's first, and their placement group."""
-        nodes, group = self.limits.nodes, None
+        limits, group = limits_of(job, self.limits), None
+        nodes, asked = limits.nodes, _resources(limits)
         given: dict[str, Any] = {
-            "num_cpus": self.asked["CPU"],
-            "num_gpus": self.asked["GPU"],
-            "memory": self.asked["memory"] or None,
+            "num_cpus": asked["CPU"],
+            "num_gpus": asked["GPU"],
+            "memory": asked["memory"] or None,
             "max_retries": 0,  # a lost job is resubmitted as a whole, and resumes from a checkpoint
         }
         if nodes > 1:
-            bundle = {k: v for k, v in self.asked.items() if v}
+            bundle = {k: v for k, v in asked.items() if v}
             group = self.ray.util.placement_group([bundle] * nodes, strategy="STRICT_SPREAD")
         tasks: list[Any] = []
         for node in range(nodes):
             if group is not None:
                 given["scheduling_strategy"] = self._on(group, node)
-            processes, grace = self.limits.processes_per_node, self.config.grace_s
+            processes, grace = limits.processes_per_node, self.config.grace_s
             ranks = Ranks(nodes, processes, node, id=token, grace_s=grace)
-            where = BufferContext(self.limits, ranks=ranks, deadline_s=self.config.deadline_s)
+            where = BufferContext(limits, ranks=ranks, deadline_s=self.config.deadline_s)
             tasks.append(self.ray.remote(_task).options(**given).remote(job, where))
         return tasks, group
 

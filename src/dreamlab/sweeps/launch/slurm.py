@@ -20,7 +20,7 @@ from dreamlab.sweeps.launch.local import (
     carry_out,
 )
 from dreamlab.sweeps.launch.options import LauncherConfig, Limits
-from dreamlab.sweeps.launch.ranks import Ranks
+from dreamlab.sweeps.launch.ranks import Ranks, limits_of
 
 DAY_MIN = 24 * 60  # default time limit: submitit's is five minutes
 END_SHARE = 0.9  # share of the grace after which an unsaved run is killed, to be requeued
@@ -128,18 +128,24 @@ class Slurm:
             cluster=config.cluster or "slurm",
             slurm_max_num_timeout=config.retries,
         )
-        asked = {k: v for k, v in {**parameters(config, limits), "name": name}.items() if v}
+        self.name = name
+        self._request(limits)
+
+    def _request(self, limits: Limits) -> None:
+        """Set what the next job requests."""
+        given = {**parameters(self.config, limits), "name": self.name}
         try:
-            self.executor.update_parameters(**asked)
+            self.executor.update_parameters(**{k: v for k, v in given.items() if v})
         except (NameError, ValueError, TypeError) as error:
             raise ConfigError(f"launcher.options: {error}") from None
 
     def start(self, job: Job, slot: int) -> Handle | None:
         """Submit a job; if another process runs it, it ends there at once, as taken."""
         job.stop_file.unlink(missing_ok=True)
-        submitit = require("submitit", "slurm")
+        submitit, limits = require("submitit", "slurm"), limits_of(job, self.limits)
+        self._request(limits)
         try:
-            submitted = self.executor.submit(Errand(job, self.limits, self.config))
+            submitted = self.executor.submit(Errand(job, limits, self.config))
         except (submitit.core.utils.FailedJobError, OSError) as error:
             raise LabError(f"launcher.name=slurm: {error}") from None
         job.write(status="submitted", queue_id=str(submitted.job_id))
