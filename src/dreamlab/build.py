@@ -40,6 +40,7 @@ from dreamlab.engine.loop_parts import LoopParts
 from dreamlab.engine.observer import Observers
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.phase_scheduler import check_phases
+from dreamlab.engine.processes import DistributedConfig
 from dreamlab.engine.report import Known
 from dreamlab.engine.tensorboard_sink import TensorBoard
 from dreamlab.engine.terminal import Terminal
@@ -156,6 +157,8 @@ def build(config: LabConfig, run: Run, terminal: Terminal | None = None) -> Orch
             f"distributed.processes={config.processes}, but this process is one of {world.size()}: "
             "start it with `dreamlab train` or torchrun"
         )
+    if world.size() == 1:  # those that a run of several had have no effect
+        config = replace(config, distributed=DistributedConfig())
     terminal = terminal or Terminal(config.log.terminal, config.name)
     collects = any(p.collects for p in config.training.phases)
     scaling = find_scaling(config)

@@ -311,9 +311,15 @@ def _missing(error: MissingConfigException) -> str:
     return _one_line(error)
 
 
-def load_config(node: dict[str, Any]) -> LabConfig:
-    """Return the typed configuration; raise naming the place, the nearest name and the choices."""
-    return _typed(_sections(node))
+def load_config(node: dict[str, Any], stored: bool = False) -> LabConfig:
+    """Return the typed configuration; raise naming the place, the nearest name and the choices.
+
+    One that a run has `stored` keeps options of several processes while there is one.
+    """
+    config = _typed(_sections(node))
+    if not stored:
+        config.distributed.check_effect(config.processes)
+    return config
 
 
 def _sections(node: dict[str, Any]) -> dict[str, Any]:

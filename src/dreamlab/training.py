@@ -27,7 +27,7 @@ from dreamlab.engine.checkpoint import Checkpoints
 from dreamlab.engine.evaluator import EvalConfig, EvalResult
 from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
-from dreamlab.engine.processes import DistributedConfig, note_folder
+from dreamlab.engine.processes import note_folder
 from dreamlab.engine.signals import PREEMPTED, PREEMPTION
 from dreamlab.engine.terminal import Terminal
 from dreamlab.engine.watch import not_finite
@@ -110,6 +110,8 @@ def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
     old = strangers.read_config(claim.folder, trust_code, quiet=True)
     frames = config.training.total_frames or old.training.total_frames
     merged = replace(config, training=replace(config.training, total_frames=frames))
+    if config.processes == 1:  # options of several processes wait until there are some again
+        merged = replace(merged, distributed=replace(old.distributed, processes=1))
     check_same(old, merged, run.folder)
     if not run.manifest:  # the process was killed before it could write one, or it was lost
         run.create(config.name, config.seed, command_line())
@@ -160,8 +162,6 @@ class Where:
         processes = self.processes or self.devices or config.processes
         on_gpus = config.devices if device in ("auto", "cuda") and self.processes is None else 1
         devices = self.devices or on_gpus
-        if processes == 1:
-            return replace(config, device=device, devices=1, distributed=DistributedConfig())
         own = replace(config.distributed, processes=processes)
         return replace(config, device=device, devices=devices, distributed=own)
 
@@ -229,11 +229,9 @@ def _of_run(
 
 
 def with_processes(config: LabConfig, processes: int) -> LabConfig:
-    """Return a configuration for so many processes; what has no effect on one is left out."""
+    """Return a configuration for so many processes; what has no effect on one is kept for later."""
     if config.processes == processes:
         return config
-    if processes == 1:
-        return replace(config, devices=1, distributed=DistributedConfig())
     return replace(config, devices=1, distributed=replace(config.distributed, processes=processes))
 
 

@@ -432,16 +432,16 @@ def test_what_contradicts_itself_is_refused_on_resume(tmp_path, capsys):
 def test_another_number_of_processes_resumes_by_the_command_line(tmp_path, capfd):
     """From one process of a run of two GPUs to two on the CPU, to three, to one."""
     run_of_gpus(tmp_path)
-    for number, words in enumerate(
+    for count, words in enumerate(
         ("devices=1 device=cpu distributed.processes=2", "distributed.processes=3",
          "distributed.processes=1")
     ):  # fmt: skip
-        frames = 1200 + 600 * number
+        frames = 1200 + 600 * count
         more = [*words.split(), f"training.total_frames={frames}"]
         assert main(["resume", str(tmp_path), *more]) == 0, capfd.readouterr().err
         assert metrics(tmp_path)[-1]["env_frames"] >= frames
-        now = words.rpartition("=")[2]
-        assert f"continuing with {now} processes instead of" in capfd.readouterr().out
+        now = {"1": "1 process"}.get(number := words.rpartition("=")[2], f"{number} processes")
+        assert f"continuing with {now} instead of" in capfd.readouterr().out
 
 
 def test_on_several_machines_each_needs_gpus_for_its_own_processes(monkeypatch):

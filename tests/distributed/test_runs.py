@@ -289,9 +289,9 @@ def test_another_number_of_processes_goes_on_with_weights_and_the_same_steps(the
     assert [x for a in after for x in a[0]] == [x for b in before for x in b[0]]
     assert {a[1] for a in after} == {before[0][1]}
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["regrouped"]["from"] == then
-    assert manifest["regrouped"]["to"] == now
-    assert {"running episodes", "random streams"} <= set(manifest["regrouped"]["lost"])
+    assert manifest["regrouped"][0]["from"] == then
+    assert manifest["regrouped"][0]["to"] == now
+    assert {"running episodes", "random streams"} <= set(manifest["regrouped"][0]["lost"])
     assert manifest["exact_resume"] is False
 
     def once_more(rank: int):

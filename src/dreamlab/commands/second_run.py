@@ -44,7 +44,7 @@ def prepare(config: LabConfig, second: Path, overrides: Sequence[str]) -> verify
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(f"verify: {' '.join(str(error).split())}") from None
     plain: Any = OmegaConf.to_container(merged)
-    changed = load_config(plain)
+    changed = load_config(plain, stored=not any(o.startswith("distributed") for o in overrides))
     second.mkdir()
     write_text(second / "config.yaml", to_yaml(_quiet(changed, second)))
     return verifying.changes(dump(config), dump(changed))
@@ -97,7 +97,7 @@ def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
 
 def run_again(second: Path, links: int) -> None:
     """Train the prepared folder for a number of links in a separate process."""
-    config = load_config(read_yaml(second / "config.yaml"))
+    config = load_config(read_yaml(second / "config.yaml"), stored=True)
     number = config.processes
     processes.check_devices(config.device, config.devices, number)
     agent = [*LAUNCH, str(number)] if number > 1 else []
@@ -122,7 +122,7 @@ class StopAfterLinks(Observer):
 
 def again(folder: Path, links: int) -> int:
     """Train a prepared folder for a number of links: the entry point of the clean process."""
-    config = load_config(read_yaml(folder / "config.yaml"))
+    config = load_config(read_yaml(folder / "config.yaml"), stored=True)
     options = config.distributed
     with processes.together(config.processes, config.device, options.timeout_s):
         saved = Run(folder).saved

@@ -140,13 +140,20 @@ class ChunkFiles:
 
     def apply_patches(self, store: StepArrays, save: int, last: int) -> None:
         """Redo the write-backs up to save number `save` to steps that are still in the store."""
-        oldest = (last - store.ticks) * store.num_envs
+        self.copy_patches(store, save, (last - store.ticks, last), 0)
+
+    def copy_patches(
+        self, store: StepArrays, save: int, ticks: tuple[int, int], shift: int
+    ) -> None:
+        """Redo the write-backs to these ticks where they are now: `shift` ticks later."""
+        first, last = (t * store.num_envs for t in ticks)
         for number, _, path in self.patches():
             if number > save:
                 break
             for name, patch in _read(path).items():
-                live = patch["ids"] >= oldest
-                store.patch(name, store.rows(patch["ids"][live]), patch["values"][live])
+                live = (patch["ids"] >= first) & (patch["ids"] < last)
+                ids = patch["ids"][live] + shift * store.num_envs
+                store.patch(name, store.rows(ids), patch["values"][live])
         store.dirty.clear()
 
     def prune(self, save: int, first: int, num_envs: int) -> None:

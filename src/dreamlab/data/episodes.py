@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from dreamlab.core.errors import ConfigError
 from dreamlab.core.types import Array
-from dreamlab.data.samplers import Draw, Window
+from dreamlab.data.samplers import Draw, Former, Window
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ class Episodes:
             self.stretches = self.stretches[alive]
 
     def update(self, ids: Array, priority: Array) -> None: ...
+
+    def take_over(self, window: Window, former: Sequence[Former]) -> list[str]:
+        return []
 
     def get_state(self) -> dict[str, Any]:
         fresh = np.concatenate(self.fresh) if self.fresh else np.zeros(0, np.int64)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dreamlab.core.types import Array
-from dreamlab.data.samplers import Draw, Window
+from dreamlab.data.samplers import Draw, Former, Window
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Passes:
     def insert(self, ids: Array, usable: Array) -> None: ...
 
     def update(self, ids: Array, priority: Array) -> None: ...
+
+    def take_over(self, window: Window, former: Sequence[Former]) -> list[str]:
+        return ["position"] if any(f["next"] for f, _ in former) else []
 
     def get_state(self) -> dict[str, Any]:
         return {"next": self.next}

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from dreamlab.core.types import Array
+from dreamlab.data.chunks import ChunkFiles
+from dreamlab.data.samplers import Window
 
 if TYPE_CHECKING:
     from dreamlab.data.replay import Replay
 
-Piece = tuple[dict[str, Tensor], Array]
-"""Consecutive ticks [n, t, ...], and the episode of each step [t, n]."""
+State = dict[str, Any]
 
 
-def regroup(replay: Replay, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
+def regroup(replay: Replay, parts: Sequence[State], rank: int, size: int) -> str:
     """Fill a replay with one of `size` equal shares of the ticks of all `parts`, one after another.
 
     Nothing is deleted: the share gets numbers that no file of this process has yet, so that until
@@ -26,25 +26,25 @@ def regroup(replay: Replay, parts: Sequence[dict[str, Any]], rank: int, size: in
     """
     counts = [_count(p) for p in parts]
     begin, end = (sum(counts) * r // size for r in (rank, rank + 1))
-    own = parts[rank] if rank < len(parts) else None
-    replay.first = replay.added = replay.saved = int(own["added"]) if own else 0
-    replay.saves = int(own["saves"]) if own else 0
+    _clear(replay, parts[rank] if rank < len(parts) else None)
     replay.rng = np.random.default_rng([replay.place.seed, sum(counts), size])
-    at = 0
+    at, fits = 0, max(begin, end - replay.ticks)  # what there is no room for is not read
     for number, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        low, high = max(begin - at, 0), min(end - at, count)
+        low, high = max(fits - at, 0), min(end - at, count)
         if low < high:
-            _append(replay, _read(replay, number, rank, part, (low, high)))
+            oldest = int(part["added"]) - count
+            _append(replay, _files(replay, number, rank), part, (oldest + low, oldest + high))
         at += count
     replay.recount()
     lost = [f"{_dropped(replay, begin, end):,} of the oldest steps, for which there is no room"]
     lost = lost if _dropped(replay, begin, end) else []
-    if replay.sampler is not None and replay.sampler.prioritises:
-        lost.append("priorities")
+    if replay.sampler is not None:
+        former = [(p["sampler"], _window(replay, p)) for p in parts if _count(p)]
+        lost += replay.sampler.take_over(replay.window(), former)
     return " and ".join(lost)
 
 
-def keep_place(buffer: Any, parts: Sequence[dict[str, Any]], rank: int, size: int) -> str:
+def keep_place(buffer: Any, parts: Sequence[State], rank: int, size: int) -> str:
     """Go on where this process was in data that each of them reads whole; say what is lost.
 
     A process that is new begins as in a new run; what a former one knew is dropped.
@@ -60,7 +60,7 @@ def keep_place(buffer: Any, parts: Sequence[dict[str, Any]], rank: int, size: in
     return f"{', '.join(what)} of {num} {kind} process{'es' if num > 1 else ''}"
 
 
-def _count(part: dict[str, Any]) -> int:
+def _count(part: State) -> int:
     """Return how many ticks a process had stored."""
     return min(int(part["added"]) - int(part.get("first", 0)), int(part["ticks"]))
 
@@ -69,37 +69,60 @@ def _dropped(replay: Replay, begin: int, end: int) -> int:
     return max(0, end - begin - replay.ticks) * replay.num_envs
 
 
-def _read(
-    replay: Replay, number: int, rank: int, part: dict[str, Any], span: tuple[int, int]
-) -> Piece:
-    """Return ticks of what process `number` had stored, with all that was written back to them."""
+def _clear(replay: Replay, own: State | None) -> None:
+    """Empty a replay, also of an attempt that failed; it goes on with the numbers of its files."""
+    replay.store, replay.sampler, replay.drawable = None, None, False
+    replay.current = np.zeros_like(replay.current)
+    replay.first = replay.added = replay.saved = int(own["added"]) if own else 0
+    replay.saves = int(own["saves"]) if own else 0
+
+
+def _window(replay: Replay, part: State) -> Window:
+    """Return the starts that existed for a process, as far as its state knows."""
+    ticks = int(part["added"]) - _count(part), int(part["added"]) - replay.config.length + 1
+    oldest, newest = (t * replay.num_envs for t in ticks)
+    return Window(oldest, newest, None, replay.num_envs, replay.config.length)
+
+
+def _files(replay: Replay, number: int, rank: int) -> ChunkFiles:
+    """Return the files of process `number`; this one is `rank`."""
     assert replay.place.folder is not None
     root = replay.place.folder.parent if rank else replay.place.folder
-    folder = root / f"rank{number}" if number else root
-    place = replace(replay.place, folder=folder)
-    theirs = type(replay)(replace(replay.config, storage="ram"), place)
-    theirs.load(part)
-    assert theirs.store is not None
-    oldest = theirs.added - _count(part)
-    first, last = oldest + span[0], oldest + span[1]
-    slots = np.arange(first, last) % theirs.ticks
-    return theirs.store.take(first, last), theirs.episode[slots]
+    return ChunkFiles(root / f"rank{number}" if number else root)
 
 
-def _append(replay: Replay, piece: Piece) -> None:
-    """Add ticks to a replay, as episodes of their own."""
-    data, episode = piece
-    data["is_first"][:, 0] = True  # what came before it here is of other environments
+def _append(replay: Replay, files: ChunkFiles, part: State, span: tuple[int, int]) -> None:
+    """Add ticks of another process, with all that was written back, as episodes of their own.
+
+    They go from file to file: in memory they may be too many.
+    """
+    (first, last), begin = span, replay.added
+    shift = np.zeros_like(replay.current)
+    for at, data, episode in files.read(first, int(part["added"])):
+        if at >= last:
+            break
+        chunk = {k: v[:, : last - at] for k, v in data.items()}
+        if at == first:
+            chunk["is_first"] = chunk["is_first"].clone()
+            chunk["is_first"][:, 0] = True  # what came before it here is of other environments
+            shift = replay.current + 1 - episode[0]
+        _fill(replay, chunk, episode[: last - at] + shift)
+    assert replay.store is not None
+    kept = max(first, first + replay.added - replay.ticks - begin)
+    files.copy_patches(replay.store, int(part["saves"]), (kept, last), begin - first)
+
+
+def _fill(replay: Replay, chunk: dict[str, Tensor], episode: Array) -> None:
+    """Add consecutive ticks [n, t, ...], with the episode of each step [t, n]."""
     if replay.store is None:
-        replay.allocate({k: v[:, 0] for k, v in data.items()})
+        replay.allocate({k: v[:, 0] for k, v in chunk.items()})
     assert replay.store is not None
     count, most = len(episode), replay.ticks
-    keep = slice(max(0, count - most), None)
-    start = replay.added + max(0, count - most)
-    replay.store.fill(start, {k: v[:, keep].contiguous() for k, v in data.items()})
-    ids = episode - episode[:1] + replay.current + 1
-    replay.episode[np.arange(start, replay.added + count) % most] = ids[keep]
-    replay.current = ids[-1].copy()
+    over = max(0, count - most)
+    start = replay.added + over
+    replay.store.fill(start, {k: v[:, over:] for k, v in chunk.items()})
+    replay.episode[np.arange(start, replay.added + count) % most] = episode[over:]
+    replay.current = episode[-1].copy()
     for _ in range(count):
         replay.added += 1
         replay.announce()

@@ -349,7 +349,7 @@ class Replay:
             return
         first = self._oldest()
         names = ("reward", "is_first", "is_last")
-        steps = self.store.take(first, self.added)
+        steps = self.store.take(first, self.added, names)
         self.returns.begun[:] = first  # of an episode whose beginning is lost, the rest is known
         for i in range(self.added - first):
             self.returns.add(first + i, *(steps[k][:, i].numpy() for k in names))

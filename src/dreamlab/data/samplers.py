@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,6 +41,8 @@ class Window:
 
 
 Draw = tuple[Array, Array | None]
+Former = tuple[dict[str, Any], Window]
+"""The state of another process's sampler, and the starts that existed for it."""
 
 
 class Sampler(Protocol):
@@ -66,6 +68,10 @@ class Sampler(Protocol):
         """Learn the priorities of starts sampled before."""
         ...
 
+    def take_over(self, window: Window, former: Sequence[Former]) -> list[str]:
+        """Begin with steps that others had stored; return what is lost of what they knew."""
+        ...
+
     def get_state(self) -> dict[str, Any]: ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
@@ -80,6 +86,9 @@ class _Stateless:
     def insert(self, ids: Array, usable: Array) -> None: ...
 
     def update(self, ids: Array, priority: Array) -> None: ...
+
+    def take_over(self, window: Window, former: Sequence[Former]) -> list[str]:
+        return []
 
     def get_state(self) -> dict[str, Any]:
         return {}
@@ -209,6 +218,9 @@ class Prioritised:
         if value.size:
             self.top = max(self.top, float(value.max()))
 
+    def take_over(self, window: Window, former: Sequence[Former]) -> list[str]:
+        return ["priorities"]
+
     def get_state(self) -> dict[str, Any]:
         leaves = self.tree.leaves().copy()
         return {"tree": leaves, "ids": self.ids.copy(), "top": self.top, "draws": self.draws}
@@ -318,6 +330,11 @@ class Mixture:
         for sampler in self.members.values():
             sampler.update(ids, priority)
 
+    def take_over(self, window: Window, former: Sequence[Former]) -> list[str]:
+        every = self.members.items()
+        lost = [s.take_over(window, [(f[k], w) for f, w in former]) for k, s in every]
+        return list(dict.fromkeys(x for found in lost for x in found))
+
     def get_state(self) -> dict[str, Any]:
         return {k: s.get_state() for k, s in self.members.items()}
 
@@ -367,8 +384,7 @@ class Online:
     def _pop(self, window: Window, num: int) -> Array:
         """Return up to `num` starts that wait, the oldest first."""
         num_envs = window.num_envs
-        stride = (self.every or window.length) * num_envs
-        first, end = (-(-x // stride) * num_envs for x in (window.oldest, window.newest))
+        stride, first, end = self._queue(window)
         numbers = np.arange(max(self.next, first), end)
         ids = numbers // num_envs * stride + numbers % num_envs
         if window.valid is not None:
@@ -377,11 +393,24 @@ class Online:
         self.next = end if len(ids) < num else int(numbers[num - 1]) + 1
         return ids[:num]
 
+    def _queue(self, window: Window) -> tuple[int, int, int]:
+        """Return ids per round, and the numbers of the oldest window and of the next to come."""
+        stride = (self.every or window.length) * window.num_envs
+        first, end = (-(-x // stride) * window.num_envs for x in (window.oldest, window.newest))
+        return stride, first, end
+
     def insert(self, ids: Array, usable: Array) -> None:
         self.base.insert(ids, usable)
 
     def update(self, ids: Array, priority: Array) -> None:
         self.base.update(ids, priority)
+
+    def take_over(self, window: Window, former: Sequence[Former]) -> list[str]:
+        """Count all windows there are as seen: most were, and none shall come twice."""
+        *_, self.next = self._queue(window)
+        lost = self.base.take_over(window, [(f["base"], w) for f, w in former])
+        waited = any(max(int(f["next"]), (q := self._queue(w))[1]) < q[2] for f, w in former)
+        return [*lost, *(["fresh windows that were not sampled yet"] if waited else [])]
 
     def get_state(self) -> dict[str, Any]:
         return {"next": self.next, "base": self.base.get_state()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from dreamlab.core.rng import derive
 from dreamlab.core.types import Array
-from dreamlab.data.samplers import Draw, Window
+from dreamlab.data.samplers import Draw, Former, Window
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Shuffled:
     def insert(self, ids: Array, usable: Array) -> None: ...
 
     def update(self, ids: Array, priority: Array) -> None: ...
+
+    def take_over(self, window: Window, former: Sequence[Former]) -> list[str]:
+        return ["position"] if any(f["next"] for f, _ in former) else []
 
     def get_state(self) -> dict[str, Any]:
         return {"seed": self.seed, "passed": self.passed, "next": self.next, "of": list(self.of)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,10 +143,11 @@ class StepArrays:
             data[:, slot : slot + num] = value[:, :num].to(data.device)
             data[:, : value.shape[1] - num] = value[:, num:].to(data.device)
 
-    def take(self, first: int, last: int) -> dict[str, Tensor]:
-        """Return a copy of ticks `first` to `last` (excluded) in RAM."""
+    def take(self, first: int, last: int, names: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return a copy of ticks `first` to `last` (excluded) in RAM, of these arrays or all."""
         slots = torch.arange(first, last) % self.ticks
-        return {k: v.index_select(1, slots.to(v.device)).cpu() for k, v in self.data.items()}
+        taken = {k: self.data[k] for k in names or self.data}
+        return {k: v.index_select(1, slots.to(v.device)).cpu() for k, v in taken.items()}
 
 
 def send(value: Tensor, device: torch.device) -> Tensor:

@@ -66,12 +66,11 @@ class EngineConfig(ComputeConfig):
                 "contradict each other: leave one of them out"
             )
         check_several(self.device, self.processes)
-        self.distributed.check_effect(self.processes)
         if self.actors.num and self.processes > 1:
             raise ConfigError(
                 "actors.num: actors feed one learner; remove it, or distributed.processes"
             )
-        if self.distributed.shard:
+        if self.distributed.shard and self.processes > 1:
             self._check_shard()
 
     def _check_shard(self) -> None:

@@ -69,12 +69,21 @@ def _shared(loop: Orchestrator) -> State:
         "wall_s": loop.speed.wall_s,
         "cpu_s": loop.speed.cpu_s,
         "device": _device(loop),
+        "sharding": _sharding(loop),
     }
 
 
 def _device(loop: Orchestrator) -> str:
     """Return what kind of device the run is computed on."""
     return loop.workflow.device.type
+
+
+def _sharding(loop: Orchestrator) -> str | None:
+    """Return which weights the processes share out among them; None: there is one process."""
+    options = loop.config.distributed
+    if world.size() == 1:
+        return None
+    return f"shard=true shard_least={options.shard_least}" if options.shard else "shard=false"
 
 
 def load(loop: Orchestrator, which: str = "latest") -> bool:
@@ -99,6 +108,7 @@ def load(loop: Orchestrator, which: str = "latest") -> bool:
     loop.speed.wall_s = state["wall_s"]
     loop.speed.cpu_s = state.get("cpu_s", 0.0)  # missing in older checkpoints
     _tell_moved(loop, state.get("device"))  # missing in older checkpoints
+    _tell_sharding(loop, state.get("sharding"))  # missing in older checkpoints
     if "parts" in state:
         regrouping.begin_anew(loop, state)
         return True
@@ -116,7 +126,18 @@ def _tell_moved(loop: Orchestrator, then: str | None) -> None:
     loop.say_and_record(
         f"continuing on {now} instead of {then}: rounding and random numbers of the device differ"
     )
-    loop.run_log.update(exact_resume=False, moved={"from": then, "to": now})
+    regrouping.remember(loop.run_log, "moved", {"from": then, "to": now})
+
+
+def _tell_sharding(loop: Orchestrator, then: str | None) -> None:
+    """Report that other weights were sharded before: gradients are summed in another order."""
+    now = _sharding(loop)
+    if None in (then, now) or then == now:
+        return
+    loop.say_and_record(
+        f"continuing with {now} instead of {then}: sums of gradients round otherwise"
+    )
+    regrouping.remember(loop.run_log, "resharded", {"from": then, "to": now})
 
 
 def _tell_lost(loop: Orchestrator, lost: list[int]) -> None:

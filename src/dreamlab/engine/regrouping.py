@@ -16,6 +16,7 @@ from dreamlab.data.source import Buffer
 
 if TYPE_CHECKING:
     from dreamlab.engine.checkpoint import Checkpoints
+    from dreamlab.engine.loop_parts import RunLog
     from dreamlab.engine.orchestrator import Orchestrator
 
 State = dict[str, Any]
@@ -47,13 +48,26 @@ def begin_anew(loop: Orchestrator, state: State) -> None:
     found = list(dict.fromkeys(x for lost in world.gather(state["lost"]) for x in lost))
     lost = [*ALWAYS, *(OF_OTHERS if then > 1 else ()), *found]
     told = {"from": then, "to": world.size(), "lost": lost}
+    number = f"{world.size()} process{'es' if world.size() > 1 else ''}"
     text = (
-        f"continuing with {world.size()} processes instead of {then}: weights, optimizers, "
+        f"continuing with {number} instead of {then}: weights, optimizers, "
         f"counters and replay are kept; not kept: {', '.join(lost)}"
     )
     loop.say_and_record(text)
-    loop.run_log.update(exact_resume=False, regrouped=told)
+    remember(loop.run_log, "regrouped", told)
     loop.run_log.event("resumed", **loop.now(), regrouped=told)
+
+
+def remember(run_log: RunLog, name: str, change: State) -> None:
+    """Append to the changes of this name in the manifest, and call the run no longer exact.
+
+    A manifest of an older version holds the last change alone.
+    """
+    before = run_log.manifest.get(name, [])
+    before = [before] if isinstance(before, dict) else before
+    repeated = change in before[-1:]  # it ended before it could save
+    listed = before if repeated else [*before, change]
+    run_log.update(exact_resume=False, **{name: listed})
 
 
 def drop_gone(checkpoints: Checkpoints) -> None:

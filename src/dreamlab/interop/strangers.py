@@ -85,14 +85,14 @@ def read_config(folder: Path, trust_code: bool = False, quiet: bool = False) -> 
             raise ConfigError(
                 f"--trust-code has no effect: {folder} is not a policy from a hub. Remove it"
             )
-        return load_config(read_yaml(folder / "config.yaml"))
+        return load_config(read_yaml(folder / "config.yaml"), stored=True)
     with guarded(folder, trust_code):
         _check_links(folder)
         node = migrate(read_plain(folder / "config.yaml"))
         node = {k: v for k, v in node.items() if k not in NOT_THEIRS}
         code = foreign_code(node)
         _trust(label(folder), code, trust_code, quiet)
-        return load_config(node)
+        return load_config(node, stored=True)
 
 
 def check_files(arguments: Sequence[str], trust_code: bool = False) -> bool:

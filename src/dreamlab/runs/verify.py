@@ -17,6 +17,12 @@ from dreamlab.runs.run import Run, hardware, versions
 
 COUNTERS = ("env_frames", "decisions", "updates")
 KINDS = ("transitions", "losses", "weights")
+CHANGES = {
+    "regrouped": ("distributed.processes", "regrouped: not exact"),
+    "moved": ("device", "not exact"),
+    "resharded": ("distributed.shard", "not exact"),
+}
+"""What the manifest lists of a resumed run: the option, and what follows."""
 Link = Record
 Rows = list[tuple[str, Any, Any]]
 
@@ -104,16 +110,22 @@ def surroundings(run: Run) -> Rows:
     for part, now in (("versions", versions()), ("hardware", hardware())):
         then = manifest.get(part, {})
         rows += [(f"{part}.{k}", a, b) for k, a, b in changes(then, now)]
-    if isinstance(told := manifest.get("regrouped"), dict):
-        number = f"{told.get('from')}, then {told.get('to')} (regrouped: not exact)"
-        rows.append(("distributed.processes", number, "the same throughout"))
-    if isinstance(moved := manifest.get("moved"), dict):
-        device = f"{moved.get('from')}, then {moved.get('to')} (not exact)"
-        rows.append(("device", device, "the same throughout"))
-    if manifest.get("exact_resume") is False and told is None and moved is None:
+    told = {k: _course(manifest.get(k)) for k in CHANGES}
+    for name, (option, why) in CHANGES.items():
+        if told[name]:
+            rows.append((option, f"{told[name]} ({why})", "the same throughout"))
+    if manifest.get("exact_resume") is False and not any(told.values()):
         rows.append(("resume", "some environments started a new episode", "never interrupted"))
     rows += _code("code", manifest.get("git", {}), git_state(), HERE)
     return [*rows, *_code("project", manifest.get("project", {}), project_state(), Path.cwd())]
+
+
+def _course(found: Any) -> str:
+    """Return what something was, one after another; an older manifest has the last change alone."""
+    listed = found if isinstance(found, list) else [found]
+    told = [x for x in listed if isinstance(x, dict)]
+    course = [*(x.get("from") for x in told[:1]), *(x.get("to") for x in told)]
+    return ", then ".join(map(str, course))
 
 
 def changes(then: Any, now: Any) -> Rows:
