@@ -120,7 +120,7 @@ def _go_on(config: LabConfig, claim: Claim, trust_code: bool) -> Opened:
         write_text(run.config_path, to_yaml(merged))
         run.entry.config = None  # the index shall read it again
         if frames != old.training.total_frames:
-            run.event("extended", total_frames=frames)
+            run.event("extended", total_frames=frames, before=old.training.total_frames)
         claim.keep()
 
     return Opened(run, merged, True, keep)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dreamlab.cli import main
-from dreamlab.runs import verify
+from dreamlab.runs import legs, verify
 from dreamlab.runs.run import FolderLock
-from tests.helpers import some_of
+from tests.helpers import open_loop, run_for, some_of
 
 QUICK = (
     "tiny=true", "env.num_envs=2", "training.total_frames=400", "log.every_frames=100",
@@ -93,6 +93,88 @@ def test_the_first_divergence_is_named(kind, copy, capsys):
     assert f"diverged: {kind}, after env frame {links[0]['env_frames']}" in out
     assert f"by env frame {links[1]['env_frames']} (update {links[1]['updates']})" in out
     assert f"{kind}  expected 00000000  found " in out
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A run that ended, was extended, was interrupted, and was extended once more."""
+    folder = tmp_path_factory.mktemp("extended") / "run"
+    options = (
+        "+experiment=ppo_cartpole",
+        *QUICK,
+        "workflow.optimizer.schedule=linear",
+        "checkpoint.keep=9",
+    )
+    for frames, actions in ((200, None), (450, 3), (450, 1), (600, None)):
+        run_for(open_loop(folder, *options, f"training.total_frames={frames}"), actions)
+    return folder
+
+
+def test_an_extended_run_is_the_same_when_run_again(extended, capsys):
+    events = [json.loads(x) for x in (extended / "events.jsonl").read_text().splitlines()]
+    told = [(e["before"], e["total_frames"]) for e in events if e["event"] == "extended"]
+    assert told == [(200, 450), (450, 600)]
+    assert [(x.total_frames, x.finished) for x in legs.former_legs(extended)] == [
+        (200, True),
+        (450, False),
+    ]
+    code, out, err = run(capsys, "verify", extended)
+    assert code == 0, out + err
+    links = verify.read_chain(extended)
+    assert f"at {len(links)} points, up to env frame {links[-1]['env_frames']}" in out
+
+
+def test_a_divergence_after_the_extension_is_found(extended, tmp_path, capsys):
+    folder = Path(shutil.copytree(extended, tmp_path / "run"))
+    first = legs.former_legs(folder)[0].end.count
+    at = [x["env_frames"] > first for x in verify.read_chain(folder)].index(True)
+    arguments = ("verify", folder, "--from", f"{first:012d}", "--frames", 1)
+    assert run(capsys, *arguments)[0] == 0
+    change(folder, at, "weights")
+    code, out, _ = run(capsys, *arguments)
+    assert code == 1
+    assert "diverged: weights" in out
+
+
+def recorded(folder: Path, at: int, **told: object) -> None:
+    """Write down that a run went on in another way."""
+    manifest = json.loads((folder / "manifest.json").read_text()) | told
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for kind in told:
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"time": 1.0, "event": kind, "env_frames": at}) + "\n")
+
+
+TWO = {"from": 2, "to": 1, "lost": ["running episodes"]}
+CUDA = {"from": "cuda", "to": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ({"regrouped": TWO}, "distributed.processes was 2, then 1 (regrouped: not exact)"),
+        ({"regrouped": [TWO, {"from": 1, "to": 4}]}, "was 2, then 1, then 4 (regrouped"),
+        ({"moved": CUDA}, "device was cuda, then cpu (not exact)"),
+        ({"moved": [CUDA]}, "device was cuda, then cpu (not exact)"),
+    ],
+)
+def test_a_run_that_changed_its_processes_or_device_is_not_repeated(told, text, copy, capsys):
+    first, *_, last = sorted(p.name for p in (copy / "checkpoints").glob("0*"))
+    recorded(copy, int(last), **told)
+    for start in ((), ("--from", first)):
+        code, out, err = run(capsys, "verify", copy, *start)
+        assert (code, out) == (2, "")
+        assert len(err.splitlines()) == 1
+        assert text in err
+        assert ("regrouped" in told) != (f"saved after that ({int(last)} or later)" in err)
+
+
+def test_what_came_after_a_change_of_device_is_repeated(copy, capsys):
+    first = min(p.name for p in (copy / "checkpoints").glob("0*"))
+    recorded(copy, int(first), moved=CUDA)
+    code, out, err = run(capsys, "verify", copy, "--from", first, "--frames", 1)
+    assert code == 0, out + err
+    assert "device: cuda, then cpu (not exact) -> the same throughout" in out
 
 
 def test_a_program_reads_the_verdict(copy, capsys):

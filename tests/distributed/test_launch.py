@@ -410,6 +410,8 @@ def test_a_run_that_moves_to_another_kind_of_device_is_no_longer_exact(
     assert (moved.manifest["exact_resume"], stayed.manifest["exact_resume"]) == (False, True)
     row = ("device", "cuda, then cpu (not exact)", "the same throughout")
     assert row in verify.surroundings(moved)
+    assert main(["verify", str(moved.folder)]) == 2
+    assert "checkpoint saved after that" in capsys.readouterr().err
     assert "resume" not in [r[0] for r in verify.surroundings(moved)]
     assert main(["resume", str(tmp_path / "moved"), "training.total_frames=1800"]) == 0
     assert Run(tmp_path / "moved").manifest["exact_resume"] is False, "not even later"

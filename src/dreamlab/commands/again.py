@@ -11,4 +11,4 @@ if __name__ == "__main__":
     prepare()
     from dreamlab.commands.second_run import again
 
-    sys.exit(again(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(again(Path(sys.argv[1]), int(sys.argv[2]), [int(n) for n in sys.argv[3:]]))

@@ -23,6 +23,7 @@ from dreamlab.engine.observer import Observer
 from dreamlab.engine.orchestrator import Orchestrator
 from dreamlab.engine.terminal import Terminal
 from dreamlab.runs import verify as verifying
+from dreamlab.runs.legs import Moment, former_legs
 from dreamlab.runs.locks import is_writing
 from dreamlab.runs.run import FollowedRun, Run
 
@@ -67,8 +68,8 @@ def _quiet(config: LabConfig, folder: Path) -> LabConfig:
     )
 
 
-def copy_checkpoint(run: Run, config: LabConfig, second: Path, which: str) -> int:
-    """Copy a checkpoint and the files it needs; return its clock."""
+def find_checkpoint(run: Run, config: LabConfig, which: str) -> Path:
+    """Return the folder of a checkpoint to start from."""
     if is_writing(run.folder):
         raise LabError(
             f"{run.folder} is being trained: remove --from, or wait until it has finished"
@@ -77,12 +78,21 @@ def copy_checkpoint(run: Run, config: LabConfig, second: Path, which: str) -> in
     path = checkpoints.named(which) or checkpoints.folder / which
     if path.name not in checkpoints.names():
         raise LabError(f"{run.folder}: there is no checkpoint {which!r}; {checkpoints.names()}")
+    return path
+
+
+def clock_of(checkpoint: Path | None) -> int:
+    """Return the clock of a checkpoint; 0 at the start of a run."""
+    return int(checkpoint.name.split("_")[0]) if checkpoint is not None else 0
+
+
+def copy_checkpoint(run: Run, path: Path, second: Path) -> None:
+    """Copy a checkpoint and the files it needs."""
     shutil.copytree(path, second / "checkpoints" / path.name)
     if (run.folder / "buffers").is_dir():
         shutil.copytree(run.folder / "buffers", second / "buffers")
     for name in ("chain.jsonl", "metrics.jsonl"):
         shutil.copy(run.folder / name, second / name)
-    return int(path.name.split("_")[0])
 
 
 def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
@@ -95,13 +105,39 @@ def links_ahead(run: Run, begin: int, frames: int) -> list[int]:
     return ahead[: short + 1]
 
 
-def run_again(second: Path, links: int) -> None:
-    """Train the prepared folder for a number of links in a separate process."""
+def run_again(run: Run, second: Path, begin: int, links: int) -> None:
+    """Train the prepared folder for a number of links after `begin`.
+
+    A run whose length was changed is repeated leg by leg, each in a process of its own: it ends
+    and resumes where the run did.
+    """
     config = load_config(read_yaml(second / "config.yaml"), stored=True)
-    number = config.processes
-    processes.check_devices(config.device, config.devices, number)
+    processes.check_devices(config.device, config.devices, config.processes)
+    left = links
+    for leg in former_legs(run.folder):
+        if leg.end.count < begin:
+            continue
+        _write_length(config, second, leg.total_frames)
+        _run_leg(config.processes, second, left, None if leg.finished else leg.end)
+        chain = verifying.read_chain(second) if (second / "chain.jsonl").exists() else []
+        left = links - sum(moment_of(link) > begin for link in chain)
+        if left <= 0:
+            return
+    _write_length(config, second, config.training.total_frames)
+    _run_leg(config.processes, second, left)
+
+
+def _write_length(config: LabConfig, second: Path, total_frames: int | None) -> None:
+    training = replace(config.training, total_frames=total_frames)
+    write_text(second / "config.yaml", to_yaml(replace(config, training=training)))
+
+
+def _run_leg(number: int, second: Path, links: int, end: Moment | None = None) -> None:
+    """Train in a process of its own for a number of links, or up to a moment."""
     agent = [*LAUNCH, str(number)] if number > 1 else []
-    command = [sys.executable, *agent, "-m", "dreamlab.commands.again", str(second), str(links)]
+    stops = [links] if end is None else [links, end.count, end.updates or 0]
+    words = [str(second), *map(str, stops)]
+    command = [sys.executable, *agent, "-m", "dreamlab.commands.again", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         text = "\n".join(done.stderr.strip().splitlines()[-8:])
@@ -120,8 +156,28 @@ class StopAfterLinks(Observer):
             self.loop.stop()
 
 
-def again(folder: Path, links: int) -> int:
-    """Train a prepared folder for a number of links: the entry point of the clean process."""
+class StopAt(Observer):
+    """Stop a run at a moment, or at once if it has passed it."""
+
+    def __init__(self, loop: Orchestrator, count: int, updates: int) -> None:
+        self.loop, self.end = loop, (count, updates)
+
+    def started(self, loop: Orchestrator) -> None:
+        self._look()
+
+    def after(self, action: str) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        if (self.loop.scheduler.clock().count, self.loop.counters.updates) >= self.end:
+            self.loop.stop()
+
+
+def again(folder: Path, links: int, end: Sequence[int] = ()) -> int:
+    """Train a prepared folder for a number of links, or up to an `end`: clock and updates.
+
+    The entry point of the clean process.
+    """
     config = load_config(read_yaml(folder / "config.yaml"), stored=True)
     options = config.distributed
     with processes.together(config.processes, config.device, options.timeout_s):
@@ -130,5 +186,7 @@ def again(folder: Path, links: int) -> int:
         loop = build.build(config, run, Terminal("off", config.name))
         training.begin(training.Opened(run, config, True, lambda: None), loop)
         loop.observers.add(StopAfterLinks(loop, links))
+        if end:
+            loop.observers.add(StopAt(loop, *end))
         loop.run()
     return 0

@@ -72,16 +72,20 @@ def command(
     run, config = Run(folder), strangers.read_config(folder, trust_code)
     if config.actors.num:
         raise LabError(f"{folder} cannot be repeated: {NOT_EXACT}")
+    path = second_run.find_checkpoint(run, config, start) if start else None
+    begin = second_run.clock_of(path)
+    verifying.check_exact(run, begin if start else None)
     with disk_errors(every=True), tempfile.TemporaryDirectory(prefix="dreamlab_verify_") as scratch:
         second = Path(scratch) / "run"
         changed = second_run.prepare(config, second, overrides)
-        begin = second_run.copy_checkpoint(run, config, second, start) if start else 0
+        if path is not None:
+            second_run.copy_checkpoint(run, path, second)
         ahead = second_run.links_ahead(run, begin, frames)
         if not as_json:
             unit = axis_name(unit_of(verifying.read_chain(folder)[-1]))
             span = f"{unit} {begin:,} to {ahead[-1]:,}"
             print(f"rerunning {span} of {folder}", flush=True)
-        second_run.run_again(second, len(ahead))
+        second_run.run_again(run, second, begin, len(ahead))
         verdict = verifying.compare(run, Run(second), begin)
     rows = [*verifying.surroundings(run), *((f"options.{k}", a, b) for k, a, b in changed)]
     if verdict.divergence is None and verdict.last is None:

@@ -123,6 +123,7 @@ def _tell_moved(loop: Orchestrator, then: str | None) -> None:
     now = _device(loop)
     if then in (None, now):
         return
+    loop.run_log.event("moved", **loop.now(), **{"from": then, "to": now})
     loop.say_and_record(
         f"continuing on {now} instead of {then}: rounding and random numbers of the device differ"
     )

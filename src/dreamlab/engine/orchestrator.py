@@ -276,7 +276,8 @@ class Orchestrator:
         return "finished"
 
     def now(self) -> dict[str, int]:
-        return {"env_frames": self.counters.env_frames, **self.scheduler.clock().record()}
+        counts = {"env_frames": self.counters.env_frames, "updates": self.counters.updates}
+        return {**counts, **self.scheduler.clock().record()}
 
     def _measure(self, **options: Any) -> EvalResult | None:
         """Evaluate outside of the phases' own plan; if interrupted, it is still owed."""

@@ -12,7 +12,9 @@ from dreamlab.core.clock import moment_of
 from dreamlab.core.errors import LabError
 from dreamlab.core.readers import FileError, Record, read_jsonl
 from dreamlab.runs.git_state import HERE, git, git_state, project_state
+from dreamlab.runs.legs import moment_in
 from dreamlab.runs.options import differences, flatten
+from dreamlab.runs.readers import read_events
 from dreamlab.runs.run import Run, hardware, versions
 
 COUNTERS = ("env_frames", "decisions", "updates")
@@ -110,14 +112,39 @@ def surroundings(run: Run) -> Rows:
     for part, now in (("versions", versions()), ("hardware", hardware())):
         then = manifest.get(part, {})
         rows += [(f"{part}.{k}", a, b) for k, a, b in changes(then, now)]
-    told = {k: _course(manifest.get(k)) for k in CHANGES}
-    for name, (option, why) in CHANGES.items():
-        if told[name]:
-            rows.append((option, f"{told[name]} ({why})", "the same throughout"))
-    if manifest.get("exact_resume") is False and not any(told.values()):
+    inexact = _inexact(manifest)
+    rows += [(name, what, "the same throughout") for name, what in inexact]
+    if manifest.get("exact_resume") is False and not inexact:
         rows.append(("resume", "some environments started a new episode", "never interrupted"))
     rows += _code("code", manifest.get("git", {}), git_state(), HERE)
     return [*rows, *_code("project", manifest.get("project", {}), project_state(), Path.cwd())]
+
+
+def check_exact(run: Run, begin: int | None) -> None:
+    """Raise if a rerun from a checkpoint (None: from the start) would differ in any case.
+
+    With another number of processes environments and random numbers are others, and the digests
+    of what one process saw do not go on; another kind of device rounds differently.
+    """
+    found = dict(_inexact(run.manifest))
+    if (what := found.get("distributed.processes")) is not None:
+        raise LabError(f"{run.folder} cannot be repeated: distributed.processes was {what}")
+    if (what := found.get("device")) is None:
+        return
+    times = [moment_in(e) for e in read_events(run.folder).records if e["event"] == "moved"]
+    last = max((at.count for at in times if at is not None), default=None)
+    if begin is None or begin < (last or 0):
+        place = "" if last is None else f" ({last:,} or later)"
+        raise LabError(
+            f"{run.folder} cannot be repeated from {begin or 'its start'}: device was {what}. Use "
+            f"--from with a checkpoint saved after that{place}"
+        )
+
+
+def _inexact(manifest: Record) -> list[tuple[str, str]]:
+    """Return which options changed in the middle of a run, so that a rerun differs, and how."""
+    told = {name: _course(manifest.get(name)) for name in CHANGES}
+    return [(CHANGES[k][0], f"{v} ({CHANGES[k][1]})") for k, v in told.items() if v]
 
 
 def _course(found: Any) -> str:
