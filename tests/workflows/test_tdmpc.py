@@ -238,6 +238,27 @@ def test_a_search_keeps_a_tenth_of_its_last_mean(updates, horizon, floor):
     torch.testing.assert_close(plan.std[0], std, rtol=1e-3, atol=1e-4)
 
 
+@torch.no_grad()
+def test_training_adds_the_searchs_deviation_to_an_elite():
+    a, obs = apart(agent()), obs_of(VECTOR, 3)
+    a.updates.value = 5  # plans of three steps
+    state, later = a.initial_state(3), torch.zeros(3, dtype=torch.bool)
+    state["mean"] = torch.rand(3, 5, 2) - 0.5
+    torch.manual_seed(5)
+    noise = draw_noise(a.sizes, 3, torch.device("cpu"))
+    plan = a.plan(a.model.encoder(obs), state["mean"][:, 1:4], noise)
+    decisions = []
+    for mode in (Mode.EVAL, Mode.TRAIN):
+        torch.manual_seed(5)
+        decisions.append(a.decide(obs, later, state, mode))
+    calm, noisy_one = (d.action for d in decisions)
+    assert (calm[:, None] == plan.elites[:, :, 0]).all(-1).any(-1).all()
+    assert (plan.std >= 0.275).all()
+    wanted = (calm + plan.std[:, 0] * noise.action).clamp(-1, 1)
+    torch.testing.assert_close(noisy_one, wanted)
+    torch.testing.assert_close(decisions[0].state["mean"][:, :3], plan.mean)
+
+
 def test_updates_count_for_the_schedules_and_every_second_one_moves_the_target():
     a, batch = agent(anneal_updates=4), batch_of(VECTOR, t=6)
     assert (a.horizon, a.least_std) == (1, 0.5)

@@ -381,20 +381,32 @@ def certain(**options) -> TDMPC2:
     return a
 
 
+def stepped(net: torch.nn.Module, old: torch.nn.Module, loss: torch.Tensor, rate: float) -> None:
+    """Check that Adam made its first step down this loss: its rate against each entry's sign."""
+    grads = torch.autograd.grad(loss, list(old.parameters()), retain_graph=True)
+    for now, was, grad in zip(net.parameters(), old.parameters(), grads, strict=True):
+        known = grad.abs() > 1e-2  # beside epsilon and clipping
+        wanted = -rate * grad.sign()[known]
+        torch.testing.assert_close((now - was).detach()[known], wanted, rtol=0.05, atol=1e-6)
+
+
 def test_an_update_learns_from_its_targets_then_the_policy_then_moves_the_slow_critics():
     a, old, batch = certain(), certain(), batch_of(VECTOR)
     metrics = a.update_agent(batch, phase=PHASE)
     w, still = old.window(batch), torch.zeros(4, 5, 2)
-    with torch.no_grad():
-        next_z, target = old.td_target(w, still[:3], torch.tensor([0, 1]), None)
-        loss, zs, _ = old.model_loss(w, next_z, target, None)
-        assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-3)
-        # the policy is judged by critics that have made their step
-        by_hand = objective(old, a.critics, zs, w.task, still, [0, 1], 1.0)
-        before = objective(old, old.critics, zs, w.task, still, [0, 1], 1.0)
-        wanted, other = (float(over_time(-x.q / x.scale)) for x in (by_hand, before))
-    assert float(metrics["loss/policy"]) == pytest.approx(wanted, rel=1e-4)
-    assert wanted != pytest.approx(other, rel=1e-3)
+    next_z, target = old.td_target(w, still[:3], torch.tensor([0, 1]), None)
+    loss, zs, _ = old.model_loss(w, next_z, target, None)
+    assert metrics["loss"].item() == pytest.approx(loss.item(), rel=1e-3)
+    # the policy is judged by critics that have made their step
+    by_hand = objective(old, a.critics, zs.detach(), w.task, still, [0, 1], 1.0)
+    before = objective(old, old.critics, zs.detach(), w.task, still, [0, 1], 1.0)
+    wanted, other = (over_time(-x.q / x.scale) for x in (by_hand, before))
+    assert metrics["loss/policy"].item() == pytest.approx(wanted.item(), rel=1e-4)
+    assert wanted.item() != pytest.approx(other.item(), rel=1e-3)
+    stepped(a.model.encoder, old.model.encoder, loss, 0.3 * 3e-4)
+    stepped(a.model.dynamics, old.model.dynamics, loss, 3e-4)
+    stepped(a.critics, old.critics, loss, 3e-4)
+    stepped(a.prior, old.prior, wanted, 3e-4)
     slow = zip(a.target.parameters(), old.target.parameters(), a.critics.parameters(), strict=True)
     for now, was, online in slow:
         torch.testing.assert_close(now, 0.99 * was + 0.01 * online.detach())
