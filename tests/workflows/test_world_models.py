@@ -334,6 +334,16 @@ def test_fewer_environments_than_candidates_measure_them_over_several_rounds():
     assert told == [[5.5, 11.0, 3.0, 4.0]]
 
 
+def test_dreams_start_at_the_ends_of_windows_in_turn_and_not_where_an_episode_ended():
+    workflow = make(controller={"rollouts": 5})
+    batch = windows(workflow)
+    batch.extras["logvar"].fill_(-100.0)  # codes without spread
+    batch.is_last[2, -1] = True  # cut off there, without a termination
+    start, awake = workflow.dream_starts(batch)
+    torch.testing.assert_close(start.z, batch.extras["mean"][[0, 1, 2, 0, 1], -1])
+    assert awake.tolist() == [True, True, False, True, True]
+
+
 def test_in_a_dream_the_end_counts_and_what_comes_after_it_does_not():
     workflow = make(dream={"horizon": 10}, mdn={"reward": False})
     model = workflow.model
