@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.workflows.tdmpc_by_hand import act, cross_entropy, decoded, joined, objective, over_time
 from torch.nn import functional as F
 
 from dreamlab.accel.bf16_weights import Bf16Weights
@@ -290,6 +291,125 @@ def test_the_encoder_learns_at_three_tenths_of_the_rate():
     rates = {g.scale: len(g.index) for g in a.opt.inner.groups}
     assert rates[0.3] == len(list(a.model.encoder.parameters()))
     assert a.policy_opt.config.eps == 1e-5
+
+
+def apart(a: TDMPC2, width: float = 3.0) -> TDMPC2:
+    """Let critics, targets and rewards say different things, further apart with `width`."""
+    with torch.no_grad():
+        for net in (a.critics.linears[-1], a.target.linears[-1], a.model.reward.out):
+            net.weight.copy_(width * torch.randn_like(net.weight))
+    return a
+
+
+@pytest.mark.parametrize("spec", [VECTOR, TASKS], ids=["vector", "tasks"])
+@pytest.mark.parametrize("width", [0.1, 3.0], ids=["floor", "range"])
+@pytest.mark.parametrize("entropy", [None, 0.3])
+def test_the_policys_loss_is_that_of_the_formula(spec, width, entropy):
+    """Mean over H + 1 states of rho^t (-q / S + 1e-4 A log pi), q the mean of two critics."""
+    options = {} if entropy is None else {"entropy": entropy}
+    a = apart(agent(spec, dropout=0.0, **options), width)
+    a.value_scale.fill_(3.0)
+    w = a.window(batch_of(spec))
+    zs, noise = torch.rand(4, 5, 16), torch.randn(4, 5, 2)
+    found, metrics = a.policy_loss(zs, w, noise, torch.tensor([2, 0]))
+    by_hand = objective(a, a.critics, zs, w.task, noise, [2, 0], 3.0)
+    coef = 1e-4 if entropy is None else entropy
+    wanted = over_time(-by_hand.q / by_hand.scale + coef * by_hand.log_prob)
+    assert (by_hand.scale > 3.0) == (width > 1)  # else the range is below its floor of 1
+    assert float(a.value_scale) == pytest.approx(by_hand.scale, rel=1e-5)
+    assert float(metrics["value_scale"]) == float(a.value_scale)
+    assert found.item() == pytest.approx(wanted.item(), rel=2e-5)
+    params = list(a.prior.parameters())
+    ours, theirs = (torch.autograd.grad(loss, params) for loss in (found, wanted))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
+
+
+def test_the_models_loss_is_that_of_the_formula_and_goes_back_through_time():
+    a = apart(agent(episodic=True, dropout=0.0))
+    w = a.window(batch_of(VECTOR))
+    next_z, target = torch.rand(3, 5, 16), 5 * torch.randn(3, 5)
+    found, zs, metrics = a.model_loss(w, next_z, target, None)
+    z = a.model.encoder({k: v[0] for k, v in w.obs.items()}, None)
+    gap, reward, value, ends = [], [], [], []
+    for t in range(3):
+        x = torch.cat([z, w.action[t]], -1)
+        reward.append(cross_entropy(a.model.reward(x), w.reward[t]))
+        value.append(sum(cross_entropy(q, target[t]) for q in a.critics(x)) / 3)
+        z = a.model.dynamics(x)
+        gap.append((z - next_z[t]).pow(2).mean(-1))
+        logit, over = a.model.termination(z)[:, 0].double(), w.terminal[t]
+        ends.append(-over * logit.sigmoid().log() - (1 - over) * (-logit).sigmoid().log())
+        torch.testing.assert_close(zs[t + 1], z)
+    losses = {k: over_time(torch.stack(v)) for k, v in
+              (("consistency", gap), ("reward", reward), ("value", value))}  # fmt: skip
+    losses["termination"] = torch.stack(ends).mean()
+    for name, wanted in losses.items():
+        assert metrics[f"loss/{name}"].item() == pytest.approx(wanted.item(), rel=1e-4), name
+    scales = {"consistency": 20, "reward": 0.1, "value": 0.1, "termination": 1}
+    wanted = sum(scales[k] * v for k, v in losses.items())
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-4)
+    params = [*a.model.parameters(), *a.critics.parameters()]
+    ours, theirs = (torch.autograd.grad(loss, params) for loss in (found, wanted))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", [VECTOR, TASKS], ids=["vector", "tasks"])
+def test_targets_are_those_of_the_slow_critics(spec):
+    a = apart(agent(spec))
+    w = a.window(batch_of(spec))
+    noise = torch.randn(3, 5, 2)
+    next_z, target = a.td_target(w, noise, torch.tensor([1, 2]), None)
+    obs = {k: v[1:] for k, v in w.obs.items()}
+    known = a.model.tasks(w.task.expand(3, 5)) if spec.tasks else None
+    torch.testing.assert_close(next_z, a.model.encoder(obs, known))
+    action = act(a, next_z, w.task, noise).action.float()
+    first, second = (decoded(q) for q in a.target(joined(a, w.task, next_z, action))[1:])
+    gamma = torch.tensor([0.99, 0.95, 0.995])[w.task]
+    wanted = w.reward + gamma * (1 - w.terminal) * torch.minimum(first, second)
+    assert not torch.allclose(first, second)
+    torch.testing.assert_close(target, wanted.float(), rtol=1e-4, atol=1e-4)
+
+
+def certain(**options) -> TDMPC2:
+    """Return an agent without chance: two critics, hardly any noise, no dropout."""
+    a = apart(agent(num_q=2, dropout=0.0, entropy=0.0, **options), 1.0)
+    with torch.no_grad():
+        a.prior.net.out.bias[2:] = -100.0  # of the log-deviations
+    return a
+
+
+def stepped(net: torch.nn.Module, old: torch.nn.Module, loss: torch.Tensor, rate: float) -> None:
+    """Check that Adam made its first step down this loss: its rate against each entry's sign."""
+    grads = torch.autograd.grad(loss, list(old.parameters()), retain_graph=True)
+    for now, was, grad in zip(net.parameters(), old.parameters(), grads, strict=True):
+        known = grad.abs() > 1e-2  # beside epsilon and clipping
+        wanted = -rate * grad.sign()[known]
+        torch.testing.assert_close((now - was).detach()[known], wanted, rtol=0.05, atol=1e-6)
+
+
+def test_an_update_learns_from_its_targets_then_the_policy_then_moves_the_slow_critics():
+    a, old, batch = certain(), certain(), batch_of(VECTOR)
+    metrics = a.update_agent(batch, phase=PHASE)
+    w, still = old.window(batch), torch.zeros(4, 5, 2)
+    next_z, target = old.td_target(w, still[:3], torch.tensor([0, 1]), None)
+    loss, zs, _ = old.model_loss(w, next_z, target, None)
+    assert metrics["loss"].item() == pytest.approx(loss.item(), rel=1e-3)
+    # the policy is judged by critics that have made their step
+    by_hand = objective(old, a.critics, zs.detach(), w.task, still, [0, 1], 1.0)
+    before = objective(old, old.critics, zs.detach(), w.task, still, [0, 1], 1.0)
+    wanted, other = (over_time(-x.q / x.scale) for x in (by_hand, before))
+    assert metrics["loss/policy"].item() == pytest.approx(wanted.item(), rel=1e-4)
+    assert wanted.item() != pytest.approx(other.item(), rel=1e-3)
+    stepped(a.model.encoder, old.model.encoder, loss, 0.3 * 3e-4)
+    stepped(a.model.dynamics, old.model.dynamics, loss, 3e-4)
+    stepped(a.critics, old.critics, loss, 3e-4)
+    stepped(a.prior, old.prior, wanted, 3e-4)
+    slow = zip(a.target.parameters(), old.target.parameters(), a.critics.parameters(), strict=True)
+    for now, was, online in slow:
+        torch.testing.assert_close(now, 0.99 * was + 0.01 * online.detach())
 
 
 @pytest.mark.parametrize("spec", [VECTOR, IMAGE, TASKS], ids=["vector", "image", "tasks"])

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tests.contract.test_workflows import make
 from tests.helpers import run_for
-from tests.workflows.test_tdmpc2 import PHASE, SMALL, VECTOR, agent, batch_of, obs_of
+from tests.workflows.tdmpc_by_hand import objective, over_time
+from tests.workflows.test_tdmpc2 import PHASE, SMALL, VECTOR, agent, apart, batch_of, obs_of
 
 from dreamlab.core.config import load
 from dreamlab.core.types import Mode
@@ -110,6 +111,44 @@ def test_up_to_a_range_of_two_the_policy_is_left_alone():
     other = squared()
     base = TDMPC2.policy_loss(other, zs[:3], w, noise[:3], torch.tensor([0, 1]))[0]
     assert torch.equal(loss, base)
+
+
+@pytest.mark.parametrize("options", [{}, {"prior_scale": "none"}, {"prior_coef": 0.7}])
+@pytest.mark.parametrize("before", [1.9, 2.2], ids=["below the gate", "above"])
+def test_the_policys_loss_is_that_of_the_formula(options, before):
+    """Over H states: rho^t (1e-4 A log pi - q / S), and less A / 61 rho^t log mu / S if S > 2."""
+    a = apart(squared(entropy=0.01, **options), 0.3)
+    a.value_scale.fill_(before)
+    w, zs, noise = a.window(stored()), torch.rand(4, 5, 16), torch.randn(4, 5, 2)
+    found, _ = a.policy_loss(zs, w, noise, torch.tensor([2, 1]))
+    by_hand = objective(a, a.critics, zs[:3], w.task, noise[:3], [2, 1], before)
+    assert (by_hand.scale > 2) == (before > 2)
+    std = w.extras["plan_std"].double()
+    assert (std < 0.05).any()
+    std = std.clamp(min=0.05)
+    unit = (by_hand.action - w.extras["plan_mean"]) / std
+    # the constant once, then times the action size, 2
+    log_mu = 2 * ((-(unit**2) / 2 - std.log()).sum(-1) - 0.5 * math.log(2 * math.pi))
+    wanted = over_time(0.01 * by_hand.log_prob - by_hand.q / by_hand.scale)
+    if by_hand.scale > 2:
+        share = 1.0 if options.get("prior_scale") else 2 / 61
+        coef = options.get("prior_coef", 1.0)
+        wanted = wanted - coef * share * over_time(log_mu / by_hand.scale)
+    assert found.item() == pytest.approx(wanted.item(), rel=2e-5)
+    params = list(a.prior.parameters())
+    ours, theirs = (torch.autograd.grad(loss, params) for loss in (found, wanted))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
+
+
+def test_acting_without_a_planner_the_policys_own_normal_is_stored():
+    a, obs = squared(mpc=False), obs_of(VECTOR, 3)
+    with torch.no_grad():
+        first = torch.ones(3, dtype=torch.bool)
+        extras = a.decide(obs, first, a.initial_state(3), Mode.TRAIN).extras
+        mean, raw = a.prior.net(a.model.encoder(obs, None)).chunk(2, -1)
+    torch.testing.assert_close(extras["plan_mean"], mean.tanh())
+    torch.testing.assert_close(extras["plan_std"], (-10 + 6 * (raw.tanh() + 1)).exp())
 
 
 @pytest.mark.parametrize("coef", [0.0, 1.0])

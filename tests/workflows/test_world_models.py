@@ -164,6 +164,97 @@ def test_m_predicts_nothing_across_a_seam_and_forgets_there():
     assert changed["mdn"].item() != pytest.approx(whole["mdn"].item())
 
 
+def windows(workflow, b: int = 3, t: int = 6) -> Batch:
+    """Return windows with an end and a seam inside one, and rewards of their own."""
+    batch = batch_of(workflow, b, t)
+    batch.reward.copy_(torch.randn(b, t))
+    batch.is_first[:, 0] = True
+    batch.is_terminal[1, 2] = batch.is_last[1, 2] = batch.is_first[1, 3] = True
+    return batch
+
+
+def losses_by_hand(model: VMModel, z: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    """Return the mean losses of every step that follows another: three codes, two normals each."""
+    code, reward, done = [], [], []
+    for i in range(z.shape[0]):
+        for t in range(z.shape[1] - 1):
+            if batch.is_first[i, t]:
+                memory = (torch.zeros(1, 8), torch.zeros(1, 8))
+            chosen = torch.eye(2)[batch.action[i, t]]
+            memory = model.mdn.lstm.step(torch.cat([z[i, t], chosen])[None], memory)
+            if batch.is_first[i, t + 1]:
+                continue
+            out = model.mdn.out(memory[0])[0]
+            logits, mean, log_std = out[:18].view(3, 3, 2).unbind(1)
+            unit = (z[i, t + 1, :, None] - mean) / log_std.exp()
+            each = logits.softmax(-1) * (-(unit**2) / 2).exp() / log_std.exp()
+            code += list(-(each.sum(-1) / math.sqrt(2 * math.pi)).log())
+            reward.append(0.5 * (out[18] - batch.reward[i, t + 1]) ** 2)
+            chance = out[19].sigmoid()
+            over = bool(batch.is_terminal[i, t + 1])
+            done.append(-10 * chance.log() if over else -(1 - chance).log())
+    terms = {"mdn": code, "reward": reward, "done": done}
+    return {k: torch.stack(v).mean() for k, v in terms.items()}
+
+
+def test_ms_losses_are_those_of_the_formulas():
+    workflow = make()
+    batch, model = windows(workflow), workflow.model
+    with torch.no_grad():
+        for p in model.mdn.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    z = torch.randn(3, 6, 3)
+    target = Target(batch.reward, batch.is_first, batch.is_terminal)
+    found, wanted = model.mdn_losses(z, batch.action, target), losses_by_hand(model, z, batch)
+    assert found.keys() == wanted.keys()
+    for name, loss in wanted.items():
+        torch.testing.assert_close(found[name], loss, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_each_entry_of_ms_gradient_is_clipped_at_one(scale):
+    """With rewards of hundreds some entries pass the bound; a rate of 1 shows the gradient."""
+    workflow = make(mdn={"reward_scale": scale}, mdn_optimizer={"_target_": "sgd", "lr": 1.0})
+    batch, mdn = windows(workflow), workflow.model.mdn
+    batch.reward.mul_(300.0)
+    old = [p.detach().clone() for p in mdn.parameters()]
+    torch.manual_seed(3)
+    drawn = torch.randn_like(batch.extras["mean"])
+    z = batch.extras["mean"] + (0.5 * batch.extras["logvar"]).exp() * drawn
+    losses = losses_by_hand(workflow.model, z, batch)
+    grads = torch.autograd.grad(
+        losses["mdn"] + scale * losses["reward"] + losses["done"], list(mdn.parameters())
+    )
+    torch.manual_seed(3)
+    found = workflow.update_mdn(batch, phase=PHASE)
+    assert found["loss/reward"].item() == pytest.approx(losses["reward"].item(), rel=1e-4)
+    within = torch.cat([g.abs().flatten() < 1 for g in grads]).float().mean()
+    assert 0.1 < within < 0.9
+    for now, was, grad in zip(mdn.parameters(), old, grads, strict=True):
+        torch.testing.assert_close(was - now, grad.clamp(-1, 1), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_a_step_of_v_follows_the_sum_of_its_losses(scale):
+    options = {"kl_scale": scale, "free_nats": 0.0}
+    workflow = make(vae=options, vae_optimizer={"_target_": "sgd", "lr": 1.0})
+    batch, vae = batch_of(workflow, 3, 4), workflow.model.vae
+    copy = make(vae=options).model.vae  # of the same weights
+    old = [p.detach().clone() for p in vae.parameters()]
+    torch.manual_seed(3)
+    workflow.update_vae(batch, phase=PHASE)
+    torch.manual_seed(3)
+    noise = torch.randn(12, 3)
+    copy.watch(copy.preprocess(batch.obs).flatten(0, 1))
+    ready = copy.preprocess(batch.obs).flatten(0, 1)
+    mean, logvar = copy.encode(ready)
+    error = (copy.decode(mean + (0.5 * logvar).exp() * noise) - ready).pow(2).sum(-1).mean()
+    kl = 0.5 * (logvar.exp() + mean.pow(2) - 1 - logvar).sum(-1).mean()
+    grads = torch.autograd.grad(error + scale * kl, list(copy.parameters()))
+    for now, was, grad in zip(vae.parameters(), old, grads, strict=True):
+        torch.testing.assert_close(was - now, grad, rtol=1e-3, atol=1e-5)
+
+
 def test_following_codes_is_what_acting_step_by_step_remembers():
     workflow = make()
     model, obs = workflow.model, torch.randn(2, 5, 4)
@@ -241,6 +332,16 @@ def test_fewer_environments_than_candidates_measure_them_over_several_rounds():
         workflow.update_controller(Batch({}, flags, reward, flags, flags, flags), phase=PHASE)
     # the second round plays candidates 3, 0, 1
     assert told == [[5.5, 11.0, 3.0, 4.0]]
+
+
+def test_dreams_start_at_the_ends_of_windows_in_turn_and_not_where_an_episode_ended():
+    workflow = make(controller={"rollouts": 5})
+    batch = windows(workflow)
+    batch.extras["logvar"].fill_(-100.0)  # codes without spread
+    batch.is_last[2, -1] = True  # cut off there, without a termination
+    start, awake = workflow.dream_starts(batch)
+    torch.testing.assert_close(start.z, batch.extras["mean"][[0, 1, 2, 0, 1], -1])
+    assert awake.tolist() == [True, True, False, True, True]
 
 
 def test_in_a_dream_the_end_counts_and_what_comes_after_it_does_not():
