@@ -13,27 +13,23 @@ import torch
 import triton
 
 import tests.conftest  # noqa: F401 (checks shapes as every test does: kernels must stand it)
-from dreamlab.accel import dispatch, latent_plans, plan_ops
+from dreamlab.accel import dispatch, plan_ops
 from dreamlab.accel.plan_ops import FEW
 from dreamlab.core.config import load
 from dreamlab.core.types import ArraySpec, Mode, Spec
 from dreamlab.workflows.tdmpc2 import TDMPC2, TDMPC2Config
 from tests.accel.nowhere import SHARED, Nowhere
 
+WHOLE = ("layer", "act", "value_first", "value_hidden", "value_out")
 LAYERS = ("layer", "begin", "act")
 VALUES = {"tell_kernel", *(f"plan_value_{name}_kernel" for name in ("first", "hidden", "out"))}
 KERNELS = {
     "tiles": VALUES | {f"plan_{name}_kernel" for name in LAYERS},
     "rows": VALUES | {f"row_{name}_kernel" for name in LAYERS},
+    "whole": {"tell_kernel", *(f"whole_{x}_kernel" for x in WHOLE)},
     "products": {f"{x}_kernel" for x in ("tell", "plan_finish", "plan_act", "plan_value_out")},
 }
 """By how layers are computed."""
-
-
-class Always:
-    """As `Early`: kernels are built as where they are launched early."""
-
-    known = staticmethod(lambda device: True)
 
 
 class Measured(Nowhere):
@@ -60,7 +56,6 @@ class Measured(Nowhere):
 
 def main(size: str, envs: str, few: str) -> None:
     driver: Any = Measured()
-    latent_plans.Early = Always  # type: ignore[misc, assignment]
     plan_ops.CHOSEN["few"] = few
     triton.runtime.driver.set_active(driver)
     dispatch.INTERPRETED = True  # take the GPU's way on tensors of the CPU
@@ -74,7 +69,7 @@ def main(size: str, envs: str, few: str) -> None:
     for name, shared in sorted(driver.shared.items()):
         print(f"{name:26} {shared:8,d} bytes shared, {driver.registers[name]} registers")
     many = num * agent.sizes.planner.samples > FEW
-    needed = KERNELS["products" if many else few]
+    needed = KERNELS[plan_ops.CHOSEN["many"] if many else few]
     assert needed <= driver.shared.keys() <= needed | KERNELS[few] | {"plan_begin_kernel"}
     assert max(driver.shared.values()) <= SHARED
     assert not any(driver.spilled.values()), driver.spilled

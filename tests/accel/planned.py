@@ -29,7 +29,7 @@ FEWEST = 32
 """Plans of an environment that are two tiles in float32, of which the interpreter runs each."""
 
 
-FORMS = {48: ("tiles", "products"), 64: ("rows",)}
+FORMS = {48: ("tiles", "products", "whole"), 64: ("rows", "whole")}
 """How layers of a width are computed here; rows are read whole if that is a power of two."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dreamlab.accel.dispatch import INTERPRETED, kernels
+from dreamlab.accel.dispatch import kernels
 from dreamlab.accel.rssm_scan import chunk, power
 
 WIDEST = 512
@@ -52,6 +52,12 @@ TUNING = {
     ("value_out", "many"): Tuning(64, 0, 64, 4, 4),
     ("act_whole", "many"): Tuning(32, 0, 128, 8, 3),
     ("value_out_whole", "many"): Tuning(32, 0, 128, 8, 3),
+    ("whole_layer", "many"): Tuning(64, 0, 32, 8, 4),
+    ("whole_begin", "many"): Tuning(16, 0, 32, 8, 1),
+    ("whole_value_first", "many"): Tuning(64, 0, 32, 8, 4),
+    ("whole_value_hidden", "many"): Tuning(64, 0, 32, 8, 4),
+    ("whole_value_out", "many"): Tuning(64, 0, 64, 4, 3),
+    ("whole_act", "many"): Tuning(32, 0, 128, 4, 3),
     ("row_layer", "tiny"): Tuning(16, 16, 0, 4, 1),
     ("row_layer", "few"): Tuning(32, 64, 0, 8, 1),
     ("row_begin", "tiny"): Tuning(16, 16, 0, 4, 1),
@@ -157,7 +163,7 @@ def launch(kernel: str, rows: int, dtype: torch.dtype, **sizes: int) -> dict[str
     """Return tile sizes and launch options; `sizes` are the widths that BN and BK must divide."""
     size = "tiny" if rows <= TINY else "few" if rows <= FEW else "many"
     size = "few" if size == "tiny" and kernel.startswith("value") else size
-    size = "many" if kernel.endswith("whole") else size
+    size = "many" if "whole" in kernel else size
     tuned = SLOW if dtype == torch.float32 else TUNING[kernel, size]
     most = {"BN": tuned.cols, "BK": tuned.depth}
     tiles = {k: chunk(x, most[k]) for k, x in sizes.items()}
@@ -223,27 +229,8 @@ class Acts(NamedTuple):
     weight: Tensor
 
 
-class Early:
-    """Whether each kernel of a chain is launched while the one before runs, on Hopper and later."""
-
-    on = True
-    asked: bool | None = None
-
-    @classmethod
-    def known(cls, device: torch.device) -> bool:
-        """Return whether to do so on a device."""
-        if INTERPRETED or device.type != "cuda" or not cls.on:
-            return False
-        if cls.asked is None:
-            cls.asked = torch.cuda.get_device_capability(device) >= (9, 0)
-        return cls.asked
-
-
 class Layers:
     """Launches of the layers of plans, `plans` for each environment."""
-
-    begun = False
-    """Whether the chain has begun: its first kernel waits for all before it."""
 
     def __init__(self, n: Sizes, nets: Nets, plans: int, bounds: list[float]) -> None:
         self.n, self.nets, self.plans, self.rows = n, nets, plans, n.envs * plans
@@ -251,7 +238,7 @@ class Layers:
         self.bounds, self.k, self.wide = bounds, kernels("plan_layers"), max(TILE, power(n.a))
         d = nets.dynamics
         self.latent = Norm(d.out_scale, d.out_shift, n.group)
-        self.early, self.of_values = Early.known(self.device), kernels("plan_values")
+        self.of_values = kernels("plan_values")
 
     def room(self, kernel: str, size: int, *lead: int) -> Rows:
         """Return memory for a layer's output, as one kernel writes it."""
@@ -263,11 +250,9 @@ class Layers:
         """Return memory for the latents of so many steps."""
         return self.room("layer", self.n.d, steps)
 
-    def options(self, kernel: str, **sizes: int) -> dict[str, Any]:
-        """Return options of the next launch of a chain."""
-        early, self.begun = self.early and self.begun, True
-        found: dict[str, Any] = {**launch(kernel, self.rows, self.dtype, **sizes), "EARLY": early}
-        return {**found, "launch_pdl": True} if early else found
+    def options(self, kernel: str, **sizes: int) -> dict[str, int]:
+        """Return launch options of a kernel for these plans."""
+        return launch(kernel, self.rows, self.dtype, **sizes)
 
     def tiled(self, kernel: str, group: int, **sizes: int) -> dict[str, Any]:
         """Return launch options of a kernel that reads actions, or normalizes groups."""

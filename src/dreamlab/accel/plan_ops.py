@@ -9,9 +9,12 @@ from dreamlab.accel import plan_rows
 from dreamlab.accel.latent_plans import FEW, Layers, Nets, Sizes
 from dreamlab.accel.plan_products import Products
 from dreamlab.accel.plan_rows import WholeRows
+from dreamlab.accel.plan_whole import Activated
 
-FORMS: dict[str, type[Layers]] = {"tiles": Layers, "rows": WholeRows, "products": Products}
-CHOSEN = {"few": "rows", "many": "products"}
+FORMS: dict[str, type[Layers]] = {
+    "tiles": Layers, "rows": WholeRows, "products": Products, "whole": Activated,
+}  # fmt: skip
+CHOSEN = {"few": "rows", "many": "whole"}
 """How layers are computed, by the number of plans: `tiles` is for all, `rows` for few."""
 
 GAINS = (

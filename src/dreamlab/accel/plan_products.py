@@ -43,7 +43,7 @@ class Products(Layers):
 
     def __init__(self, n: Sizes, nets: Nets, plans: int, bounds: list[float]) -> None:
         super().__init__(n, nets, plans, bounds)
-        self.early, self.of_rows = False, kernels("plan_rows")
+        self.of_rows = kernels("plan_rows")
 
     def latents(self, steps: int) -> Rows:
         """Return memory for the latents of so many steps."""

@@ -11,31 +11,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 EPS = tl.constexpr(1e-5)
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def let_next(EARLY: tl.constexpr):
-    """Let the next kernel launch as soon as all programs of this one run; it waits by `after`."""
-    if EARLY:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def after(EARLY: tl.constexpr):
-    """Wait for the kernel before; what is read until then must be older than the chain."""
-    if EARLY:
-        gdc_wait()
-
-
-@triton.jit
-def chained(EARLY: tl.constexpr):
-    """Let the next kernel launch, and wait for the one before."""
-    let_next(EARLY)
-    after(EARLY)
 
 
 @triton.jit
@@ -181,6 +159,48 @@ def add_action(acc, action, w_ptr, n, size: tl.constexpr, a: tl.constexpr, AP: t
 
 
 @triton.jit
+def noise_of(
+    noise_ptr, mask_ptr, m, j, plans, noise_env, a: tl.constexpr, MASKED: tl.constexpr,
+    AP: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Return the noise of rows' actions, and which entries of these are valid."""
+    few = (j < a)[None, :]
+    env = m // plans
+    place = env * noise_env + (m % plans) * a
+    noise = tl.load(noise_ptr + place[:, None] + j[None, :], mask=few, other=0.0).to(tl.float32)
+    mask = tl.full([BM, AP], 1.0, tl.float32)
+    if MASKED:
+        mask = tl.load(mask_ptr + env[:, None] * a + j[None, :], mask=few, other=0.0)
+        mask = mask.to(tl.float32)
+    return noise, mask
+
+
+@triton.jit
+def put_action(
+    out_ptr, mean, raw, noise, mask, bias_ptr, m, j, rows, stride, low: tl.constexpr,
+    high: tl.constexpr, a: tl.constexpr,
+):  # fmt: skip
+    """Store the actions that the policy's outputs make of noise."""
+    mean += tl.load(bias_ptr + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
+    raw += tl.load(bias_ptr + a + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
+    std = tl.exp((low + 0.5 * (high - low) * (tanh(raw) + 1.0)) * mask)
+    action = tanh(mean * mask + noise * mask * std)
+    there = (j < a)[None, :] & (m < rows)[:, None]
+    tl.store(out_ptr + m[:, None] * stride + j[None, :], action, mask=there)
+
+
+@triton.jit
+def gain_of(logits, centre_ptr, BM: tl.constexpr, HB: tl.constexpr):
+    """Return what logits of 2 HB bins, opposite ones half of the columns apart, stand for."""
+    e = tl.exp2((logits - tl.max(logits, 1)[:, None]) * LOG2E)
+    # opposite bins side by side, subtracted first: exactly 0 for uniform logits
+    up, down = tl.split(tl.permute(tl.reshape(e, [BM, 2, HB]), (0, 2, 1)))
+    centre = tl.load(centre_ptr + tl.arange(0, HB))
+    mean = tl.sum((up - down) * centre[None, :], 1) / tl.sum(e, 1)
+    return symexp(mean)
+
+
+@triton.jit
 def first_layer(
     action, env, start_ptr, wa_ptr, n, like, size: tl.constexpr, a: tl.constexpr, AP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, MIXED: tl.constexpr,
@@ -237,13 +257,11 @@ def plan_layer_kernel(
     rows, plans, stride, k_size: tl.constexpr, n_size: tl.constexpr, a: tl.constexpr,
     G: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr,
     MIXED: tl.constexpr, AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A layer of the dynamics or the policy; weights are [out, in].
 
     `FIRST` layers add the bias of the row's environment, and the action if a > 0.
     """
-    chained(EARLY)
     pid, tile = tl.program_id(1), tl.program_id(0)
     m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
     there = tl.minimum(m, rows - 1)
@@ -268,10 +286,9 @@ def plan_layer_kernel(
 def plan_begin_kernel(
     start_ptr, action_ptr, wa_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, y_ptr, put_ptr,
     rows, plans, stride, size: tl.constexpr, a: tl.constexpr, MIXED: tl.constexpr,
-    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The first two layers at the environment's latent, where the first is hardly any work."""
-    chained(EARLY)
     pid, tile = tl.program_id(1), tl.program_id(0)
     m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
     there = tl.minimum(m, rows - 1)
@@ -298,23 +315,16 @@ def plan_act_kernel(
     x_ptr, part_ptr, before_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, noise_ptr, mask_ptr,
     out_ptr, rows, plans, noise_env, stride, low: tl.constexpr, high: tl.constexpr, w: tl.constexpr,
     a: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, MASKED: tl.constexpr,
-    AP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    AP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The policy's output layer [2 a, w], and the actions it makes of noise.
 
     Without parts, its input lacks the bias of the layer before.
     """
-    chained(EARLY)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     there, j, kk = tl.minimum(m, rows - 1), tl.arange(0, AP), tl.arange(0, BK)
     few = (j < a)[None, :]
-    env = there // plans
-    place = env * noise_env + (there % plans) * a
-    noise = tl.load(noise_ptr + place[:, None] + j[None, :], mask=few, other=0.0).to(tl.float32)
-    mask = tl.full([BM, AP], 1.0, tl.float32)
-    if MASKED:
-        mask = tl.load(mask_ptr + env[:, None] * a + j[None, :], mask=few, other=0.0)
-        mask = mask.to(tl.float32)
+    noise, mask = noise_of(noise_ptr, mask_ptr, there, j, plans, noise_env, a, MASKED, AP, BM)
     inv, off = moments_of(x_ptr, part_ptr, before_ptr, there, w, parts, PARTS, BM)
     mean = tl.zeros([BM, AP], tl.float32)
     raw = tl.zeros([BM, AP], tl.float32)
@@ -328,8 +338,4 @@ def plan_act_kernel(
         y = activated(x, inv, off, scale_ptr, shift_ptr, k + kk, BM, BK, 0).to(of_raw.dtype)
         mean = tl.dot(y, of_mean, mean, input_precision="ieee")
         raw = tl.dot(y, of_raw, raw, input_precision="ieee")
-    mean += tl.load(bias_ptr + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
-    raw += tl.load(bias_ptr + a + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
-    std = tl.exp((low + 0.5 * (high - low) * (tanh(raw) + 1.0)) * mask)
-    action = tanh(mean * mask + noise * mask * std)
-    tl.store(out_ptr + m[:, None] * stride + j[None, :], action, mask=few & (m[:, None] < rows))
+    put_action(out_ptr, mean, raw, noise, mask, bias_ptr, m, j, rows, stride, low, high, a)

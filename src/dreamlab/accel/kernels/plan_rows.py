@@ -1,7 +1,6 @@
 """Triton kernels that see whole rows of a layer of TD-MPC2's plans. See `plan_layers`.
 
-A tile of few rows reads all columns of its input at once, so it needs no parts of means; its
-weights, older than the kernel before, are read while that one still runs.
+A tile of few rows reads all columns of its input at once, so it needs no parts of means.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ from dreamlab.accel.kernels.plan_layers import (
     EPS,
     actions_of,
     add_action,
-    after,
     begin,
     environment,
     first_layer,
     grouped_softmax,
-    let_next,
     mish,
+    noise_of,
     normal,
     put,
-    tanh,
+    put_action,
 )
 
 
@@ -52,10 +50,9 @@ def row_layer_kernel(
     x_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, action_ptr, wa_ptr, y_ptr, put_ptr, rows, plans,
     stride, k_size: tl.constexpr, n_size: tl.constexpr, a: tl.constexpr, G: tl.constexpr,
     FIRST: tl.constexpr, STATS: tl.constexpr, MIXED: tl.constexpr, AP: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """As `plan_layer_kernel`, of widths that are powers of two."""
-    let_next(EARLY)
     pid, tile = tl.program_id(1), tl.program_id(0)
     m, n, k = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN), tl.arange(0, k_size)
     there = tl.minimum(m, rows - 1)
@@ -66,7 +63,6 @@ def row_layer_kernel(
         acc = begin(bias_ptr, env, n, n_size, BM, BN, MIXED)
     else:
         acc = begin(bias_ptr, 0, n, n_size, BM, BN, False)
-    after(EARLY)
     x = tl.load(x_ptr + there[:, None] * k_size + k[None, :]).to(tl.float32)
     if a > 0:
         action = actions_of(action_ptr, there, stride, w.dtype, a, AP)
@@ -80,16 +76,14 @@ def row_layer_kernel(
 def row_begin_kernel(
     start_ptr, action_ptr, wa_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, y_ptr, put_ptr, rows,
     plans, stride, size: tl.constexpr, a: tl.constexpr, STATS: tl.constexpr, MIXED: tl.constexpr,
-    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """As `plan_begin_kernel`, of widths that are powers of two."""
-    let_next(EARLY)
     pid, tile = tl.program_id(1), tl.program_id(0)
     m, n, k = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN), tl.arange(0, size)
     there = tl.minimum(m, rows - 1)
     env = environment(there, pid * BM, plans, MIXED)
     w = tl.load(w_ptr + k[:, None] + n[None, :] * size)
-    after(EARLY)
     action = actions_of(action_ptr, there, stride, w.dtype, a, AP)
     y = first_layer(action, env, start_ptr, wa_ptr, k, w.dtype, size, a, AP, BM, size, MIXED)
     scale, shift = tl.load(scale_ptr + k).to(tl.float32), tl.load(shift_ptr + k).to(tl.float32)
@@ -103,10 +97,9 @@ def row_begin_kernel(
 def row_act_kernel(
     x_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, noise_ptr, mask_ptr, out_ptr, rows, plans,
     noise_env, stride, low: tl.constexpr, high: tl.constexpr, w: tl.constexpr, a: tl.constexpr,
-    MASKED: tl.constexpr, AP: tl.constexpr, BM: tl.constexpr, EARLY: tl.constexpr,
+    MASKED: tl.constexpr, AP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """As `plan_act_kernel`, of widths that are powers of two."""
-    let_next(EARLY)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     there, j, k = tl.minimum(m, rows - 1), tl.arange(0, AP), tl.arange(0, w)
     few = (j < a)[None, :]
@@ -114,23 +107,12 @@ def row_act_kernel(
     of_mean = tl.load(at, mask=few, other=0.0)
     of_raw = tl.load(at + a * w, mask=few, other=0.0)
     scale, shift = tl.load(scale_ptr + k).to(tl.float32), tl.load(shift_ptr + k).to(tl.float32)
-    after(EARLY)
     x = tl.load(x_ptr + there[:, None] * w + k[None, :]).to(tl.float32)
-    env = there // plans
-    place = env * noise_env + (there % plans) * a
-    noise = tl.load(noise_ptr + place[:, None] + j[None, :], mask=few, other=0.0).to(tl.float32)
-    mask = tl.full([BM, AP], 1.0, tl.float32)
-    if MASKED:
-        mask = tl.load(mask_ptr + env[:, None] * a + j[None, :], mask=few, other=0.0)
-        mask = mask.to(tl.float32)
+    noise, mask = noise_of(noise_ptr, mask_ptr, there, j, plans, noise_env, a, MASKED, AP, BM)
     y = active(x, scale, shift, w, BM, 0).to(of_raw.dtype)
     mean = tl.dot(y, of_mean, tl.zeros([BM, AP], tl.float32), input_precision="ieee")
     raw = tl.dot(y, of_raw, tl.zeros([BM, AP], tl.float32), input_precision="ieee")
-    mean += tl.load(bias_ptr + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
-    raw += tl.load(bias_ptr + a + j, mask=j < a, other=0.0).to(tl.float32)[None, :]
-    std = tl.exp((low + 0.5 * (high - low) * (tanh(raw) + 1.0)) * mask)
-    action = tanh(mean * mask + noise * mask * std)
-    tl.store(out_ptr + m[:, None] * stride + j[None, :], action, mask=few & (m[:, None] < rows))
+    put_action(out_ptr, mean, raw, noise, mask, bias_ptr, m, j, rows, stride, low, high, a)
 
 
 @triton.jit(do_not_specialize_on_alignment=["action_ptr", "wa_ptr"])

@@ -9,17 +9,15 @@ import triton
 import triton.language as tl
 
 from dreamlab.accel.kernels.plan_layers import (
-    LOG2E,
     actions_of,
     add_action,
     add_product,
     begin,
-    chained,
     environment,
+    gain_of,
     moments,
     moments_of,
     put,
-    symexp,
 )
 
 
@@ -29,10 +27,9 @@ def plan_value_first_kernel(
     rstart_ptr, rw_ptr, rwa_ptr, qstart_ptr, qw_ptr, y_ptr, put_ptr, rows, plans, envs,
     H: tl.constexpr, step: tl.constexpr, d: tl.constexpr, w: tl.constexpr, a: tl.constexpr,
     G: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, MIXED: tl.constexpr,
-    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    AP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """First layers of two critics at the plans' ends, then of the reward of each step."""
-    chained(EARLY)
     tile, pid, job = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
     there = tl.minimum(m, rows - 1)
@@ -64,10 +61,9 @@ def plan_value_hidden_kernel(
     x_ptr, part_ptr, pair_ptr, rscale_ptr, rshift_ptr, rw_ptr, rbias_ptr,
     qscale_ptr, qshift_ptr, qw_ptr, qbias_ptr, y_ptr, put_ptr, rows, w: tl.constexpr,
     parts: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, EARLY: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """Second layers of critics and rewards."""
-    chained(EARLY)
     tile, pid, job = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, n = pid * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
     there = tl.minimum(m, rows - 1)
@@ -91,13 +87,12 @@ def plan_value_out_kernel(
     x_ptr, part_ptr, pair_ptr, rbefore_ptr, rscale_ptr, rshift_ptr, rw_ptr, rbias_ptr,
     qbefore_ptr, qscale_ptr, qshift_ptr, qw_ptr, qbias_ptr, centre_ptr, gains_ptr, rows,
     H: tl.constexpr, w: tl.constexpr, HB: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Output layers, and the rewards and half of the values that their logits stand for.
 
     Without parts, their input lacks the bias of the layer before, and rewards are in order.
     """
-    chained(EARLY)
     pid, job = tl.program_id(0), tl.program_id(1)
     m, n = pid * BM + tl.arange(0, BM), tl.arange(0, 2 * HB)
     there = tl.minimum(m, rows - 1)
@@ -116,12 +111,8 @@ def plan_value_out_kernel(
         acc, x_ptr, there, inv, off, scale_ptr, shift_ptr, before_ptr, w_ptr, n, w, 2 * HB, 1,
         BM, BK, 0, parts == 0,
     )  # fmt: skip
-    e = tl.exp2((acc - tl.max(acc, 1)[:, None]) * LOG2E)
-    # opposite bins side by side, subtracted first: exactly 0 for uniform logits
-    up, down = tl.split(tl.permute(tl.reshape(e, [BM, 2, HB]), (0, 2, 1)))
-    centre = tl.load(centre_ptr + tl.arange(0, HB))
-    mean = tl.sum((up - down) * centre[None, :], 1) / tl.sum(e, 1)
+    gain = gain_of(acc, centre_ptr, BM, HB)
     time = job - 2 if parts == 0 else tl.num_programs(1) - 1 - job
     place = tl.where(is_q, H + job, time)
     share = tl.where(is_q, 0.5, 1.0)  # the value of an end is the mean of both critics'
-    tl.store(gains_ptr + place * rows + m, share * symexp(mean), mask=m < rows)
+    tl.store(gains_ptr + place * rows + m, share * gain, mask=m < rows)
