@@ -1,14 +1,13 @@
 """Milliseconds of a planned decision of TD-MPC2 by how the layers of its plans are computed.
 
-    python benchmarks/plan_forms.py [--envs 1 16] [--forms rows rows-early tiles products]
+    python benchmarks/plan_forms.py [--envs 1 16] [--forms rows tiles whole]
     python benchmarks/plan_forms.py --device cpu --size 1m   # a rehearsal: nothing is timed
 
-`rows`, `tiles` and `products` are `dreamlab.accel.plan_ops.FORMS`. With `-early` each kernel is
-launched while the one before runs; with `-combo` the compiler puts independent kernels into one;
-with `-aside` rewards are computed on a second stream, beside products. Each form and number of
-environments is built in a process of its own, all at the same time, and compared with plain torch;
-then they are timed one after the other. A decision's time is from arrays on the host to actions on
-the host, `graph` that of the captured kernels alone. What fails says why, and the others go on.
+`rows`, `tiles` and `whole` are `dreamlab.accel.plan_ops.FORMS`; with `-combo` the compiler puts
+independent kernels into one. Each form and number of environments is built in a process of its own,
+all at the same time, and compared with plain torch; then they are timed one after the other. A
+decision's time is from arrays on the host to actions on the host, `graph` that of the captured
+kernels alone. What fails says why, and the others go on.
 """
 
 from __future__ import annotations
@@ -26,22 +25,20 @@ import traceback
 from typing import Any
 
 FORMS = {
-    1: ["tiles", "tiles-early", "rows", "rows-early", "rows-early-combo"],
-    16: ["tiles", "products", "products-aside", "products-early-aside", "products-early-combo"],
+    1: ["tiles", "rows", "rows-combo"],
+    16: ["tiles", "whole", "whole-combo"],
 }
 KERNELS = 25
 
 
 def choose(form: str, compiler: bool = True) -> None:
     """Compute plans in this form from now on."""
-    from dreamlab.accel import latent_plans, plan_ops, plan_products
+    from dreamlab.accel import plan_ops
 
     name, *how = form.split("-")
     plan_ops.CHOSEN = dict.fromkeys(plan_ops.CHOSEN, name)
-    if name == "products":  # the policy's own plans are few
+    if name == "whole":  # the policy's own plans are few
         plan_ops.CHOSEN["few"] = "rows"
-    latent_plans.Early.on = "early" in how
-    plan_products.ASIDE["on"] = "aside" in how
     if compiler and "combo" in how:
         import torch._inductor.config as inductor
 

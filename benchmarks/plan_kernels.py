@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plan_parts import Bench, Pairs, Parts, Role, agent_of
+from plan_parts import Pairs, Parts, Role, agent_of, bench_of
 
 from dreamlab.accel import latent_plans as accel
-from dreamlab.accel import mppi, plan_products
+from dreamlab.accel import mppi
 from dreamlab.accel.dispatch import reference_kernels
 
 Setting = tuple[int, ...]
@@ -119,16 +119,25 @@ ROWS_TINY: list[Setting] = [
     (32, 16, 0, 8, 1),
 ]
 ROWS_WHOLE: list[Setting] = [*product((16,), (0,), (0,), (2, 4, 8), (1,)), (32, 0, 0, 8, 1)]
-AFTER: list[Setting] = [
-    (32, 0, 128, 8, 3),
-    (32, 0, 64, 8, 4),
-    (16, 0, 128, 4, 4),
-    (32, 0, 128, 4, 3),
-    (32, 0, 64, 4, 4),
-    (64, 0, 64, 8, 3),
-    (64, 0, 64, 8, 2),
-    (64, 0, 128, 8, 2),
+WHOLE: list[Setting] = [
+    (64, 0, 32, 8, 3),
     (64, 0, 32, 8, 4),
+    (64, 0, 32, 8, 5),
+    (64, 0, 64, 8, 2),
+    (64, 0, 64, 8, 3),
+    (128, 0, 32, 16, 4),
+    (128, 0, 64, 16, 2),
+    (32, 0, 64, 8, 3),
+]
+WHOLE_ACT: list[Setting] = [
+    *product((32, 64), (0,), (128, 64), (4,), (3,)),
+    (64, 0, 128, 4, 4),
+    (16, 0, 128, 4, 4),
+]
+WHOLE_OUT: list[Setting] = [
+    *product((64, 128), (0,), (64, 128), (4, 8), (3,)),
+    (64, 0, 64, 4, 5),
+    (128, 0, 64, 8, 4),
 ]
 SETTINGS: dict[Role, list[Setting]] = {
     ("row_layer", "tiny"): ROWS_TINY,
@@ -136,9 +145,12 @@ SETTINGS: dict[Role, list[Setting]] = {
     ("row_begin", "few"): BEGIN_ROWS,
     ("row_act", "tiny"): ROWS_WHOLE,
     ("row_act", "few"): ROWS_WHOLE,
-    ("act_whole", "many"): AFTER,
-    ("value_out_whole", "many"): AFTER,
-    ("finish", "many"): [*product((1, 2, 4, 8, 16), (1, 2, 4, 8))],
+    ("whole_layer", "many"): WHOLE,
+    ("whole_begin", "many"): [*product((8, 16, 32), (0,), (32,), (4, 8), (1,)), (4, 0, 32, 4, 1)],
+    ("whole_value_first", "many"): WHOLE,
+    ("whole_value_hidden", "many"): WHOLE,
+    ("whole_value_out", "many"): WHOLE_OUT,
+    ("whole_act", "many"): WHOLE_ACT,
     ("layer", "tiny"): TINY,
     ("layer", "few"): FEW,
     ("layer", "many"): MANY,
@@ -156,8 +168,7 @@ SETTINGS: dict[Role, list[Setting]] = {
     ("value_out", "many"): WHOLE_MANY,
     ("tell", ""): [(1,), (2,), (4,), (8,)],
 }  # fmt: skip
-"""A tile's rows and columns, numbers summed at once, warps, loads ahead; of a refit the warps, of
-what finishes a layer rows and warps."""
+"""A tile's rows and columns, numbers summed at once, warps, loads ahead; of a refit the warps."""
 ENVS = {"tiny": 1, "few": 1, "many": 16, "": 1}
 LAUNCHES, REPLAYS = 40, 7
 ROUNDING = 0.02
@@ -197,8 +208,6 @@ def choose(role: Role, setting: Sequence[int]) -> None:
     """Use a setting from now on."""
     if role[0] == "tell":
         mppi.TUNING.update(warps=setting[0])
-    elif role[0] == "finish":
-        plan_products.TUNING.update(rows=setting[0], warps=setting[1])
     else:
         accel.TUNING[role] = accel.Tuning(*setting)
 
@@ -210,7 +219,7 @@ def built(parts: dict[int, Parts], role: Role) -> tuple[Any, str]:
     if kind == "tell":
         part.tell()
         return part.told(), ""
-    bench = Bench(part, role)
+    bench = bench_of(part, role)
     return lambda: bench.run(kind), wrong(bench.pairs(kind))
 
 
@@ -236,15 +245,13 @@ def measure(options: argparse.Namespace) -> list[tuple[Role, Setting, float, str
     for role, setting, call, fault in ready:
         accel.TUNING.update(before)
         choose(role, setting)
-        per = 0.5 if role[0] in ("layer", "row_layer") else 1.0
+        per = 0.5 if role[0] in ("layer", "row_layer", "whole_layer") else 1.0
         rows.append((role, setting, 0.0 if fault else per * time_of(call, options.device), fault))
     return rows
 
 
 def now(role: Role) -> Setting:
     """Return the current setting."""
-    if role[0] == "finish":
-        return (plan_products.TUNING["rows"], plan_products.TUNING["warps"])
     return (mppi.TUNING["warps"],) if role[0] == "tell" else tuple(accel.TUNING[role])
 
 
@@ -285,15 +292,12 @@ def report(found: dict[Role, dict[Setting, float]]) -> None:
 
 def write(found: dict[Role, dict[Setting, float]]) -> None:
     """Put the fastest settings into the program."""
-    paths = [Path(str(module.__file__)) for module in (accel, mppi, plan_products)]
+    paths = [Path(str(module.__file__)) for module in (accel, mppi)]
     texts = [path.read_text() for path in paths]
     for (kind, size), times in found.items():
         best = min(times, key=lambda s: times[s])
         if kind == "tell":
             texts[1] = re.sub(r'"warps": \d+', f'"warps": {best[0]}', texts[1])
-        elif kind == "finish":
-            words = f'"rows": {best[0]}, "warps": {best[1]}'
-            texts[2] = re.sub(r'"rows": \d+, "warps": \d+', words, texts[2])
         else:
             place = rf'\("{kind}", "{size}"\): Tuning\(.*?\)'
             texts[0] = re.sub(place, f'("{kind}", "{size}"): Tuning{best}', texts[0])

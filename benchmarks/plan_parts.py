@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from dreamlab.accel import mppi
 from dreamlab.accel.latent_plans import Acts, Layers, Norm, Rows
-from dreamlab.accel.plan_products import Ending, Products
 from dreamlab.accel.plan_rows import WholeRows
+from dreamlab.accel.plan_whole import Activated
 from dreamlab.core.config import load
 from dreamlab.core.types import ArraySpec, Spec
 from dreamlab.nn import latent_plans
@@ -77,17 +77,19 @@ class Parts:
 
 
 def fill(rows: Rows) -> Rows:
-    """Put random numbers into a layer's output, and what its writer says of its parts."""
+    """Put random numbers into a layer's output, and what its writer says of its parts, if any."""
     rows.x.normal_()
+    if not rows.part.numel():
+        return rows
     parts = rows.x.float().unflatten(-1, (rows.part.shape[-1], -1))
     rows.part[..., 0, :] = parts.mean(-1)
     rows.part[..., 1, :] = parts.var(-1, correction=0) * parts.shape[-1]
     return rows
 
 
-def active(x: Rows, norm: Norm) -> Tensor:
-    """Return what a reader makes of a layer's output."""
-    y = F.layer_norm(x.x.float(), norm.scale.shape, norm.scale, norm.shift, 1e-5)
+def active(x: Tensor, norm: Norm) -> Tensor:
+    """Return an activated layer."""
+    y = F.layer_norm(x.float(), norm.scale.shape, norm.scale, norm.shift, 1e-5)
     if not norm.group:
         return F.mish(y)
     return y.unflatten(-1, (-1, norm.group)).softmax(-1).flatten(-2)
@@ -106,61 +108,69 @@ class Bench:
         torch.manual_seed(1)
         kind, size = role
         packed = parts.nets
-        n, self.parts, self.whole = packed.sizes, parts, kind.endswith("whole")
+        n, self.parts = packed.sizes, parts
         plans = parts.noise.shape[2] if size == "tiny" else parts.plans.shape[1]
         self.n, self.nets = n, packed.weights
-        form = WholeRows if kind.startswith("row") else Layers
-        form = Products if self.whole or kind == "finish" else form
-        self.layers: Any = form(n, self.nets, plans, list(packed.log_std))
+        self.layers: Any = self.form(kind)(n, self.nets, plans, list(packed.log_std))
         self.noise = (parts.noise[0] if size == "tiny" else parts.last).contiguous()
         self.actions = torch.rand(n.envs, plans, n.horizon, n.a, device=parts.z.device) * 2 - 1
         self.first = self.actions[:, :, 0]
         d = self.nets.dynamics
         self.acts = Acts(self.first, self.first.stride(1), d.action)
-        self.norm = Norm(d.first_scale, d.first_shift)
+        self.norms = (Norm(d.first_scale, d.first_shift), Norm(d.second_scale, d.second_shift))
         self.z, self.x = (fill(self.layers.room("layer", k)) for k in (n.d, n.w))
-        if self.whole:
-            jobs = self.layers.rows_of(n.horizon + 2, size=n.w).normal_()
-            self.y = Rows(jobs, self.layers.without_parts(len(jobs)))
-            self.x = self.y.at(0)
-        elif kind.startswith("value"):
+        if "value" in kind:
             self.states = fill(self.layers.room("layer", n.d, n.horizon))
             name = "value_first" if kind == "value_hidden" else "value_hidden"
             self.y = fill(self.layers.room(name, n.w, n.horizon + 2))
 
+    def form(self, kind: str) -> type[Layers]:
+        return WholeRows if kind.startswith("row") else Layers
+
+    def read(self, x: Rows, norm: Norm) -> Tensor:
+        """Return what a reader makes of a layer's output."""
+        return active(x.x, norm)
+
+    def stored(self, y: Tensor, norm: Norm) -> Tensor:
+        """Return what is stored of a layer's output."""
+        return y
+
+    def hidden(self) -> tuple[Rows, Rows]:
+        """Launch two layers."""
+        la, d = self.layers, self.nets.dynamics
+        one = la.layer(self.z, la.latent, d.first, d.start[1], self.acts)
+        return one, la.layer(self.x, self.norms[0], d.second, d.second_bias)
+
+    def start(self) -> tuple[Rows]:
+        """Launch what begins at the environments' latents."""
+        return (self.layers.begin(self.nets.dynamics, self.acts),)
+
     def run(self, kind: str) -> Any:
         """Launch a kernel; the one of most layers twice."""
-        la, d = self.layers, self.nets.dynamics
-        kind = kind.removeprefix("row_").removesuffix("_whole")
-        if kind == "finish":
-            return la.finish(self.x.x, Ending(self.norm, d.second_bias), torch.empty_like(self.x.x))
-        if kind == "layer":
-            one = la.layer(self.z, la.latent, d.first, d.start[1], self.acts)
-            return one, la.layer(self.x, self.norm, d.second, d.second_bias)
-        if kind == "begin":
-            return (la.begin(d, self.acts),)
-        if kind == "act":
+        la, pair = self.layers, self.parts.pair
+        if kind.endswith("layer"):
+            return self.hidden()
+        if kind.endswith("begin"):
+            return self.start()
+        if kind.endswith("act"):
             out = torch.empty_like(self.actions)[:, :, 0]
             la.choose(self.x, self.noise, None, out)
             return out
-        if kind == "value_first":
+        if kind.endswith("value_first"):
             last = self.first.contiguous()
-            return (la.value_first(self.states, self.actions, last, self.parts.pair),)
-        if kind == "value_hidden":
-            return (la.value_hidden(self.y, self.parts.pair),)
-        return la.value_out(self.y, self.parts.pair)
+            return (la.value_first(self.states, self.actions, last, pair),)
+        if kind.endswith("value_hidden"):
+            return (la.value_hidden(self.y, pair),)
+        return la.value_out(self.y, pair)
 
     def pairs(self, kind: str) -> Pairs:
         """Return what a kernel computes, and what it should."""
-        name = kind.removeprefix("row_").removesuffix("_whole")
+        name = kind.removeprefix("row_").removeprefix("whole_")
         found, wanted = self.run(kind), getattr(self, f"_{name}")()
         if isinstance(found, Tensor):
             return [(found, wanted)]
         pairs: Pairs = [(y.x, right) for y, right in zip(found, wanted, strict=True)]
         return pairs + [(y.part, written(y)) for y in found if y.part.numel()]
-
-    def _finish(self) -> Tensor:
-        return active(self.x, self.norm)
 
     def _first(self, start: Tensor, action: Tensor, weight: Tensor) -> Tensor:
         """Return the part of a first layer [rows, w] that is not the latent's."""
@@ -169,53 +179,62 @@ class Bench:
 
     def _layer(self) -> list[Tensor]:
         d = self.nets.dynamics
-        one = F.linear(active(self.z, self.layers.latent), d.first.float())
+        one = F.linear(self.read(self.z, self.layers.latent), d.first.float())
         one = one + self._first(d.start[1], self.first, d.action)
-        two = F.linear(active(self.x, self.norm), d.second.float(), d.second_bias.float())
-        return [one, two]
+        two = F.linear(self.read(self.x, self.norms[0]), d.second.float(), d.second_bias.float())
+        return [self.stored(y, norm) for y, norm in zip((one, two), self.norms, strict=True)]
 
     def _begin(self) -> list[Tensor]:
         d = self.nets.dynamics
-        y = Rows(self._first(d.start[0], self.first, d.action), self.x.part)
-        return [F.linear(active(y, self.norm), d.second.float(), d.second_bias.float())]
+        y = active(self._first(d.start[0], self.first, d.action), self.norms[0])
+        return [F.linear(y, d.second.float(), d.second_bias.float())]
 
     def _act(self) -> Tensor:
         p, (low, high) = self.nets.policy, self.layers.bounds
-        y = active(self.x, Norm(p.second_scale, p.second_shift))
+        y = self.read(self.x, Norm(p.second_scale, p.second_shift))
         mean, raw = F.linear(y, p.out.float(), p.out_bias.float()).chunk(2, -1)
         std = torch.exp(low + 0.5 * (high - low) * (torch.tanh(raw) + 1))
         shape = self.first.shape
         return torch.tanh(mean.view(shape) + self.noise * std.view(shape))
 
+    def net(self, job: int, *names: str) -> list[Tensor]:
+        """Return weights of the critic or reward that a job is for."""
+        own = [getattr(self.nets.critics if job < 2 else self.nets.reward, x) for x in names]
+        if job < 2:  # the norms' are flat
+            own = [x.reshape(len(self.nets.critics.first), *x.shape[1:] or (-1,)) for x in own]
+            own = [x[self.parts.pair[job]] for x in own]
+        return own
+
+    def norm(self, job: int, layer: str) -> Norm:
+        scale, shift = self.net(job, f"{layer}_scale", f"{layer}_shift")
+        return Norm(scale, shift)
+
     def _value_first(self) -> list[Tensor]:
         r, q, n = self.nets.reward, self.nets.critics, self.n
         jobs: list[Tensor] = []
         for i in self.parts.pair.tolist():
-            weight, end = q.first[i], active(self.states.at(-1), self.layers.latent)
+            weight, end = q.first[i], self.read(self.states.at(-1), self.layers.latent)
             own = self._first(q.start[i], self.first, weight[n.step - n.a :])
             jobs.append(end @ weight[: n.d].float() + own)
         for t in reversed(range(n.horizon)):
             y = self._first(r.start[int(t > 0)], self.actions[:, :, t], r.action)
             if t:
-                y = y + active(self.states.at(t - 1), self.layers.latent) @ r.first.float()
+                y = y + self.read(self.states.at(t - 1), self.layers.latent) @ r.first.float()
             jobs.append(y)
-        return [torch.stack(jobs)]
+        return [torch.stack([self.stored(y, self.norm(i, "first")) for i, y in enumerate(jobs)])]
 
-    def _jobs(self, kind: str, weight: str) -> list[Tensor]:
-        """Return a layer of critics and rewards."""
+    def _jobs(self, kind: str, name: str) -> list[Tensor]:
+        """Return the sums of a layer of critics and rewards."""
         jobs: list[Tensor] = []
         for job in range(self.n.horizon + 2):
-            net: Any = self.nets.critics if job < 2 else self.nets.reward
-            names = (f"{kind}_scale", f"{kind}_shift", weight, f"{weight}_bias")
-            own = [getattr(net, name) for name in names]
-            if job < 2:  # the norms' are flat
-                own = [x.reshape(len(net.first), *x.shape[1:] or (-1,)) for x in own]
-                own = [x[self.parts.pair[job]] for x in own]
-            jobs.append(active(self.y.at(job), Norm(*own[:2])) @ own[2].float() + own[3].float())
+            weight, bias = self.net(job, name, f"{name}_bias")
+            x = self.read(self.y.at(job), self.norm(job, kind))
+            jobs.append(x @ weight.float() + bias.float())
         return jobs
 
     def _value_hidden(self) -> list[Tensor]:
-        return [torch.stack(self._jobs("first", "second"))]
+        jobs = enumerate(self._jobs("first", "second"))
+        return [torch.stack([self.stored(y, self.norm(i, "second")) for i, y in jobs])]
 
     def _value_out(self) -> Tensor:
         logits = torch.stack(self._jobs("second", "out")).softmax(-1)
@@ -223,5 +242,37 @@ class Bench:
         mean = ((up - down) * self.nets.centre).sum(-1)
         value = mean.sign() * torch.expm1(mean.abs())
         shape = (self.n.horizon + 2, self.n.envs, -1)
-        rewards = value[2:] if self.whole else value[2:].flip(0)
-        return torch.cat([rewards, value[:2] / 2]).view(shape)
+        return torch.cat([value[2:].flip(0), value[:2] / 2]).view(shape)
+
+
+class WholeBench(Bench):
+    """As `Bench`, for kernels whose input is activated, and what they store."""
+
+    def form(self, kind: str) -> type[Layers]:
+        return Activated
+
+    def read(self, x: Rows, norm: Norm) -> Tensor:
+        return x.x.float()
+
+    def stored(self, y: Tensor, norm: Norm) -> Tensor:
+        return active(y, norm)
+
+    def hidden(self) -> tuple[Rows, Rows]:
+        la, d = self.layers, self.nets.dynamics
+        one = la.finished(self.z.x, d.first, d.start[1], self.norms[0], self.acts)
+        two = la.finished(self.x.x, d.second, d.second_bias, self.norms[1])
+        return Rows(one, self.x.part), Rows(two, self.x.part)
+
+    def start(self) -> tuple[Rows]:
+        d = self.nets.dynamics
+        y = self.layers.finished(None, d.first, d.start[0], self.norms[0], self.acts)
+        return (Rows(y, self.x.part),)
+
+    def _begin(self) -> list[Tensor]:
+        d = self.nets.dynamics
+        return [active(self._first(d.start[0], self.first, d.action), self.norms[0])]
+
+
+def bench_of(parts: Parts, role: Role) -> Bench:
+    """Return how a kernel is tried."""
+    return (WholeBench if role[0].startswith("whole") else Bench)(parts, role)

@@ -27,7 +27,6 @@ KERNELS = {
     "tiles": VALUES | {f"plan_{name}_kernel" for name in LAYERS},
     "rows": VALUES | {f"row_{name}_kernel" for name in LAYERS},
     "whole": {"tell_kernel", *(f"whole_{x}_kernel" for x in WHOLE)},
-    "products": {f"{x}_kernel" for x in ("tell", "plan_finish", "plan_act", "plan_value_out")},
 }
 """By how layers are computed."""
 

@@ -10,7 +10,7 @@ import torch
 
 from dreamlab.accel import ahead, dispatch
 
-PLANS = ("latent_plans", "plan_rows", "plan_products", "mppi")
+PLANS = ("latent_plans", "plan_rows", "plan_whole", "mppi")
 MODULES = ("rssm_scan", "rssm_weights", "dream", "fused_laprop", "recurrence", *PLANS)
 
 

@@ -2,7 +2,8 @@
 
 Every layer is one kernel in tiles of rows and columns, and so are all critics' and rewards' layers
 of the same depth: 14 launches for a score of three steps instead of a hundred. Norms and
-activations are computed by whoever reads a layer. `plan_products` takes over where rows are many.
+activations are computed by whoever reads a layer. `plan_rows` is faster where rows are few,
+`plan_whole` where they are many.
 """
 
 from __future__ import annotations
@@ -50,8 +51,6 @@ TUNING = {
     ("value_hidden", "many"): Tuning(64, 256, 64, 4, 2),
     ("value_out", "few"): Tuning(32, 0, 128, 4, 4),
     ("value_out", "many"): Tuning(64, 0, 64, 4, 4),
-    ("act_whole", "many"): Tuning(32, 0, 128, 8, 3),
-    ("value_out_whole", "many"): Tuning(32, 0, 128, 8, 3),
     ("whole_layer", "many"): Tuning(64, 0, 32, 8, 4),
     ("whole_begin", "many"): Tuning(16, 0, 32, 8, 1),
     ("whole_value_first", "many"): Tuning(64, 0, 32, 8, 4),
@@ -201,13 +200,9 @@ class Rows(NamedTuple):
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return how many parts there are, and that, or else a row's size, as a power of two."""
+        """Return how many parts there are, and that as a power of two."""
         num = self.part.shape[-1]
-        return {"parts": num, "PARTS": power(num or self.x.shape[-1])}
-
-    def kernel(self, name: str) -> str:
-        """Return the key of the launch options of a kernel that reads these."""
-        return name if self.part.shape[-1] else f"{name}_whole"
+        return {"parts": num, "PARTS": power(num)}
 
     def at(self, i: int) -> Rows:
         return Rows(self.x[i], self.part[i])
@@ -310,9 +305,9 @@ class Layers:
 
     def choose(self, y: Rows, noise: Tensor, mask: Tensor | None, out: Tensor) -> None:
         """Put actions into `out`, as the policy's output layer finds them."""
-        p, n, options = self.nets.policy, self.n, self.options(y.kernel("act"), BK=self.n.w)
+        p, n, options = self.nets.policy, self.n, self.options("act", BK=self.n.w)
         self.k.plan_act_kernel[(-(-self.rows // options["BM"]),)](
-            *y, p.second_bias, p.second_scale, p.second_shift, p.out, p.out_bias, noise,
+            *y, p.second_scale, p.second_shift, p.out, p.out_bias, noise,
             noise if mask is None else mask, out, self.rows, self.plans,
             0 if noise.shape[0] == 1 else noise.stride(0), out.stride(1), *self.bounds, w=n.w,
             a=n.a, **y.parts, MASKED=mask is not None, AP=self.wide, **options,
@@ -347,10 +342,10 @@ class Layers:
 
     def value_out(self, x: Rows, pair: Tensor) -> Tensor:
         """Return the rewards of each time, and the values: [horizon + 2, envs, plans]."""
-        n, options = self.n, self.options(x.kernel("value_out"), BK=self.n.w)
+        n, options = self.n, self.options("value_out", BK=self.n.w)
         gains = torch.empty(n.horizon + 2, n.envs, self.plans, device=self.device)
         weights = [
-            (net.second_bias, net.second_scale, net.second_shift, net.out, net.out_bias)
+            (net.second_scale, net.second_shift, net.out, net.out_bias)
             for net in (self.nets.reward, self.nets.critics)
         ]
         self.of_values.plan_value_out_kernel[-(-self.rows // options["BM"]), len(gains)](
@@ -358,9 +353,6 @@ class Layers:
             w=n.w, HB=n.half, **x.parts, **options,
         )  # fmt: skip
         return gains
-
-    def prepare(self, states: Rows, actions: Tensor, pair: Tensor) -> None:
-        """Begin what needs all latents but the last: nothing here."""
 
     def values(self, states: Rows, actions: Tensor, last: Tensor, pair: Tensor) -> Tensor:
         """Return the rewards of plans and the values of their ends, for their latents."""

@@ -7,15 +7,12 @@ from torch import Tensor
 
 from dreamlab.accel import plan_rows
 from dreamlab.accel.latent_plans import FEW, Layers, Nets, Sizes
-from dreamlab.accel.plan_products import Products
 from dreamlab.accel.plan_rows import WholeRows
 from dreamlab.accel.plan_whole import Activated
 
-FORMS: dict[str, type[Layers]] = {
-    "tiles": Layers, "rows": WholeRows, "products": Products, "whole": Activated,
-}  # fmt: skip
+FORMS: dict[str, type[Layers]] = {"tiles": Layers, "rows": WholeRows, "whole": Activated}
 CHOSEN = {"few": "rows", "many": "whole"}
-"""How layers are computed, by the number of plans: `tiles` is for all, `rows` for few."""
+"""How layers are computed: `tiles` for any number of plans, `rows` for few, `whole` for many."""
 
 GAINS = (
     "(Tensor actions, Tensor last, Tensor pair, Tensor? mask, Tensor[] weights, int[] sizes, "
@@ -45,8 +42,6 @@ def plan_gains(
     layers = layers_for(n, weights, plans, bounds)
     states, x = layers.latents(n.horizon), None
     for t in range(n.horizon):
-        if t == n.horizon - 1:
-            layers.prepare(states, actions, pair)
         x = layers.move(x, actions[:, :, t], states.at(t))
     action = torch.empty(n.envs, plans, n.a, device=actions.device)
     layers.act(x, last, mask, action)

@@ -72,27 +72,6 @@ def normal(y, size: tl.constexpr):
 
 
 @triton.jit
-def moments_of(
-    x_ptr, part_ptr, bias_ptr, m, size: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr,
-):  # fmt: skip
-    """As `moments`; without parts from the rows themselves, which then lack their bias."""
-    if parts > 0:
-        inv, off = moments(part_ptr, m, size, parts, PARTS)
-    else:
-        k = tl.arange(0, PARTS)  # the size as a power of two
-        inside = k < size
-        at = x_ptr + m[:, None] * size + k[None, :]
-        y = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
-        y += tl.load(bias_ptr + k, mask=inside, other=0.0).to(tl.float32)[None, :]
-        mean = tl.sum(y, 1) / size
-        y = tl.where(inside[None, :], y - mean[:, None], 0.0)
-        inv = tl.rsqrt(tl.sum(y * y, 1) / size + EPS)
-        off = -mean * inv
-    return inv, off
-
-
-@triton.jit
 def activated(
     x, inv, off, scale_ptr, shift_ptr, k, BM: tl.constexpr, BK: tl.constexpr, G: tl.constexpr
 ):  # fmt: skip
@@ -104,19 +83,13 @@ def activated(
 
 @triton.jit
 def add_product(
-    acc, x_ptr, m, inv, off, scale_ptr, shift_ptr, bias_ptr, w_ptr, n, size: tl.constexpr,
-    SK: tl.constexpr, SN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, G: tl.constexpr,
-    BIAS: tl.constexpr,
+    acc, x_ptr, m, inv, off, scale_ptr, shift_ptr, w_ptr, n, size: tl.constexpr, SK: tl.constexpr,
+    SN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """Add activated rows m of x [rows, size] times a weight whose strides are SK and SN.
-
-    With `BIAS` the rows still lack it.
-    """
+    """Add activated rows m of x [rows, size] times a weight whose strides are SK and SN."""
     kk = tl.arange(0, BK)
     for k in range(0, size, BK):
         x = tl.load(x_ptr + m[:, None] * size + (k + kk)[None, :])
-        if BIAS:
-            x = x.to(tl.float32) + tl.load(bias_ptr + k + kk).to(tl.float32)[None, :]
         w = tl.load(w_ptr + (k + kk)[:, None] * SK + n[None, :] * SN)
         y = activated(x, inv, off, scale_ptr, shift_ptr, k + kk, BM, BK, G)
         acc = tl.dot(y.to(w.dtype), w, acc, input_precision="ieee")
@@ -276,8 +249,7 @@ def plan_layer_kernel(
     else:
         acc = begin(bias_ptr, 0, n, n_size, BM, BN, False)
     acc = add_product(
-        acc, x_ptr, there, inv, off, scale_ptr, shift_ptr, bias_ptr, w_ptr, n, k_size, 1,
-        k_size, BM, BK, G, False,
+        acc, x_ptr, there, inv, off, scale_ptr, shift_ptr, w_ptr, n, k_size, 1, k_size, BM, BK, G
     )  # fmt: skip
     put(y_ptr, put_ptr, acc, m, n, rows, tile, n_size, BN)
 
@@ -312,26 +284,21 @@ def plan_begin_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["noise_ptr", "out_ptr"])
 def plan_act_kernel(
-    x_ptr, part_ptr, before_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, noise_ptr, mask_ptr,
+    x_ptr, part_ptr, scale_ptr, shift_ptr, w_ptr, bias_ptr, noise_ptr, mask_ptr,
     out_ptr, rows, plans, noise_env, stride, low: tl.constexpr, high: tl.constexpr, w: tl.constexpr,
     a: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr, MASKED: tl.constexpr,
     AP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The policy's output layer [2 a, w], and the actions it makes of noise.
-
-    Without parts, its input lacks the bias of the layer before.
-    """
+    """The policy's output layer [2 a, w], and the actions it makes of noise."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     there, j, kk = tl.minimum(m, rows - 1), tl.arange(0, AP), tl.arange(0, BK)
     few = (j < a)[None, :]
     noise, mask = noise_of(noise_ptr, mask_ptr, there, j, plans, noise_env, a, MASKED, AP, BM)
-    inv, off = moments_of(x_ptr, part_ptr, before_ptr, there, w, parts, PARTS, BM)
+    inv, off = moments(part_ptr, there, w, parts, PARTS)
     mean = tl.zeros([BM, AP], tl.float32)
     raw = tl.zeros([BM, AP], tl.float32)
     for k in range(0, w, BK):
         x = tl.load(x_ptr + there[:, None] * w + (k + kk)[None, :])
-        if parts == 0:
-            x = x.to(tl.float32) + tl.load(before_ptr + k + kk).to(tl.float32)[None, :]
         at = w_ptr + (k + kk)[:, None] + j[None, :] * w
         of_mean = tl.load(at, mask=few, other=0.0)
         of_raw = tl.load(at + a * w, mask=few, other=0.0)

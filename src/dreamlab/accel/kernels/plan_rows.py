@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from dreamlab.accel.kernels.plan_layers import (
-    EPS,
     actions_of,
     add_action,
     begin,
@@ -113,56 +112,3 @@ def row_act_kernel(
     mean = tl.dot(y, of_mean, tl.zeros([BM, AP], tl.float32), input_precision="ieee")
     raw = tl.dot(y, of_raw, tl.zeros([BM, AP], tl.float32), input_precision="ieee")
     put_action(out_ptr, mean, raw, noise, mask, bias_ptr, m, j, rows, stride, low, high, a)
-
-
-@triton.jit(do_not_specialize_on_alignment=["action_ptr", "wa_ptr"])
-def plan_finish_kernel(
-    x_ptr, bias_ptr, action_ptr, wa_ptr, pair_ptr, scale_ptr, shift_ptr, y_ptr, rows, plans,
-    stride, envs, wa_critic, size: tl.constexpr, a: tl.constexpr, G: tl.constexpr,
-    CRITICS: tl.constexpr, TIMES: tl.constexpr, FIRST: tl.constexpr, PRODUCT: tl.constexpr,
-    MIXED: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """Whole rows of a layer from their product: bias, action, norm, activation.
-
-    A layer at the environment's latent has no `PRODUCT`: it is in the bias. The second axis of the
-    grid are the two `CRITICS`, or the `TIMES` of a reward, of which the first has no product.
-    """
-    pid, job = tl.program_id(0), tl.program_id(1)
-    m, n = pid * BM + tl.arange(0, BM), tl.arange(0, N)
-    there, inside = tl.minimum(m, rows - 1), n < size
-    like = y_ptr.dtype.element_ty
-    x_ptr += job * rows * size
-    y_ptr += job * rows * size
-    if TIMES:
-        bias_ptr += tl.minimum(job, 1) * envs * size
-        action_ptr += job * a
-    if CRITICS:
-        head = tl.load(pair_ptr + job).to(tl.int32)
-        bias_ptr += head * size * (envs if FIRST else 1)
-        wa_ptr += head * wa_critic
-        scale_ptr += head * size
-        shift_ptr += head * size
-    y = tl.zeros([BM, N], tl.float32)
-    if PRODUCT:
-        at = x_ptr + there[:, None] * size + n[None, :]
-        known = inside & (job > 0) if TIMES else inside
-        y += tl.load(at, mask=known[None, :], other=0.0).to(tl.float32)
-    if FIRST and MIXED:
-        at = bias_ptr + (there // plans)[:, None] * size + n[None, :]
-        y += tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
-    else:
-        at = bias_ptr + ((pid * BM) // plans * size if FIRST else 0)
-        y += tl.load(at + n, mask=inside, other=0.0).to(tl.float32)[None, :]
-    for i in range(a):
-        action = tl.load(action_ptr + there * stride + i).to(like).to(tl.float32)
-        w = tl.load(wa_ptr + i * size + n, mask=inside, other=0.0).to(tl.float32)
-        y += action[:, None] * w[None, :]
-    mean = tl.sum(y, 1) / size
-    off = tl.where(inside[None, :], y - mean[:, None], 0.0)
-    inv = tl.rsqrt(tl.sum(off * off, 1) / size + EPS)
-    scale = tl.load(scale_ptr + n, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(shift_ptr + n, mask=inside, other=0.0).to(tl.float32)
-    y = off * inv[:, None] * scale[None, :] + shift[None, :]
-    y = mish(y) if G == 0 else grouped_softmax(y, BM, N, G)
-    all_there = (m < rows)[:, None] & inside[None, :]
-    tl.store(y_ptr + m[:, None] * size + n[None, :], y.to(like), mask=all_there)

@@ -16,7 +16,6 @@ from dreamlab.accel.kernels.plan_layers import (
     environment,
     gain_of,
     moments,
-    moments_of,
     put,
 )
 
@@ -49,8 +48,8 @@ def plan_value_first_kernel(
     acc = add_action(acc, action, wa_ptr, n, w, a, AP)
     if time > 0:  # else the latent is the environment's, which is in the start
         acc = add_product(
-            acc, states_ptr + before * rows * d, there, inv, off, scale_ptr, shift_ptr, start,
-            w_ptr, n, d, w, 1, BM, BK, G, False,
+            acc, states_ptr + before * rows * d, there, inv, off, scale_ptr, shift_ptr, w_ptr, n, d,
+            w, 1, BM, BK, G,
         )  # fmt: skip
     y_ptr += job * rows * w
     put(y_ptr, put_ptr + job * rows * (2 * (w // BN)), acc, m, n, rows, tile, w, BN)
@@ -75,8 +74,8 @@ def plan_value_hidden_kernel(
     w_ptr = tl.where(is_q, qw_ptr + head * (w * w), rw_ptr)
     acc = begin(tl.where(is_q, qbias_ptr + head * w, rbias_ptr), 0, n, w, BM, BN, False)
     acc = add_product(
-        acc, x_ptr + job * rows * w, there, inv, off, scale_ptr, shift_ptr, rbias_ptr, w_ptr, n,
-        w, w, 1, BM, BK, 0, False,
+        acc, x_ptr + job * rows * w, there, inv, off, scale_ptr, shift_ptr, w_ptr, n, w, w, 1, BM,
+        BK, 0,
     )  # fmt: skip
     y_ptr += job * rows * w
     put(y_ptr, put_ptr + job * rows * (2 * (w // BN)), acc, m, n, rows, tile, w, BN)
@@ -84,15 +83,12 @@ def plan_value_hidden_kernel(
 
 @triton.jit
 def plan_value_out_kernel(
-    x_ptr, part_ptr, pair_ptr, rbefore_ptr, rscale_ptr, rshift_ptr, rw_ptr, rbias_ptr,
-    qbefore_ptr, qscale_ptr, qshift_ptr, qw_ptr, qbias_ptr, centre_ptr, gains_ptr, rows,
+    x_ptr, part_ptr, pair_ptr, rscale_ptr, rshift_ptr, rw_ptr, rbias_ptr, qscale_ptr, qshift_ptr,
+    qw_ptr, qbias_ptr, centre_ptr, gains_ptr, rows,
     H: tl.constexpr, w: tl.constexpr, HB: tl.constexpr, parts: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Output layers, and the rewards and half of the values that their logits stand for.
-
-    Without parts, their input lacks the bias of the layer before, and rewards are in order.
-    """
+    """Output layers, and the rewards and half of the values that their logits stand for."""
     pid, job = tl.program_id(0), tl.program_id(1)
     m, n = pid * BM + tl.arange(0, BM), tl.arange(0, 2 * HB)
     there = tl.minimum(m, rows - 1)
@@ -100,19 +96,16 @@ def plan_value_out_kernel(
     head = tl.load(pair_ptr + tl.minimum(job, 1)).to(tl.int32)
     x_ptr += job * rows * w
     part_ptr += job * rows * (2 * parts)
-    before_ptr = tl.where(is_q, qbefore_ptr + head * w, rbefore_ptr)
-    inv, off = moments_of(x_ptr, part_ptr, before_ptr, there, w, parts, PARTS, BM)
+    inv, off = moments(part_ptr, there, w, parts, PARTS)
     scale_ptr = tl.where(is_q, qscale_ptr + head * w, rscale_ptr)
     shift_ptr = tl.where(is_q, qshift_ptr + head * w, rshift_ptr)
     w_ptr = tl.where(is_q, qw_ptr + head * (w * 2 * HB), rw_ptr)
     bias_ptr = tl.where(is_q, qbias_ptr + head * (2 * HB), rbias_ptr)
     acc = begin(bias_ptr, 0, n, 2 * HB, BM, 2 * HB, False)
     acc = add_product(
-        acc, x_ptr, there, inv, off, scale_ptr, shift_ptr, before_ptr, w_ptr, n, w, 2 * HB, 1,
-        BM, BK, 0, parts == 0,
+        acc, x_ptr, there, inv, off, scale_ptr, shift_ptr, w_ptr, n, w, 2 * HB, 1, BM, BK, 0
     )  # fmt: skip
     gain = gain_of(acc, centre_ptr, BM, HB)
-    time = job - 2 if parts == 0 else tl.num_programs(1) - 1 - job
-    place = tl.where(is_q, H + job, time)
+    place = tl.where(is_q, H + job, tl.num_programs(1) - 1 - job)
     share = tl.where(is_q, 0.5, 1.0)  # the value of an end is the mean of both critics'
     tl.store(gains_ptr + place * rows + m, share * gain, mask=m < rows)
