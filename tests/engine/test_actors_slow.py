@@ -289,7 +289,7 @@ def test_a_ray_machine_that_no_longer_answers_ends_in_one_message(tmp_path, clus
     slow = ("env.id=slow", "env.options.seconds=0.02")
     wide = ("env.id=identity", "env.options={continuous: true, classes: 4096}",
             "buffers.replay.capacity=400")  # fmt: skip
-    longer = ("actors.wait_s=6", "checkpoint.every_frames=100", "training.total_frames=4000")
+    longer = ("actors.wait_s=15", "checkpoint.every_frames=100", "training.total_frames=4000")
     loop = open_loop(tmp_path / "r", *options, *(wide if large else slow), *longer)
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     frozen: list[psutil.Process] = []
@@ -303,13 +303,13 @@ def test_a_ray_machine_that_no_longer_answers_ends_in_one_message(tmp_path, clus
     loop.observers.add(KillOnce(200, partition))
     began = time.monotonic()
     try:
-        with pytest.raises(LabError, match="did not respond for 6 s") as told:
+        with pytest.raises(LabError, match="did not respond for 15 s") as told:
             loop.run()
     finally:
         for process in frozen:
             process.kill()
     assert frozen
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 90
     assert "its machine is lost" in str(told.value)
     assert "same command resumes" in str(told.value)
     reached = saved(tmp_path / "r")
