@@ -124,8 +124,8 @@ def captured(
         with torch.no_grad():
             agent.decide(obs, first, agent.initial_state(len(first)), Mode.TRAIN)
     assert launched >= wanted_kernels(agent, bf16)
-    idle = {"follow_step", "replay_guess", "replay_losses", "dream_step", "dream_action", "pack"}
-    idle -= used_methods(agent, bf16)
+    idle = {"read_action", "follow_step", "replay_guess", "replay_losses", "dream_step"}
+    idle = (idle | {"dream_action", "pack"}) - used_methods(agent, bf16)
     return [m for m in methods if m.method.__name__ not in idle]
 
 
@@ -162,7 +162,7 @@ def used_methods(agent: Workflow[Any], bf16: bool) -> set[str]:
         found.add("dream_step")
     elif output_of(agent.model, agent.actor) is None:
         found.add("dream_action")
-    return found if agent.model.rssm.scannable else found | {"follow_step"}
+    return found | ({"read_action"} if agent.model.rssm.scannable else {"follow_step"})
 
 
 def updated(loop: Orchestrator, batch: Batch) -> list[CompiledMethod]:
