@@ -9,7 +9,6 @@ is taken over a stretch of the same length; between two points the published cur
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import yaml
+from recorded import replaced
 
 from dreamlab.config import compose, load_config, to_yaml
 from dreamlab.core.files import write_atomic, write_json, write_text
@@ -88,6 +88,10 @@ class Result:
     members: tuple[Member, ...]
     curves: tuple[Curve, ...]
     published: Published | None
+    evals: tuple[tuple[Any, Any], ...] = ()
+    """Env frames and returns of evaluations, by run."""
+    training: tuple[tuple[Any, Any], ...] = ()
+    """Env frames and returns of training episodes, by run."""
 
     @property
     def stretch(self) -> float:
@@ -152,8 +156,10 @@ def read_results(folder: Path) -> list[Result]:
 
 def _result(task: str, name: str, members: tuple[Member, ...]) -> Result:
     published = find_published(members[0], None)  # that of its algorithm
-    curves = (curve_of(m, is_evaluated(published)) for m in members)
-    return Result(task, name, members, tuple(curves), published)
+    curves = tuple(curve_of(m, is_evaluated(published)) for m in members)
+    evals = tuple(m.curve("eval/return") for m in members)
+    training = tuple(m.curve("episode/return") for m in members)
+    return Result(task, name, members, curves, published, evals, training)
 
 
 def read_member(folder: Path) -> Member | None:
@@ -212,10 +218,10 @@ def draw(task: str, results: Sequence[Result]) -> bytes:
     for i, result in enumerate(results):
         for n, curve in enumerate(result.curves):
             label = f"{result.name}, seeds: {len(result.curves)}" if n == 0 else None
-            axes.plot(curve.frames, curve.returns, lw=0.7, alpha=0.35, **look(i))
             axes.plot(*curve.scores(result.stretch), lw=1.8, label=label, **look(i))
-        evals = [m.curve("eval/return") for m in result.members]
-        for frames, values in evals:
+        for frames, returns in result.training:
+            axes.plot(frames, returns, lw=0.7, alpha=0.35, **look(i))
+        for frames, values in result.evals:
             axes.plot(frames, values, "o", ms=4, color=look(i)["color"])
     curves = {r.published.label: r.published for r in results if r.published}
     for label, p in curves.items():
@@ -223,9 +229,10 @@ def draw(task: str, results: Sequence[Result]) -> bytes:
         axes.plot(p.frames, p.mean, marks, lw=1, label=label)
         axes.fill_between(p.frames, p.mean - p.std, p.mean + p.std, color="k", alpha=0.12, lw=0)
     furthest = max(c.reached for r in results for c in r.curves)
+    furthest = max([furthest, *(int(p.frames[0]) for p in curves.values())])
     axes.set_xlim(0, 1.05 * max(furthest, 1))
     axes.xaxis.set_major_formatter(short_number)
-    about = "thick: mean of the stretch before, as published; thin: each record; dots: evaluations"
+    about = "thick: mean of the stretch before, as published; thin: training; dots: evaluations"
     axes.set(xlabel="env frames", ylabel="return")
     axes.set_title(f"{task}\n{about}", fontsize=8)
     axes.grid(alpha=0.3)
@@ -238,13 +245,16 @@ def raw(result: Result) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for member, curve in zip(result.members, result.curves, strict=True):
         about = member.run.manifest
-        evals = [x.tolist() for x in member.curve("eval/return")]
+        evals, training = (
+            [x.tolist() for x in member.curve(f"{kind}/return")] for kind in ("eval", "episode")
+        )
         given = [a for a in about.get("command", []) if not a.startswith("run.dir=")]
         out.append({
             "task": result.task, "name": result.name, "seed": curve.seed,
             "status": about.get("status"), "reached": curve.reached,
             "frames": curve.frames.tolist(), "returns": curve.returns.tolist(),
             "episodes": curve.episodes.tolist(), "eval_frames": evals[0], "evals": evals[1],
+            "train_frames": training[0], "train_returns": training[1],
             "wall_s": member.records[-1].get("time/wall_s"),
             "frames_per_s": member.records[-1].get("time/frames_per_s"),
             "commit": about.get("git", {}).get("commit"), "hardware": about.get("hardware"),
@@ -258,24 +268,33 @@ def write_record(folder: Path) -> str:
     results = read_results(folder)
     place = folder / "record"
     place.mkdir(parents=True, exist_ok=True)
-    tasks = list(dict.fromkeys(row.task for result in results for row in rows_of(result)))
-    for task in tasks:
+    draw_all(place, results)
+    return _write(place, results, [one for result in results for one in raw(result)])
+
+
+def draw_all(place: Path, results: Sequence[Result]) -> None:
+    """Write a picture for each task."""
+    for task in dict.fromkeys(row.task for result in results for row in rows_of(result)):
         picture = draw(task, [r for r in results if r.task == task])
         write_atomic(place / f"{NAME}_{task}.png", lambda file, data=picture: file.write(data))
-    return _write(place, results, [one for result in results for one in raw(result)])
 
 
 def rewrite(place: Path) -> str:
     """Write table and page anew from the raw numbers that are recorded; return the table."""
     runs = read_json(place / f"{NAME}.json")["results"]
+    return _write(place, recorded(runs), runs)
+
+
+def recorded(runs: Sequence[dict[str, Any]]) -> list[Result]:
+    """Return what was measured, from raw numbers."""
     named: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in runs:
         named.setdefault((one["task"], one["name"]), []).append(one)
-    return _write(place, [_recorded(*key, those) for key, those in named.items()], runs)
+    return [_recorded(*key, those) for key, those in named.items()]
 
 
 def _recorded(task: str, name: str, runs: Sequence[dict[str, Any]]) -> Result:
-    """Return what was measured, from its raw numbers."""
+    """Return what was measured of one experiment on one task."""
     config = yaml.safe_load(to_yaml(load_config(compose(runs[0]["options"][2:]))))
     published = find_published(Member(cast("Run", None), flatten(config), []), None)
     curves = tuple(
@@ -285,7 +304,12 @@ def _recorded(task: str, name: str, runs: Sequence[dict[str, Any]]) -> Result:
         )
         for one in runs
     )  # fmt: skip
-    return Result(task, name, (), curves, published)
+    evals = tuple((one["eval_frames"], one["evals"]) for one in runs)
+    names = (
+        ("train_frames", "train_returns") if "train_frames" in runs[0] else ("frames", "returns")
+    )
+    training = tuple((one[names[0]], one[names[1]]) for one in runs)
+    return Result(task, name, (), curves, published, evals, training)
 
 
 def _write(place: Path, results: Sequence[Result], runs: Sequence[dict[str, Any]]) -> str:
@@ -314,15 +338,18 @@ def _machines(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def publish(folder: Path, results: Path) -> list[Path]:
-    """Copy the record of a folder to where the pages link; pictures of other tasks go."""
-    place, copied = folder / "record", []
-    for old in results.glob(f"{NAME}_*.png"):
-        old.unlink()
-    for path in sorted(place.iterdir()):
-        if re.fullmatch(rf"{NAME}(_\w+)?\.(md|json|png)", path.name):
-            shutil.copyfile(path, results / path.name)
-            copied.append(results / path.name)
-    return copied
+    """Put the record of a folder where the pages link, beside the runs that were recorded before.
+
+    A run of the same task, name and seed replaces the one recorded.
+    """
+    new = read_json(folder / "record" / f"{NAME}.json")["results"]
+    path = results / f"{NAME}.json"
+    earlier = read_json(path)["results"] if path.exists() else []
+    runs = replaced(earlier, new, ("task", "name", "seed"))
+    found = recorded(runs)
+    draw_all(results, found)
+    _write(results, found, runs)
+    return sorted(p for p in results.iterdir() if re.fullmatch(rf"{NAME}(_\w+)?\.\w+", p.name))
 
 
 if __name__ == "__main__":

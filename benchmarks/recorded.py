@@ -9,13 +9,19 @@ from typing import Any
 
 
 def with_earlier(path: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> list[Any]:
-    """Return the rows of a file, those replaced that these measured anew, then what is new.
+    """As `replaced`, for the rows of a file, which may not be there yet."""
+    return replaced(json.loads(path.read_text()) if path.exists() else [], rows, names)
+
+
+def replaced(
+    earlier: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return earlier rows, those replaced that were measured anew, then what is new.
 
     `names` are the entries by which rows are known.
     """
     known = lambda row: tuple(row.get(name) for name in names)  # noqa: E731
     new = {known(row): row for row in rows}
-    earlier = json.loads(path.read_text()) if path.exists() else []
     return [new.pop(known(row), row) for row in earlier] + list(new.values())
 
 

@@ -240,7 +240,7 @@ def write_run(folder: Path, seed: int, points: list[tuple[int, int, float]], *op
     config = load_config(compose([*options, f"seed={seed}"]))
     (folder / "config.yaml").write_text(to_yaml(config))
     about = {"id": "1", "name": "n", "seed": seed, "status": "interrupted"}
-    about |= {"command": ["dreamlab", "train", "run.dir=/private/x", f"seed={seed}"]}
+    about |= {"command": ["dreamlab", "train", *options, "run.dir=/private/x", f"seed={seed}"]}
     about |= {"git": {"commit": "abcdef0123456789"}, "hardware": {"gpus": ["A GPU"]}}
     (folder / "manifest.json").write_text(json.dumps({**about, "versions": {"torch": "2.9"}}))
     lines = [
@@ -333,7 +333,7 @@ def test_the_record_tells_runs_beside_the_published_curve(recording, tmp_path):
     assert (one["task"], one["seed"], one["reached"]) == ("walker_walk", 1, 100_000)
     assert len(one["frames"]) == len(one["returns"]) == 50
     assert one["commit"] == "abcdef0123456789"
-    assert one["options"] == ["dreamlab", "train", "seed=1"]
+    assert one["options"] == ["dreamlab", "train", "+experiment=dreamer_walker", "seed=1"]
     page = (tmp_path / "record/gpu_learning.md").read_text()
     assert text in page
     assert "A GPU, torch 2.9, commit abcdef0123" in page
@@ -347,16 +347,21 @@ def test_a_damaged_run_is_left_out_and_said(recording, tmp_path, capsys):
     assert "config.yaml" in capsys.readouterr().out
 
 
-def test_a_record_replaces_the_published_one(recording, tmp_path):
-    write_run(tmp_path / "walker_walk/dreamer_v3/seed_1", 1, steady(4_000, 1.0))
-    recording.write_record(tmp_path)
+def test_a_record_is_put_beside_the_earlier_one_and_replaces_its_runs(recording, tmp_path):
     results = tmp_path / "results"
     results.mkdir()
-    (results / "gpu_learning_gone.png").touch()
     (results / "learning.md").touch()
-    recording.publish(tmp_path, results)
+    for place, frames in (("a", 4_000), ("b", 8_000)):
+        write_run(tmp_path / place / "walker_walk/dreamer_v3/seed_1", 1, steady(frames, 1.0))
+        write_run(tmp_path / place / f"walker_walk/{place}/seed_1", 1, steady(frames, 1.0))
+        recording.write_record(tmp_path / place)
+        recording.publish(tmp_path / place, results)
     assert {p.name for p in results.iterdir()} == {
         "gpu_learning.md", "gpu_learning.json", "gpu_learning_walker_walk.png", "learning.md",
+    }  # fmt: skip
+    runs = json.loads((results / "gpu_learning.json").read_text())["results"]
+    assert {one["name"]: one["reached"] for one in runs} == {
+        "dreamer_v3": 8_000, "a": 4_000, "b": 8_000,
     }  # fmt: skip
 
 
