@@ -150,6 +150,7 @@ def measure(args: argparse.Namespace, size: str, precision: str, compiled: bool)
         metrics = update(i)
     wait()
     ready = time.perf_counter() - START
+    print(f"{size}: first after {first:.0f} s, ready {ready:.0f} s", file=sys.stderr, flush=True)
     times: list[float] = []
     for _ in range(args.rounds):
         began = time.perf_counter()
@@ -162,6 +163,7 @@ def measure(args: argparse.Namespace, size: str, precision: str, compiled: bool)
     out["loss"] = float(metrics["loss"])
     for num in args.envs:
         out[f"decision_ms_{num}"] = 1e3 * decision_time(workflow, autocast, num, args.decisions)
+        print(json.dumps(out), file=sys.stderr, flush=True)  # in case the time ends
     out["parameters"] = sum(p.numel() for p in workflow.parameters() if p.requires_grad)
     if args.device == "cuda":
         out["gib"] = torch.cuda.max_memory_allocated() / 2**30
