@@ -57,8 +57,9 @@ def ours(name: str, compiled: bool, threads: int) -> dict[str, Any]:
             f"+experiment={EXPERIMENTS[name]}", f"run.dir={folder}/run", "log.terminal=off",
             "device=cpu", "eval.every_frames=0", "checkpoint.every_frames=0",
             "checkpoint.every_s=0", "seed=1", f"compile={compiled}",
-            f"training.total_frames={WARM_UP[name] + FRAMES[name]}", f"threads={threads}",
+            f"training.total_frames={WARM_UP[name] + FRAMES[name]}",
         ]  # fmt: skip
+        options += [f"threads={threads}"] if threads else []
         with training.open_run(load_config(compose(options))) as opened:
             loop = build.build(opened.config, opened.run, Terminal("off", opened.config.name))
             opened.keep()

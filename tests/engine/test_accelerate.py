@@ -73,7 +73,7 @@ DOTS = Spec({"image": ArraySpec((16, 16, 3), "uint8")}, ArraySpec((), "int64", c
     ("experiment", "options", "spec", "rows", "threads"),
     [
         ("ppo_cartpole", [], CHOICE, 256, 1),
-        ("dqn_cartpole", [], CHOICE, 64, 2),
+        ("dqn_cartpole", ["threads=0"], CHOICE, 64, 2),
         ("sac_pendulum", [], VECTOR, 512, 2),
         ("dqn_pong", [], ATARI, 64, 2),
         ("dreamer_pixels", [], DOTS, 272, 2),
