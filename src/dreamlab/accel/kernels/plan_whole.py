@@ -11,6 +11,7 @@ import triton.language as tl
 
 from dreamlab.accel.kernels.plan_layers import (
     EPS,
+    actions_of,
     environment,
     gain_of,
     grouped_softmax,
@@ -52,14 +53,14 @@ def sums_from(
 
 @triton.jit
 def add_acts(
-    acc, action_ptr, m, stride, w_ptr, n, like, size: tl.constexpr, a: tl.constexpr,
+    acc, action_ptr, m, stride, w_ptr, n, size: tl.constexpr, a: tl.constexpr, AP: tl.constexpr
 ):  # fmt: skip
-    """Add the action's part of a first layer, entry by entry; its weight is [a, size]."""
-    for i in range(a):
-        action = tl.load(action_ptr + m * stride + i).to(like).to(tl.float32)
-        w = tl.load(w_ptr + i * size + n, mask=n < size, other=0.0).to(tl.float32)
-        acc += action[:, None] * w[None, :]
-    return acc
+    """Add the action's part of a first layer; its weight is [a, size]."""
+    j = tl.arange(0, AP)
+    there = (j < a)[:, None] & (n < size)[None, :]
+    w = tl.load(w_ptr + j[:, None] * size + n[None, :], mask=there, other=0.0)
+    action = actions_of(action_ptr, m, stride, w.dtype, a, AP)
+    return tl.dot(action, w, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -104,8 +105,8 @@ def whole_layer_kernel(
         acc = sums_from(bias_ptr, 0, n, size, BM, N, False)
     if k_size > 0:
         acc = add_rows(acc, x_ptr, there, w_ptr, n, size, k_size, 1, k_size, BK, N)
-    like = y_ptr.dtype.element_ty
-    acc = add_acts(acc, action_ptr, there, stride, wa_ptr, n, like, size, a)
+    if a > 0:
+        acc = add_acts(acc, action_ptr, there, stride, wa_ptr, n, size, a, AP)
     put_active(y_ptr, acc, scale_ptr, shift_ptr, m, n, rows, size, BM, N, G)
 
 
@@ -120,7 +121,6 @@ def whole_value_first_kernel(
     pid, job = tl.program_id(0), tl.program_id(1)
     m, n = pid * BM + tl.arange(0, BM), tl.arange(0, N)
     there = tl.minimum(m, rows - 1)
-    like = y_ptr.dtype.element_ty
     is_q = job < 2
     time = tl.where(is_q, H, tl.num_programs(1) - 1 - job)  # the least work last: that of time 0
     head = tl.load(pair_ptr + tl.minimum(job, 1)).to(tl.int32)
@@ -133,7 +133,7 @@ def whole_value_first_kernel(
         acc = add_rows(acc, x_ptr, there, w_ptr, n, w, d, w, 1, BK, N)
     action_ptr = tl.where(is_q, last_ptr, actions_ptr + time * a)
     wa_ptr = tl.where(is_q, qw_ptr + head * (step * w) + (step - a) * w, rwa_ptr)
-    acc = add_acts(acc, action_ptr, there, tl.where(is_q, a, H * a), wa_ptr, n, like, w, a)
+    acc = add_acts(acc, action_ptr, there, tl.where(is_q, a, H * a), wa_ptr, n, w, a, AP)
     scale_ptr = tl.where(is_q, qscale_ptr + head * w, rscale_ptr)
     shift_ptr = tl.where(is_q, qshift_ptr + head * w, rshift_ptr)
     put_active(y_ptr + job * rows * w, acc, scale_ptr, shift_ptr, m, n, rows, w, BM, N, 0)
