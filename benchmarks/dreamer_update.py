@@ -15,7 +15,8 @@ float32, and once in the fast form, also in float32; it fails where they differ.
 is lent by the minute; `first` is left out then. `dynamics` is the gradient through the dream with
 an Adam for each part, `adam` the default with Adam for everything. `--dreams never` imagines step
 by step, `always` with the kernels of accel/dream.py even for wide layers and in float32.
-`--record` keeps the rows that it has not measured.
+`--record` keeps the rows that it has not measured. `ms_soon` in the numbers is the time right after
+the capture, `ms` that after two seconds of updates (`timing.py`).
 The official figures are those of jax 0.11 on one H200, size 12m.
 """
 
@@ -37,6 +38,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from recorded import with_earlier  # noqa: E402
+from timing import WARM_S, median, rounds_of, warmed  # noqa: E402
 
 OFFICIAL = {("12m", "images"): 35.1, ("12m", "vectors"): 23.2}
 OFFICIAL_POLICY = 5.2
@@ -174,11 +176,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         with autocast():
             return workflow.update(batches[i % 4])
 
-    metrics, _ = update(0)
+    update(0)
     wait()
     first = time.perf_counter() - START
     for i in range(3):
-        metrics, _ = update(i)
+        update(i)
     wait()
     ready = time.perf_counter() - START
     out: dict[str, Any] = {"size": args.sizes[0], "kind": args.kinds[0], "form": form_of(args)}
@@ -188,14 +190,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         input()
     else:
         out |= {"first_s": first, "ready_s": ready}
-    times: list[float] = []
-    for _ in range(args.rounds):
-        began = time.perf_counter()
-        for i in range(args.updates):
-            metrics, _ = update(i)
-        wait()
-        times.append((time.perf_counter() - began) / args.updates)
-    out |= {"ms": 1e3 * sorted(times)[len(times) // 2], "loss": float(metrics["loss"])}
+    soon = rounds_of(update, wait, 1, args.updates)
+    warmed(update, wait, args.warm)
+    times = rounds_of(update, wait, args.rounds, args.updates)
+    metrics, _ = update(0)
+    out |= {"ms": 1e3 * median(times), "loss": float(metrics["loss"])}
+    out |= {"ms_soon": 1e3 * soon[0], "ms_rounds": [1e3 * t for t in times]}
     out["policy_ms"] = 1e3 * policy_time(workflow, autocast, wait)
     out["parameters"] = sum(p.numel() for p in workflow.parameters() if p.requires_grad)
     if args.device == "cuda":
@@ -219,15 +219,16 @@ def policy_time(workflow: Any, autocast: Any, wait: Any) -> float:
     no = np.zeros(ENVS, bool)
     step = Step(obs, np.zeros(ENVS, np.float32), no, no, no)
     state = workflow.initial_state(ENVS)
+
+    def decide(i: int) -> None:
+        nonlocal state
+        decision = workflow.act(step, state, Mode.TRAIN)
+        decision.action.cpu().numpy()
+        state = decision.state
+
     with autocast():
-        for i in range(60):
-            if i == 10:
-                wait()
-                began = time.perf_counter()
-            decision = workflow.act(step, state, Mode.TRAIN)
-            decision.action.cpu().numpy()
-            state = decision.state
-    return (time.perf_counter() - began) / 50
+        rounds_of(decide, wait, 1, 10)
+        return median(rounds_of(decide, wait, 5, 100))
 
 
 def profile(update: Any, trace: Path | None) -> None:
@@ -269,7 +270,7 @@ def children(args: argparse.Namespace) -> list[list[str]]:
     flags = [f"--{f}" for f in ("check", "profile", "together") if getattr(args, f)]
     trace = ["--trace", args.trace] if args.trace else []
     rest = ["--device", args.device, "--compile", args.compile, "--updates", str(args.updates)]
-    rest += ["--rounds", str(args.rounds), *flags, *trace]
+    rest += ["--rounds", str(args.rounds), "--warm", str(args.warm), *flags, *trace]
     words = [sys.executable, __file__, "--one"]
     return [
         [*words, "--sizes", s, "--kinds", k, "--forms", f, "--dreams", d, *rest]
@@ -307,7 +308,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", default="true")
     parser.add_argument("--updates", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=float, default=WARM_S, help="seconds of updates before")
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--hold", action="store_true", help="time when a line comes in")
     parser.add_argument("--check", action="store_true")

@@ -1,15 +1,17 @@
 """Where the time to the first update of DreamerV3 12m goes, on a GPU.
 
-    python benchmarks/first_update.py [vectors] [images] [--warm-only] [--keep FOLDER]
+    python benchmarks/first_update.py [vectors] [images] [--stages] [--warm-only] [--keep FOLDER]
         [--set OPTION=VALUE ...] [--samples 40] [--updates 50] [--size 12m] [--record]
 
 Each kind of input starts twice, in a process of its own: `cold` with empty caches of the compiler
-and of Triton, `warm` with what the first one left there. The table has seconds; what is indented is
-part of what is above it. `--set triton.autotune_pointwise=False` changes the settings of
-`torch._inductor.config`, to learn what they cost here and in milliseconds per update.
+and of Triton, `warm` with what the first one left there. `--stages` adds stopwatches, which import
+the compiler early and so take seconds themselves: it is for finding out where time goes. The table
+has seconds; what is indented is part of what is above it. `--set triton.autotune_pointwise=False`
+changes the settings of `torch._inductor.config`, to learn what they cost here and in milliseconds
+per update.
 `--samples 40` lists the functions that the process was in most often, asked every 10 ms.
 `--warm-only` needs `--keep` with the folder of an earlier start. `--record` writes all tables into
-benchmarks/results.
+benchmarks/results, and keeps those of starts that were not made again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from typing import Any  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recorded import place  # noqa: E402
+from recorded import place, with_earlier  # noqa: E402
+from timing import WARM_S, median, rounds_of, warmed  # noqa: E402
 
 COMPILER = {
     "Dynamo, until AOT": "bytecode_tracing",
@@ -165,9 +168,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     lap("import dreamlab")
     spans = Spans()
-    watch(spans)
-    lap("import the compiler, for this table")
-    configure(args.set)
+    if args.stages:
+        watch(spans)
+        lap("import the compiler, for this table")
+    if args.set:
+        configure(args.set)
     gpu = args.device == "cuda"
     wait = torch.cuda.synchronize if gpu else (lambda: None)
     asked = bench.asked(args.size, args.kinds[0], args.device)
@@ -176,22 +181,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     lap("build")
     batch = bench.random_batch(workflow, 0)
 
-    def update() -> None:
+    def update(i: int) -> None:
         with autocast():
             workflow.update(batch)
 
-    for name in ("first update", "second update", "third update, captured"):
-        update()
+    for i, name in enumerate(("first update", "second update", "third update, captured")):
+        update(i)
         wait()
         lap(name)
     rows[TOTAL] = sum(list(rows.values())[:-2])
     sampler.done.set()
-    rows |= details(spans)
-    began = time.perf_counter()
-    for _ in range(args.updates):
-        update()
-    wait()
-    rows[RATE] = 1e3 * (time.perf_counter() - began) / max(1, args.updates)
+    rows |= details(spans) if args.stages else {}
+    warmed(update, wait, args.warm)
+    rows[RATE] = 1e3 * median(rounds_of(update, wait, 3, args.updates))
     found = {"rows": rows, "samples": sampler.counts.most_common(args.samples), **counted()}
     return found | place(args.device)
 
@@ -249,7 +251,8 @@ def child(args: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any]:
     """Start once in a process of its own, with the caches in this folder."""
     command = [sys.executable, __file__, kind, "--one", "--samples", str(args.samples)]
     command += ["--updates", str(args.updates), "--size", args.size]
-    command += ["--device", args.device]
+    command += ["--device", args.device, "--warm", str(args.warm)]
+    command += ["--stages"] if args.stages else []
     command += [word for setting in args.set for word in ("--set", setting)]
     places = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     env = os.environ | {k: str(folder / v) for k, v in places.items()}
@@ -281,22 +284,28 @@ def tell(kind: str, state: str, found: dict[str, Any]) -> None:
 
 def record(starts: list[dict[str, Any]], size: str) -> None:
     """Write the tables and the numbers where the pages link."""
-    (RESULTS / "first_update.json").write_text(json.dumps(starts, indent=1) + "\n")
-    first = starts[0]
+    path = RESULTS / "first_update.json"
+    starts = with_earlier(path, starts, ("kind", "state", "stages"))
+    path.write_text(json.dumps(starts, indent=1) + "\n")
+    first = starts[-1]
     lines = [
         "# DreamerV3: the time to the first update\n",
-        f"{first['place']}, torch {first['torch']}, commit {first['commit']}, size {size}. From "
-        "starting Python to the end of the first update, which compiles everything and is compared "
-        "with the reference. `cold`: with empty caches of the compiler and of Triton. "
+        f"{first['place']}, torch {first['torch']}, size {size}. From starting Python to the end "
+        "of the first update, which compiles everything and is compared with the reference. "
+        "`cold`: with empty caches of the compiler and of Triton. "
         "`python benchmarks/first_update.py --record` makes this.\n",
-        "| input | caches | seconds | ms per update afterwards |",
-        "|---|---|---|---|",
+        "| input | caches | seconds | ms per update afterwards | commit |",
+        "|---|---|---|---|---|",
     ]
-    for s in starts:
+    for s in (s for s in starts if not s["stages"]):
         total, rate = s["rows"][TOTAL], s["rows"][RATE]
-        lines.append(f"| {s['kind']} | {s['state']} | {total:.1f} | {rate:.2f} |")
-    for s in starts:
-        lines += [f"\n{s['kind']}, {s['state']}:\n", "```", *stages(s), "```"]
+        cells = (s["kind"], s["state"], f"{total:.1f}", f"{rate:.2f}", s["commit"])
+        lines.append(f"| {' | '.join(cells)} |")
+    for s in (s for s in starts if s["stages"]):
+        head = (
+            f"\n{s['kind']}, {s['state']}, with stopwatches (`--stages`), commit {s['commit']}:\n"
+        )
+        lines += [head, "```", *stages(s), "```"]
     (RESULTS / "first_update.md").write_text("\n".join(lines) + "\n")
 
 
@@ -310,6 +319,8 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--stages", action="store_true", help="what takes how long, in detail")
+    parser.add_argument("--warm", type=float, default=WARM_S, help="seconds of updates before")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -325,7 +336,8 @@ def main() -> int:
                 found = start(kind, folder)
                 failed += not found["rows"]
                 tell(kind, state, found)
-                starts += [{"kind": kind, "state": state, **found}] if found["rows"] else []
+                if found["rows"]:
+                    starts.append({"kind": kind, "state": state, "stages": args.stages, **found})
     if starts and args.record:
         record(starts, args.size)
     return failed

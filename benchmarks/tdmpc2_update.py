@@ -28,6 +28,8 @@ from contextlib import nullcontext  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+from timing import WARM_S, median, rounds_of, warmed  # noqa: E402
+
 ORIGINAL = {"ms": 11.0, "decision_ms_1": 2.8, "first_s": 123.0}
 BATCH, HORIZON = 256, 3
 CHECKED = [1, 16]
@@ -143,26 +145,25 @@ def measure(args: argparse.Namespace, size: str, precision: str, compiled: bool)
         with autocast():
             return workflow.update(batches[i % 4])
 
-    metrics = update(0)
+    update(0)
     wait()
     first = time.perf_counter() - START
     for i in range(3):
-        metrics = update(i)
+        update(i)
     wait()
     ready = time.perf_counter() - START
     print(f"{size}: first after {first:.0f} s, ready {ready:.0f} s", file=sys.stderr, flush=True)
-    times: list[float] = []
-    for _ in range(args.rounds):
-        began = time.perf_counter()
-        for i in range(args.updates):
-            metrics = update(i)
-        wait()
-        times.append((time.perf_counter() - began) / args.updates)
+    soon = rounds_of(update, wait, 1, args.updates)
+    warmed(update, wait, args.warm)
+    times = rounds_of(update, wait, args.rounds, args.updates)
     out = {"size": size, "precision": precision, "compiled": compiled}
-    out |= {"ms": 1e3 * sorted(times)[len(times) // 2], "first_s": first, "ready_s": ready}
-    out["loss"] = float(metrics["loss"])
+    out |= {"ms": 1e3 * median(times), "first_s": first, "ready_s": ready}
+    out |= {"ms_soon": 1e3 * soon[0], "ms_rounds": [1e3 * t for t in times]}
+    out["loss"] = float(update(0)["loss"])
     for num in args.envs:
-        out[f"decision_ms_{num}"] = 1e3 * decision_time(workflow, autocast, num, args.decisions)
+        took = decision_times(workflow, autocast, num, args)
+        out[f"decision_ms_{num}"] = 1e3 * median(took)
+        out[f"decision_rounds_{num}"] = [1e3 * t for t in took]
         print(json.dumps(out), file=sys.stderr, flush=True)  # in case the time ends
     out["parameters"] = sum(p.numel() for p in workflow.parameters() if p.requires_grad)
     if args.device == "cuda":
@@ -192,16 +193,19 @@ def decide_once(workflow: Any, num: int, state: Any = None) -> Any:
     return decision
 
 
-def decision_time(workflow: Any, autocast: Any, num: int, decisions: int) -> float:
-    """Return seconds per planned decision of this many environments."""
+def decision_times(workflow: Any, autocast: Any, num: int, args: argparse.Namespace) -> list[float]:
+    """Return seconds per planned decision of this many environments, in several rounds."""
     state = None
+
+    def decide(i: int) -> None:
+        nonlocal state
+        state = decide_once(workflow, num, state).state
+
+    wait = lambda: None  # noqa: E731 (a decision ends on the host)
     with autocast():
-        for _ in range(4):  # a graph is captured at the third
-            state = decide_once(workflow, num, state).state
-        began = time.perf_counter()
-        for _ in range(decisions):
-            state = decide_once(workflow, num, state).state
-    return (time.perf_counter() - began) / decisions
+        rounds_of(decide, wait, 1, 4)  # a graph is captured at the third
+        warmed(decide, wait, args.warm / 4)
+        return rounds_of(decide, wait, args.rounds, args.decisions)
 
 
 def profile(run: Any) -> None:
@@ -219,7 +223,8 @@ def profile(run: Any) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    envs = sorted({int(k.rpartition("_")[2]) for r in rows for k in r if k.startswith("decision")})
+    made = "decision_ms_"
+    envs = sorted({int(k.removeprefix(made)) for r in rows for k in r if k.startswith(made)})
     names = ["size", "precision", "compiled", "parameters", "ms per update", "updates/s"]
     names += [f"ms per decision, {n} envs" for n in envs] + ["first update, s", "commit"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
@@ -246,7 +251,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--envs", nargs="+", type=int, default=[1, 16])
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--decisions", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=float, default=WARM_S, help="seconds of updates before")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--record", action="store_true")
@@ -271,6 +277,7 @@ def main() -> int:
         return 0
     rows: list[dict[str, Any]] = []
     numbers = {"updates": args.updates, "decisions": args.decisions, "rounds": args.rounds}
+    numbers |= {"warm": args.warm}
     for size, precision, compiled in rows_of(args):
         command = [
             sys.executable, __file__, "--one", "--sizes", size, "--precisions", precision,
