@@ -223,6 +223,25 @@ def test_a_critic_whose_gradient_bfloat16_turns_a_little_is_let_pass():
     assert wrong_tensors("g", reference, bent, limits, 10.0)
 
 
+def test_a_bias_may_turn_more_beside_its_layers_weight_but_not_vanish():
+    weight, bias = 6e-5 * torch.ones(100) / 10, 1.17e-5 * torch.ones(6) / 6**0.5
+    turned = bias + 0.33 * 1.17e-5 * torch.tensor([1.0, -1, 1, -1, 1, -1]) / 6**0.5
+    reference = {"model.out.weight": torch.ones(100), "head.weight": weight, "head.bias": bias}
+    limits = LIMITS[torch.bfloat16]
+
+    def told(bias: torch.Tensor, of: Any = limits, **more: torch.Tensor) -> list[str]:
+        return wrong_tensors("g", reference, {**reference, "head.bias": bias, **more}, of, 57.0)
+
+    assert not told(bias)
+    assert not told(turned)
+    assert "head.bias" in told(turned, LIMITS[torch.float32])[0]
+    assert "head.bias" in told(torch.zeros(6))[0]
+    assert "head.bias" in told(-bias)[0]
+    assert "head.weight" in told(bias, **{"head.weight": weight.clone().mul_(1.3)})[0]
+    alone = {"model.out.weight": torch.ones(100), "head.bias": bias}  # nothing it stands beside
+    assert wrong_tensors("g", alone, {**alone, "head.bias": turned}, limits, 57.0)
+
+
 def test_numbers_that_are_none_are_named(loop):
     updates = Updates(loop)
 

@@ -39,11 +39,14 @@ class Limits:
     """The same for a tensor with a small gradient relative to the largest."""
     size: float
     """Relative difference of their norms."""
+    beside: float = 0.0
+    """Share of the largest gradient in its module up to which a difference may be rounding: then
+    `ROUGH` is enough. A bias of a few numbers sums thousands of errors that cancel in no weight."""
 
 
 LIMITS = {
     torch.float32: Limits(loss=1e-3, cosine=0.999, small=0.99, size=0.02),
-    torch.bfloat16: Limits(loss=0.1, cosine=0.98, small=0.95, size=0.2),
+    torch.bfloat16: Limits(loss=0.1, cosine=0.98, small=0.95, size=0.2, beside=0.1),
 }
 """Measured on a CPU, size 1m with 8 x 16 steps: in float32 cosines are 1.0000, but a single random
 choice of a dream that falls otherwise turns the gradients of what learns from dreams. In bfloat16
@@ -57,6 +60,9 @@ FAINT = 1e-3
 example, count from 1 on, and those of returns near zero are rounding errors."""
 STEP = Limits(loss=0.0, cosine=0.99, small=0.99, size=0.05)
 """Tolerances of an optimizer step on identical gradients, always in full precision."""
+ROUGH = Limits(loss=0.0, cosine=0.8, small=0.8, size=0.5)
+"""Tolerances of a small gradient next to its module's largest: on an H200 the bias of the policy's
+6 standard deviations had a cosine of 0.9493 in size 50m; on a CPU lengths differ by up to 15 %."""
 HEAD = 0.3
 """Output magnitude of a reinitialized zero layer, for inputs of size 1."""
 SLOPE = 25.0
@@ -281,12 +287,22 @@ def wrong_tensors(
 ) -> list[str]:
     """Return the tensors that differ, and by how much, the worst first."""
     names = sorted(wanted.keys() | found.keys())
-    faults: list[tuple[float, str]] = []
-    for name in names:
-        near = Likeness.of(wanted.get(name), found.get(name))
-        if not near.within(limits, longest):
-            faults.append((near.cosine, f"{name} has {what} {near}"))
+    pairs = {name: Likeness.of(wanted.get(name), found.get(name)) for name in names}
+    largest: dict[str, float] = {}
+    for name, near in pairs.items():
+        if owner := _owner(name):
+            largest[owner] = max(near.wanted, largest.get(owner, 0.0))
+    faults = [
+        (near.cosine, f"{name} has {what} {near}")
+        for name, near in pairs.items()
+        if not near.within(limits, longest, largest.get(_owner(name), 0.0))
+    ]
     return [text for _, text in sorted(faults)]
+
+
+def _owner(name: str) -> str:
+    """Return the module of a parameter."""
+    return name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -309,11 +325,23 @@ class Likeness:
         both = size * length
         return cls(float(a @ b) / both if both else 0.0, size, length)
 
-    def within(self, limits: Limits, longest: float) -> bool:
-        """Return whether they are similar, or both negligible relative to the largest."""
+    @property
+    def off(self) -> float:
+        """Return the norm of the difference."""
+        square = self.size**2 + self.wanted**2 - 2 * self.cosine * self.size * self.wanted
+        return max(square, 0.0) ** 0.5
+
+    def within(self, limits: Limits, longest: float, beside: float) -> bool:
+        """Return whether they are similar, or both negligible relative to the largest.
+
+        `beside` is the largest norm in the same module.
+        """
         if self.wanted <= FLOOR * longest:
             return self.size <= 2 * FLOOR * longest
-        least = limits.small if self.wanted < SMALL * longest else limits.cosine
+        small = self.wanted < SMALL * longest
+        if small and self.off <= limits.beside * beside:
+            limits = ROUGH
+        least = limits.small if small else limits.cosine
         return self.cosine >= least and abs(self.size / self.wanted - 1) <= limits.size
 
     def __str__(self) -> str:
