@@ -38,7 +38,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from recorded import with_earlier  # noqa: E402
-from timing import WARM_S, median, rounds_of, warmed  # noqa: E402
+from timing import WARM_S, beside, median, rounds_of, warmed  # noqa: E402
 
 OFFICIAL = {("12m", "images"): 35.1, ("12m", "vectors"): 23.2}
 OFFICIAL_POLICY = 5.2
@@ -309,6 +309,9 @@ def main() -> int:
     parser.add_argument("--compile", default="true")
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--beside", type=int, default=0, help="idle processes on the GPU, not to be recorded"
+    )
     parser.add_argument("--warm", type=float, default=WARM_S, help="seconds of updates before")
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--hold", action="store_true", help="time when a line comes in")
@@ -318,6 +321,8 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.record and args.beside:
+        parser.error("--record tells times of a process alone, or of --together")
     if args.one:
         if args.check:
             wrong = check(args)
@@ -327,13 +332,14 @@ def main() -> int:
         return 0
     rows: list[dict[str, Any]] = []
     failed = 0
-    for said in run_all(args):
-        print(said, flush=True)
-        lines = said.splitlines()
-        if lines and lines[-1].startswith("{"):
-            rows.append(json.loads(lines[-1]))
-        else:
-            failed += 1
+    with beside(args.beside):
+        for said in run_all(args):
+            print(said, flush=True)
+            lines = said.splitlines()
+            if lines and lines[-1].startswith("{"):
+                rows.append(json.loads(lines[-1]))
+            else:
+                failed += 1
     if args.check:
         return failed + sum(not r["difference"] < TOLERANCE for r in rows)
     if args.record:

@@ -28,7 +28,7 @@ from contextlib import nullcontext  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-from timing import WARM_S, median, rounds_of, warmed  # noqa: E402
+from timing import WARM_S, beside, median, rounds_of, warmed  # noqa: E402
 
 ORIGINAL = {"ms": 11.0, "decision_ms_1": 2.8, "first_s": 123.0}
 BATCH, HORIZON = 256, 3
@@ -252,12 +252,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--decisions", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--beside", type=int, default=0, help="idle processes on the GPU, not to be recorded"
+    )
     parser.add_argument("--warm", type=float, default=WARM_S, help="seconds of updates before")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.record and args.beside:
+        parser.error("--record tells times of a process alone")
+    return args
 
 
 def rows_of(args: argparse.Namespace) -> list[tuple[str, str, str]]:
@@ -285,7 +291,8 @@ def main() -> int:
             *(x for k, v in numbers.items() for x in (f"--{k}", str(v))),
             *(f"--{f}" for f in ("check", "profile") if getattr(args, f)),
         ]  # fmt: skip
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        with beside(args.beside):
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         print(done.stdout, flush=True)
         if done.returncode:
             return done.returncode

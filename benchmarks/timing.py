@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 WARM_S = 2.0
 """An idle GPU lowers its clock, and takes a while to raise it again."""
+
+
+HOLD = """
+import sys, torch
+if torch.cuda.is_available():
+    torch.zeros(1, device="cuda")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def beside(count: int) -> Iterator[None]:
+    """Let so many idle processes hold a context on the GPU inside the block.
+
+    On an H200 an update is some 6 % faster among others than alone, and nobody knows why.
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with ExitStack() as stack:
+        held = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", HOLD], text=True, **pipes))
+            for _ in range(count)
+        ]
+        for process in held:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield  # leaving closes their standard input, and they end
 
 
 def warmed(call: Callable[[int], Any], wait: Callable[[], Any], seconds: float) -> None:
