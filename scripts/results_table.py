@@ -36,6 +36,11 @@ RECORDED = {
     "sac_pendulum": ("SAC", "sac", "Pendulum-v1"),
     "sac_halfcheetah": ("SAC", "sac", "HalfCheetah-v5"),
 }
+# of benchmarks/world_models.py: controllers that only dreamt
+DREAMT = {
+    "world_models": "CartPole-v1, evolved in dreams alone",
+    "world_models_pixels": "a small image task, evolved in dreams alone; about 12 is perfect",
+}
 PLANNED = {"TD-MPC2": "tdmpc2", "TD-M(PC)²": "tdmpc_square", "TD-MPC": "tdmpc"}
 TASKS = {
     "pendulum": "Pendulum-v1",
@@ -65,6 +70,10 @@ def table() -> str:
         runs: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["runs"]
         frames = max(evaluated_at(r["curve"]) for r in runs)
         lines.append(row(*about, frames, [r["final"]["eval/return"] for r in runs]))
+    for name, task in DREAMT.items():
+        found = json.loads((RESULTS / f"{name}.json").read_text())
+        scores = [r["real"]["return"] for r in found["seeds"].values()]
+        lines.append(row("World Models", "world_models", task, int(found["frames"]), scores))
     planned: dict[str, Any] = json.loads((RESULTS / "planning.json").read_text())
     for task, named in planned.items():
         for name, page in PLANNED.items():

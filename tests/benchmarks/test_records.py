@@ -47,6 +47,11 @@ def test_a_page_is_that_of_its_record(name, script, program):
     assert "Commit and machine:" in page
 
 
+@pytest.mark.parametrize("name", ["world_models", "world_models_pixels"])
+def test_a_page_of_dreams_is_that_of_its_record(name, program):
+    assert (RESULTS / f"{name}.md").read_text() == program("world_models").page(record(name))
+
+
 def test_recorded_commands_of_learning_can_be_given_again(program):
     parsed, program_name = program("learning").parsed, "python benchmarks/learning.py "
     found = [r for path in RESULTS.glob("*.json") if isinstance(r := record(path.stem), dict)]
